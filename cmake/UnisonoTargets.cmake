@@ -1,0 +1,38 @@
+# Compiler settings and the helpers with which every folder declares its targets.
+
+add_library(unisono_options INTERFACE)
+target_include_directories(unisono_options INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
+target_compile_options(unisono_options INTERFACE
+  $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror>)
+if(UNISONO_SANITIZER)
+  target_compile_options(unisono_options INTERFACE
+    -fsanitize=${UNISONO_SANITIZER} -fno-omit-frame-pointer -g)
+  target_link_options(unisono_options INTERFACE -fsanitize=${UNISONO_SANITIZER})
+endif()
+if(UNISONO_CUDA)
+  target_compile_definitions(unisono_options INTERFACE UNISONO_CUDA=1)
+endif()
+
+# unisono_layer(NAME SOURCES ... DEPENDS ...): one folder of src/ as a static library unisono_NAME.
+# DEPENDS names the layers and libraries it may use; the order of the layers in
+# docs/architecture is kept by listing only what lies below.
+function(unisono_layer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  add_library(unisono_${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(unisono_${name} PUBLIC unisono_options ${ARG_DEPENDS})
+endfunction()
+
+# unisono_test(NAME SOURCES ... DEPENDS ... LABELS ... TIMEOUT s): one GoogleTest program.
+# LABELS: unit, protocol, system; scripts/test chooses by them.
+function(unisono_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPENDS;LABELS;ARGUMENTS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE unisono_options ${ARG_DEPENDS} GTest::gtest GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE
+    UNISONO_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
+  add_test(NAME ${name} COMMAND ${name} ${ARG_ARGUMENTS})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()

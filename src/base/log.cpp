@@ -1,0 +1,83 @@
+#include "base/log.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+
+namespace unisono {
+namespace {
+
+std::string hostName() {
+  char name[256] = {};
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+LogLevel levelFromEnvironment() {
+  const char* value = std::getenv("NCCL_DEBUG");
+  if (value == nullptr) return LogLevel::none;
+  std::string_view text = value;
+  if (text == "VERSION") return LogLevel::version;
+  if (text == "WARN") return LogLevel::warn;
+  if (text == "INFO") return LogLevel::info;
+  if (text == "TRACE" || text == "ABORT") return LogLevel::trace;
+  return LogLevel::none;
+}
+
+std::string expandFileName(std::string_view pattern) {
+  std::string name;
+  for (size_t i = 0; i < pattern.size(); i++) {
+    if (pattern[i] == '%' && i + 1 < pattern.size() && pattern[i + 1] == 'h') {
+      name += hostName();
+      i++;
+    } else if (pattern[i] == '%' && i + 1 < pattern.size() && pattern[i + 1] == 'p') {
+      name += std::to_string(::getpid());
+      i++;
+    } else {
+      name += pattern[i];
+    }
+  }
+  return name;
+}
+
+std::atomic<int> cachedLevel{-1};
+std::mutex writeMutex;
+std::FILE* output = nullptr;
+
+}  // namespace
+
+LogLevel logLevel() {
+  int level = cachedLevel.load(std::memory_order_relaxed);
+  if (level < 0) {
+    level = static_cast<int>(levelFromEnvironment());
+    cachedLevel.store(level, std::memory_order_relaxed);
+  }
+  return static_cast<LogLevel>(level);
+}
+
+void resetLog() {
+  std::lock_guard lock(writeMutex);
+  cachedLevel.store(-1, std::memory_order_relaxed);
+  if (output != nullptr && output != stderr) std::fclose(output);
+  output = nullptr;
+}
+
+void writeLog(LogLevel level, std::string_view text) {
+  static constexpr const char* kNames[] = {"", "VERSION", "WARN", "INFO", "TRACE"};
+  std::string line = fmt::format("{}:{} unisono {} {}\n", hostName(), ::getpid(),
+                                 kNames[static_cast<int>(level)], text);
+  std::lock_guard lock(writeMutex);
+  if (output == nullptr) {
+    const char* file = std::getenv("NCCL_DEBUG_FILE");
+    output = file != nullptr ? std::fopen(expandFileName(file).c_str(), "a") : nullptr;
+    if (output == nullptr) output = stderr;
+  }
+  std::fwrite(line.data(), 1, line.size(), output);
+  std::fflush(output);
+}
+
+}  // namespace unisono
