@@ -1,0 +1,58 @@
+#include "runtime/runtime.h"
+
+#include <sys/random.h>
+
+#include <mutex>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace unisono::runtime {
+namespace {
+
+std::unique_ptr<Runtime> createRuntime(const Settings& settings) {
+  if (settings.backend == "host") return createHostRuntime(settings);
+#ifdef UNISONO_CUDA
+  if (settings.backend == "cuda") return createCudaRuntime(settings);
+  if (settings.backend.empty()) {
+    try {
+      return createCudaRuntime(settings);
+    } catch (const Error& error) {
+      logInfo("No GPU to use ({}); simulated devices are used instead", error.what());
+      return createHostRuntime(settings);
+    }
+  }
+#else
+  if (settings.backend.empty()) return createHostRuntime(settings);
+  if (settings.backend == "cuda") {
+    throw invalidUsage("UNISONO_BACKEND=cuda, but this library was built without CUDA")
+        .remedy("Build the preset `cuda`, or set UNISONO_BACKEND=host");
+  }
+#endif
+  throw invalidArgument("UNISONO_BACKEND={} is not a backend", settings.backend)
+      .remedy("Set it to host or cuda, or unset it");
+}
+
+}  // namespace
+
+Runtime& Runtime::get() {
+  // Never destroyed: streams and memory of static objects may outlive every destructor of ours.
+  static std::mutex mutex;
+  static Runtime* instance = nullptr;
+  std::lock_guard lock(mutex);
+  if (instance == nullptr) instance = createRuntime(settingsFromEnvironment()).release();
+  return *instance;
+}
+
+uint64_t processToken() {
+  static const uint64_t token = [] {
+    uint64_t value = 0;
+    if (::getrandom(&value, sizeof(value), 0) != sizeof(value)) {
+      throw systemError(errno, "getrandom");
+    }
+    return value;
+  }();
+  return token;
+}
+
+}  // namespace unisono::runtime

@@ -1,0 +1,195 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+#include "base/settings.h"
+
+// What the rest of the library needs of a device, and nothing more: memory that other processes can
+// map, streams that keep order, launches. `cuda` and `host` implement it.
+namespace unisono::runtime {
+
+enum class Backend : int { host = 0, cuda = 1 };
+
+// A cudaStream_t on CUDA; a stream of include/unisono/host.h on the host. Null is the legacy default
+// stream of the current device on both.
+using Stream = void*;
+
+struct DeviceProperties {
+  std::string name;
+  std::string busId;          // "0000:65:02.0", lower case
+  int computeCapability = 0;  // 90 for sm_90
+  int multiprocessors = 0;
+  std::array<std::byte, 16> uuid{};  // the same in every process that sees this device
+};
+
+// Whether ranges are shared with other processes decides how they are allocated.
+enum class Sharing { thisProcess, otherProcesses };
+
+// A range of device memory; freed with the last owner. Zero-filled when allocated.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  void* address() const { return address_; }
+  size_t bytes() const { return bytes_; }
+  int device() const { return device_; }
+
+ protected:
+  DeviceMemory(void* address, size_t bytes, int device)
+      : address_(address), bytes_(bytes), device_(device) {}
+  void* address_;
+  size_t bytes_;
+  int device_;
+};
+
+// Plain data that lets another rank, in this process or another one of this host (fabric: of this
+// NVLink domain), map a range. Valid while the exported memory lives.
+struct MemoryHandle {
+  enum class Kind : uint32_t { none, descriptor, legacyIpc, fabric };
+  Kind kind;
+  int32_t device;      // ordinal in the exporting process
+  uint64_t process;    // processToken() of the exporter
+  uint64_t address;    // of the exported range in the exporter's address space
+  uint64_t bytes;      // of the exported range
+  uint64_t base;       // start of the allocation that holds the range, in the exporter's space
+  uint64_t baseBytes;  // size of that allocation
+  std::array<std::byte, 128> payload;  // what `kind` needs
+};
+static_assert(std::is_trivially_copyable_v<MemoryHandle>);
+
+// A range of another rank's memory that this process can address. Unmapped with the last owner.
+class MappedMemory {
+ public:
+  virtual ~MappedMemory() = default;
+  void* address() const { return address_; }
+
+ protected:
+  explicit MappedMemory(void* address) : address_(address) {}
+  void* address_;
+};
+
+// Host memory that device code polls (abort flags) and that the CPU writes while a kernel runs.
+class PinnedMemory {
+ public:
+  virtual ~PinnedMemory() = default;
+  void* hostAddress() const { return hostAddress_; }
+  void* deviceAddress() const { return deviceAddress_; }
+
+ protected:
+  PinnedMemory(void* host, void* device) : hostAddress_(host), deviceAddress_(device) {}
+  void* hostAddress_;
+  void* deviceAddress_;
+};
+
+// A point in a stream that other streams can wait for.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void record(Stream stream) = 0;
+  virtual void makeWait(Stream stream) = 0;  // later work of `stream` waits for the recorded point
+};
+
+struct PointerInfo {
+  enum class Kind { host, device, managed };
+  Kind kind = Kind::host;  // what is not known to the device runtime is host memory
+  int device = -1;
+};
+
+// Where one group of one block of a launch stands, on the host backend.
+struct HostGroupContext {
+  int block;
+  int blocks;
+  int group;            // 0 .. groups - 1 inside the block
+  int groups;
+  void* blockShared;    // zeroed, LaunchShape::sharedBytes long, one for each block of a launch
+};
+
+// One kernel in its two forms; a backend uses its own.
+struct Kernel {
+  const char* name;
+  const void* cudaFunction;  // a __global__ function of one by-value argument, or null
+  void (*hostFunction)(const void* arguments, const HostGroupContext& context);
+};
+
+struct LaunchShape {
+  int blocks = 1;
+  int threadsPerBlock = 32;  // CUDA
+  int groupsPerBlock = 1;    // host: tasks of each block, each may wait on other ranks
+  size_t argumentBytes = 0;
+  size_t sharedBytes = 0;    // host: block-shared storage (CUDA kernels declare theirs)
+};
+
+enum class CaptureState { none, active, invalidated };
+
+class Runtime {
+ public:
+  virtual ~Runtime() = default;
+
+  // The process's runtime, made at the first call from settingsFromEnvironment(): UNISONO_BACKEND,
+  // else cuda when it is compiled in and a GPU is there, else host. Throws Error if the one that
+  // was asked for cannot be had, and tries again at the next call.
+  static Runtime& get();
+
+  virtual Backend backend() const = 0;
+  virtual int deviceCount() = 0;
+  virtual int currentDevice() = 0;
+  virtual void setDevice(int device) = 0;
+  virtual DeviceProperties properties(int device) = 0;
+
+  // Whether kernels on `device` can load and store memory of `peer` (ordinals of this process).
+  virtual bool canAccessPeer(int device, int peer) = 0;
+
+  virtual std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes, Sharing sharing) = 0;
+  virtual std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) = 0;
+
+  // Any device address of this process, ours or an application's (cudaMalloc, the pool of a
+  // framework, cuMemCreate); `bytes` must lie inside one allocation. Throws invalidArgument if not.
+  virtual MemoryHandle exportMemory(const void* address, size_t bytes) = 0;
+  // Maps what `handle` names so that kernels on `device` can use it; in the exporter's own process
+  // the same address. Throws Error that says why it cannot be mapped.
+  virtual std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) = 0;
+
+  virtual PointerInfo inspect(const void* address) = 0;
+
+  virtual void copyAsync(void* destination, const void* source, size_t bytes, Stream stream) = 0;
+  virtual void launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
+                      Stream stream) = 0;
+  // A stream that does not wait for the default stream.
+  virtual std::shared_ptr<void> createStream(int device) = 0;
+  virtual std::unique_ptr<Event> createEvent(int device) = 0;
+  virtual void synchronize(Stream stream) = 0;
+  virtual CaptureState captureState(Stream stream) = 0;
+};
+
+// A random number that is this process's for its life; tells "same process" from "same host".
+uint64_t processToken();
+
+// Makes `device` current for this thread until it goes.
+class DeviceScope {
+ public:
+  explicit DeviceScope(Runtime& runtime, int device)
+      : runtime_(runtime), before_(runtime.currentDevice()), changed_(before_ != device) {
+    if (changed_) runtime_.setDevice(device);
+  }
+  ~DeviceScope() {
+    if (changed_) runtime_.setDevice(before_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  Runtime& runtime_;
+  int before_;
+  bool changed_;
+};
+
+// The backends. createCudaRuntime is there only with UNISONO_CUDA; it throws Error when no driver or
+// no GPU is found.
+std::unique_ptr<Runtime> createHostRuntime(const Settings& settings);
+std::unique_ptr<Runtime> createCudaRuntime(const Settings& settings);
+
+}  // namespace unisono::runtime
