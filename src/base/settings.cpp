@@ -40,8 +40,7 @@ const std::vector<Row>& rows() {
        &Settings::socketFamily},
       {{"NCCL_COMM_ID", "address:port", "", "where the root of the first communicator listens"},
        &Settings::commId},
-      {{"NCCL_HOSTID", "text", "this host", "makes one host look like several"},
-       &Settings::hostId},
+      {{"NCCL_HOSTID", "text", "this host", "makes one host look like several"}, &Settings::hostId},
       {{"UNISONO_BOOTSTRAP_TIMEOUT", "seconds", "120", "how long to wait for every rank to come"},
        &Settings::bootstrapTimeoutSeconds},
       {{"NCCL_MULTI_RANK_GPU_ENABLE", "0|1", "0", "allow several ranks on one GPU"},
@@ -95,11 +94,11 @@ Settings settingsFromEnvironment() {
     const char* text = std::getenv(row.info.name);
     if (text == nullptr) continue;
     if (auto* field = std::get_if<std::string Settings::*>(&row.field)) {
-      settings.**field = text;
+      settings.** field = text;
     } else if (auto* number = std::get_if<int64_t Settings::*>(&row.field)) {
-      settings.**number = parseNumber(row.info.name, text);
+      settings.** number = parseNumber(row.info.name, text);
     } else if (auto* flag = std::get_if<bool Settings::*>(&row.field)) {
-      settings.**flag = parseNumber(row.info.name, text) != 0;
+      settings.** flag = parseNumber(row.info.name, text) != 0;
     }
   }
   return settings;

@@ -11,27 +11,27 @@ namespace unisono {
 // read the environment. The table in settings.cpp is the only list of names.
 struct Settings {
   // Device runtime.
-  std::string backend;               // UNISONO_BACKEND: host, cuda, or empty (cuda if present)
-  std::string hostTopologyFile;      // UNISONO_HOST_TOPOLOGY: devices of the host backend
-  int64_t hostDevices = 8;           // UNISONO_HOST_DEVICES: how many without a topology file
-  std::string hostExecutor;          // UNISONO_HOST_EXECUTOR: fibers (default) or threads
-  int64_t hostSeed = -1;             // UNISONO_HOST_SEED: >= 0 makes schedules replayable
+  std::string backend;           // UNISONO_BACKEND: host, cuda, or empty (cuda if present)
+  std::string hostTopologyFile;  // UNISONO_HOST_TOPOLOGY: devices of the host backend
+  int64_t hostDevices = 8;       // UNISONO_HOST_DEVICES: how many without a topology file
+  std::string hostExecutor;      // UNISONO_HOST_EXECUTOR: fibers (default) or threads
+  int64_t hostSeed = -1;         // UNISONO_HOST_SEED: >= 0 makes schedules replayable
 
   // Bootstrap.
-  std::string socketInterface;       // NCCL_SOCKET_IFNAME
-  std::string socketFamily;          // NCCL_SOCKET_FAMILY: AF_INET, AF_INET6 or empty
-  std::string commId;                // NCCL_COMM_ID: address:port of the root
-  std::string hostId;                // NCCL_HOSTID: makes one host look like several
+  std::string socketInterface;            // NCCL_SOCKET_IFNAME
+  std::string socketFamily;               // NCCL_SOCKET_FAMILY: AF_INET, AF_INET6 or empty
+  std::string commId;                     // NCCL_COMM_ID: address:port of the root
+  std::string hostId;                     // NCCL_HOSTID: makes one host look like several
   int64_t bootstrapTimeoutSeconds = 120;  // UNISONO_BOOTSTRAP_TIMEOUT
 
   // Communicators.
-  bool multiRankDevice = false;      // NCCL_MULTI_RANK_GPU_ENABLE: several ranks on one device
-  int64_t minChannels = 0;           // NCCL_MIN_NCHANNELS, NCCL_MIN_CTAS; 0: not set
-  int64_t maxChannels = 0;           // NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS; 0: not set
-  int64_t bufferBytes = 0;           // NCCL_BUFFSIZE: bytes of one connection's FIFO; 0: default
-  int64_t threads = 0;               // NCCL_NTHREADS; 0: default
-  std::string algorithm;             // NCCL_ALGO
-  int64_t cuMem = -1;                // NCCL_CUMEM_ENABLE: -1 automatic, 0 legacy IPC, 1 VMM
+  bool multiRankDevice = false;  // NCCL_MULTI_RANK_GPU_ENABLE: several ranks on one device
+  int64_t minChannels = 0;       // NCCL_MIN_NCHANNELS, NCCL_MIN_CTAS; 0: not set
+  int64_t maxChannels = 0;       // NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS; 0: not set
+  int64_t bufferBytes = 0;       // NCCL_BUFFSIZE: bytes of one connection's FIFO; 0: default
+  int64_t threads = 0;           // NCCL_NTHREADS; 0: default
+  std::string algorithm;         // NCCL_ALGO
+  int64_t cuMem = -1;            // NCCL_CUMEM_ENABLE: -1 automatic, 0 legacy IPC, 1 VMM
 };
 
 // Reads the environment. A value that does not parse throws Error(invalidArgument) that names the
