@@ -1,0 +1,4 @@
+unisono_test(topology_test
+  SOURCES topology_xml_test.cpp
+  DEPENDS unisono_topology
+  LABELS unit)

@@ -1,0 +1,165 @@
+#include "topology/xml.h"
+
+#include <gtest/gtest.h>
+
+#include "topology_testing.h"
+
+namespace unisono::topology {
+namespace {
+
+using testing::errorOf;
+using testing::foreignTopology;
+using testing::ownTopology;
+using testing::readFile;
+
+// A machine of two linked GPUs, with room to break it.
+constexpr std::string_view kTwoGpus = R"(<system version="1">
+  <cpu numaid="0" affinity="ffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+    <pci busid="0000:01:00.0" class="0x030200" link_speed="16 GT/s" link_width="16">
+      <gpu dev="0" sm="80" rank="0" gdr="1">
+        <nvlink target="0000:02:00.0" count="4" tclass="0x030200"/>
+      </gpu>
+    </pci>
+    <pci busid="0000:02:00.0" class="0x030200" link_speed="16 GT/s" link_width="16">
+      <gpu dev="1" sm="80" rank="1" gdr="1">
+        <nvlink target="0000:01:00.0" count="4" tclass="0x030200"/>
+      </gpu>
+    </pci>
+  </cpu>
+</system>
+)";
+
+std::string replaced(std::string text, std::string_view from, std::string_view to) {
+  const std::size_t at = text.rfind(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+std::string errorOfText(const std::string& text) {
+  return errorOf([&] { parseTopologyXml(text, "file"); });
+}
+
+TEST(BusIds, AreReadAndWritten) {
+  EXPECT_EQ(parseBusId("0000:65:02.0"), 0x65020);
+  EXPECT_EQ(parseBusId("65:02.0"), 0x65020);
+  EXPECT_EQ(parseBusId("fffffff:ff:ff.0"), kHiddenBusId);
+  EXPECT_EQ(formatBusId(0x65020), "0000:65:02.0");
+  EXPECT_EQ(formatBusId(kHiddenBusId), "fffffff:ff:ff.0");
+  for (const char* text : {"", "0000", "0000:65:02", "0000:65:g2.0", "0000:65:02.00", ":65:02.0",
+                           "000000000:65:02.0", "0:0:65:02.0", "-1:65:02.0", " 0000:65:02.0"})
+    EXPECT_EQ(parseBusId(text), kNoBusId) << text;
+}
+
+TEST(TopologyXml, GivesTheGpusOfADetectedMachine) {
+  const XmlTopology file = parseTopologyXml(ownTopology("h800x8-vm.detected.xml"), "h800");
+  EXPECT_TRUE(file.notes.empty());
+  const std::vector<GpuDescription> gpus = gpusOf(file);
+  ASSERT_EQ(gpus.size(), 8u);
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(gpus[i].dev, i);
+    EXPECT_EQ(gpus[i].rank, i);
+    EXPECT_EQ(gpus[i].sm, 90);
+    EXPECT_EQ(gpus[i].numa, i / 4);
+    EXPECT_EQ(gpus[i].cpu, i / 4);
+    EXPECT_EQ(gpus[i].host, 0);
+  }
+  EXPECT_EQ(formatBusId(gpus[4].busId), "0000:6f:02.0");
+}
+
+TEST(TopologyXml, IsWrittenAsItWasRead) {
+  const std::string text = ownTopology("h800x8-vm.detected.xml");
+  const XmlTopology file = parseTopologyXml(text, "h800");
+  const std::string written = writeTopologyXml(file);
+  EXPECT_EQ(writeTopologyXml(parseTopologyXml(written, "again")), written);
+  EXPECT_EQ(written, text + (text.ends_with('\n') ? "" : "\n"));
+}
+
+TEST(TopologyXml, KeepsSpecialCharacters) {
+  XmlNode system{"system", {{"version", "1"}, {"note", "<\"a\" & 'b'>\t\n"}}, {}, 0};
+  const XmlNode again = parseXml(writeXml(system), "text");
+  EXPECT_EQ(*again.find("note"), "<\"a\" & 'b'>\t\n");
+}
+
+TEST(TopologyXml, ReadsEveryKnownFile) {
+  int files = 0;
+  for (const char* name :
+       {"aws-g5.48xl-topo.xml", "aws-p4d-24xl-topo.xml", "aws-p4de-24xl-topo.xml",
+        "azure-ncv4-topo.xml", "azure-ndv2-topo.xml", "azure-ndv4-topo.xml", "azure-ndv5-topo.xml",
+        "h200x4-vm.detected.xml", "h800x8-vm.virtual.xml", "simccl-1A100_1CX6.xml",
+        "simccl-2A100_1CX6.xml", "simccl-4A100_2CX6.xml", "simccl-8A100_4CX6.xml"}) {
+    const auto path = foreignTopology(name);
+    if (!path) continue;
+    ++files;
+    const XmlTopology file = parseTopologyXml(readFile(*path), name);
+    EXPECT_EQ(writeTopologyXml(parseTopologyXml(writeTopologyXml(file), name)),
+              writeTopologyXml(file));
+  }
+  if (files == 0) GTEST_SKIP() << "the topology files of others are not beside this checkout";
+}
+
+TEST(TopologyXml, IsRefusedWhenCutOffAnywhere) {
+  const std::string text(kTwoGpus);
+  const std::size_t end = text.rfind('>');
+  for (std::size_t length = 0; length < end; ++length)
+    EXPECT_NE(errorOfText(text.substr(0, length)), "") << length;
+}
+
+TEST(TopologyXml, ErrorsNameLineAndCause) {
+  const std::string good(kTwoGpus);
+  ASSERT_EQ(errorOfText(good), "");
+  const auto error = [&](std::string_view from, std::string_view to) {
+    return errorOfText(replaced(good, from, to));
+  };
+  EXPECT_EQ(error("0000:02:00.0\" class", "0000:01:00.0\" class"),
+            "file:8: <pci> has bus id 0000:01:00.0, which line 3 has too");
+  EXPECT_EQ(error("rank=\"1\"", "rank=\"0\""), "file:9: <gpu> has rank 0, which another GPU has");
+  EXPECT_EQ(error("dev=\"1\"", "dev=\"0\""),
+            "file:9: <gpu> has dev 0, which another GPU of its host has");
+  EXPECT_EQ(error("count=\"4\"", "count=\"3\""),
+            "file:5: <nvlink> has count 4, its other end in line 10 has 3");
+  EXPECT_EQ(error("sm=\"80\"", "sm=\"eighty\""),
+            "file:9: <gpu> has sm=\"eighty\", which is not a whole number");
+  EXPECT_EQ(error("sm=\"80\"", "sm=\"80\" sm=\"90\""), "file:9: <gpu> has attribute sm twice");
+  EXPECT_EQ(error("sm=\"80\"", ""), "file:9: <gpu> has no attribute sm");
+  EXPECT_EQ(error("count=\"4\"", "count=\"-4\""),
+            "file:10: <nvlink> has count=\"-4\", allowed are 1 to 1024");
+  EXPECT_EQ(error("\"0x030200\" link_speed", "\"0x060400\" link_speed"),
+            "file:9: <gpu> is in a <pci> of class 0x060400, which is no GPU");
+  EXPECT_EQ(error("0000:02:00.0\" class", "0000-02-00.0\" class"),
+            "file:8: <pci> has busid=\"0000-02-00.0\", which is no PCI address");
+  EXPECT_EQ(error("</system>", "<cpu numaid=\"0\"/></system>"),
+            "file:14: <cpu> names NUMA node 0 a second time");
+  EXPECT_EQ(error("</system>", "<gpu/></system>"), "file:14: <gpu> is not allowed inside <system>");
+  EXPECT_EQ(error("version=\"1\"", "version=\"2\""),
+            "file:1: <system> has version 2, this library reads version 1");
+  EXPECT_EQ(error("</system>", "</system>\n<system/>"),
+            "file:15: a second root element is not allowed");
+  EXPECT_EQ(error("</system>", "words</system>"), "file:13: text between elements is not allowed");
+}
+
+TEST(TopologyXml, RefusesWhatCouldGrowWithoutBound) {
+  EXPECT_EQ(errorOfText("<!DOCTYPE a [<!ENTITY b \"&b;&b;\">]>\n<system version=\"1\"/>"),
+            "file:1: a DOCTYPE is not allowed");
+  std::string deep = "<system version=\"1\">";
+  for (int i = 0; i < 100000; ++i) deep += "<pci>";
+  EXPECT_NE(errorOfText(deep), "");
+  for (int i = 0; i < 100000; ++i) deep += "</pci>";
+  EXPECT_EQ(errorOfText(deep + "</system>"), "file:1: elements are nested deeper than 64");
+  std::string wide = "<system version=\"1\">\n";
+  for (int i = 0; i < 70000; ++i) wide += "<a/>";
+  EXPECT_EQ(errorOfText(wide + "</system>"), "file:2: more than 65536 elements");
+  EXPECT_EQ(errorOfText(std::string(9u << 20, ' ')),
+            "file:1: the text has 9437184 bytes, at most 8388608 are read");
+  EXPECT_EQ(errorOfText(std::string("<system version=\"1\"/>\n\0", 23)),
+            "file:2: a zero byte is not allowed");
+}
+
+TEST(TopologyXml, NotesWhatItLeavesOut) {
+  const XmlTopology file =
+      parseTopologyXml(replaced(std::string(kTwoGpus), "</system>", "<future/></system>"), "file");
+  ASSERT_EQ(file.notes.size(), 1u);
+  EXPECT_EQ(file.notes[0], "file:14: <future> is unknown and left out");
+}
+
+}  // namespace
+}  // namespace unisono::topology
