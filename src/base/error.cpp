@@ -46,8 +46,8 @@ void Error::compose() {
 }
 
 Error systemError(int errnoValue, std::string_view call) {
-  return Error(ErrorCode::systemError,
-               fmt::format("{} failed: {} (errno {})", call, std::strerror(errnoValue), errnoValue));
+  return Error(ErrorCode::systemError, fmt::format("{} failed: {} (errno {})", call,
+                                                   std::strerror(errnoValue), errnoValue));
 }
 
 }  // namespace unisono
