@@ -1,0 +1,81 @@
+"""What the PyTorch checks share: starting ranks, and which NCCL library they run on."""
+import ctypes
+import datetime
+import os
+import pathlib
+import sys
+import tempfile
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+TIMEOUT = datetime.timedelta(seconds=120)
+
+
+def loaded_nccl():
+    """Path of the NCCL library mapped into this process, and its version number, or (None, 0)."""
+    names = ("libnccl", "libunisono")
+    for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if path.startswith("/") and os.path.basename(path).startswith(names):
+            version = ctypes.c_int(0)
+            if ctypes.CDLL(path).ncclGetVersion(ctypes.byref(version)) != 0:
+                raise RuntimeError(f"{path}: ncclGetVersion failed")
+            return path, version.value
+    return None, 0
+
+
+def say_library():
+    path, version = loaded_nccl()
+    print(f"library: {path} version {version}", flush=True)
+    return path, version
+
+
+def barrier(rank, device):
+    dist.barrier(**({"device_ids": [rank]} if device == "cuda" else {}))
+
+
+def _rank_main(rank, world, device, eager, rendezvous, function, arguments):
+    try:
+        keywords = {}
+        if device == "cuda":
+            torch.cuda.set_device(rank)
+            if eager:
+                keywords["device_id"] = torch.device("cuda", rank)
+        dist.init_process_group(
+            backend="nccl" if device == "cuda" else "gloo", init_method=f"file://{rendezvous}",
+            rank=rank, world_size=world, timeout=TIMEOUT, **keywords)
+        function(rank, world, device, arguments)
+        barrier(rank, device)
+        dist.destroy_process_group()
+    except Exception:
+        # The traceback at once: other ranks may hang until they are ended.
+        print(f"rank {rank}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+        raise
+
+
+def run_ranks(world, device, eager, function, arguments):
+    """Calls function(rank, world, device, arguments) in `world` processes with a process group over
+    all of them: NCCL on cuda, gloo on cpu. Raises if one of them failed; the others are ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank_main, nprocs=world, join=True,
+                 args=(world, device, eager, os.path.join(folder, "rendezvous"), function,
+                       arguments))
+
+
+def add_rank_options(parser):
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
+                        help="cpu runs on gloo, to check the script itself (default: cuda)")
+    parser.add_argument("--ranks", type=int, default=2, help="one process and GPU each (default: 2)")
+    parser.add_argument("--eager", action="store_true",
+                        help="create communicators at once (device_id=), not at the first call")
+
+
+def check_rank_options(parser, options):
+    if options.ranks < 2:
+        parser.error("--ranks must be at least 2")
+    if options.device == "cuda" and torch.cuda.device_count() < options.ranks:
+        parser.error(f"{options.ranks} ranks need as many GPUs; "
+                     f"{torch.cuda.device_count()} are there")
