@@ -1,0 +1,242 @@
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <cstring>
+#include <vector>
+
+#include "base/log.h"
+#include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/driver.h"
+#include "runtime/cuda/memory.h"
+#include "runtime/cuda/share.h"
+#include "runtime/runtime.h"
+
+namespace unisono::runtime {
+namespace {
+
+cudaStream_t cudaStream(Stream stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+
+class CudaEvent final : public Event {
+ public:
+  explicit CudaEvent(int device) {
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags",
+          device);
+  }
+  ~CudaEvent() override {
+    try {
+      CaptureRelaxedScope relaxed;
+      quietly(cudaEventDestroy(event_));
+    } catch (const Error&) {
+      // The driver is going or gone, and the event with it.
+    }
+  }
+  void record(Stream stream) override {
+    check(cudaEventRecord(event_, cudaStream(stream)), "cudaEventRecord");
+  }
+  void makeWait(Stream stream) override {
+    check(cudaStreamWaitEvent(cudaStream(stream), event_, 0), "cudaStreamWaitEvent");
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaRuntime final : public Runtime {
+ public:
+  explicit CudaRuntime(const Settings& settings) : settings_(settings) {
+    if (settings.cuMem < -1 || settings.cuMem > 1) {
+      throw invalidArgument("NCCL_CUMEM_ENABLE={} is not a choice", settings.cuMem)
+          .remedy("Use 1 (VMM descriptors), 0 (legacy CUDA IPC) or -1 (automatic)");
+    }
+    driver();
+    devices_ = countDevices();
+    for (int device = 0; device < devices_; ++device) support_.push_back(sharingSupport(device));
+    logInfo("CUDA runtime with {} devices", devices_);
+  }
+
+  Backend backend() const override { return Backend::cuda; }
+  int deviceCount() override { return devices_; }
+
+  int currentDevice() override {
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    return device;
+  }
+
+  void setDevice(int device) override;
+  DeviceProperties properties(int device) override;
+
+  bool canAccessPeer(int device, int peer) override {
+    checkOrdinal(device);
+    checkOrdinal(peer);
+    return peerReachable(device, peer);
+  }
+
+  std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes, Sharing sharing) override;
+  std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) override {
+    return allocatePinnedMemory(bytes);
+  }
+
+  MemoryHandle exportMemory(const void* address, size_t bytes) override {
+    return exportCudaMemory(address, bytes);
+  }
+  std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override {
+    return importCudaMemory(handle, device);
+  }
+  PointerInfo inspect(const void* address) override { return inspectPointer(address); }
+
+  void copyAsync(void* destination, const void* source, size_t bytes, Stream stream) override {
+    check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, cudaStream(stream)),
+          "cudaMemcpyAsync");
+  }
+
+  void launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
+              Stream stream) override;
+
+  std::shared_ptr<void> createStream(int device) override;
+  std::unique_ptr<Event> createEvent(int device) override {
+    DeviceCallScope scope(device);
+    return std::make_unique<CudaEvent>(device);
+  }
+  void synchronize(Stream stream) override;
+  CaptureState captureState(Stream stream) override;
+
+ private:
+  void checkOrdinal(int device) const {
+    if (device >= 0 && device < devices_) return;
+    throw invalidArgument("Device {} does not exist: this process sees {}", device, devices_)
+        .remedy("Use a smaller ordinal, or let the process see more GPUs (CUDA_VISIBLE_DEVICES)");
+  }
+
+  const Settings settings_;
+  int devices_ = 0;
+  std::vector<SharingSupport> support_;
+  std::atomic<bool> vmmRefused_{false};
+};
+
+// A thread without a context has device 0 current by default, and nothing is made on device 0 until
+// the thread uses it. Going back to that state leaves it so. Nobody else calls cudaSetDevice of the
+// CUDA runtime linked into this library, so that its default never changes.
+void CudaRuntime::setDevice(int device) {
+  checkOrdinal(device);
+  CUcontext context = device != 0 || hasContext(0) ? primaryContext(device) : nullptr;
+  check(driver().contextSetCurrent(context), "cuCtxSetCurrent", device);
+}
+
+DeviceProperties CudaRuntime::properties(int device) {
+  checkOrdinal(device);
+  DeviceProperties properties;
+  char name[256] = {};
+  check(driver().deviceGetName(name, sizeof(name), device), "cuDeviceGetName", device);
+  properties.name = name;
+  char busId[32] = {};
+  check(cudaDeviceGetPCIBusId(busId, sizeof(busId), device), "cudaDeviceGetPCIBusId", device);
+  properties.busId = busId;
+  std::transform(properties.busId.begin(), properties.busId.end(), properties.busId.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  auto attribute = [device](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute", device);
+    return value;
+  };
+  properties.computeCapability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+                                 attribute(cudaDevAttrComputeCapabilityMinor);
+  properties.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  CUuuid uuid{};
+  check(driver().deviceGetUuid(&uuid, device), "cuDeviceGetUuid", device);
+  static_assert(sizeof(uuid.bytes) == sizeof(properties.uuid));
+  std::memcpy(properties.uuid.data(), uuid.bytes, sizeof(uuid.bytes));
+  return properties;
+}
+
+std::shared_ptr<DeviceMemory> CudaRuntime::allocate(int device, size_t bytes, Sharing sharing) {
+  checkOrdinal(device);
+  // What stays in the process needs no descriptor, and cudaMalloc packs small ranges together.
+  if (sharing == Sharing::thisProcess || settings_.cuMem == 0) {
+    return allocateMalloc(device, bytes, sharing);
+  }
+  const SharingSupport& support = support_[device];
+  if (support.descriptors && !vmmRefused_.load(std::memory_order_relaxed)) {
+    if (auto memory = allocateVmm(device, bytes, support)) return memory;
+  }
+  if (settings_.cuMem == 1) {
+    throw invalidUsage("NCCL_CUMEM_ENABLE=1, but the driver allocates no memory with POSIX handles")
+        .device(device)
+        .remedy("Unset NCCL_CUMEM_ENABLE, or set it to 0 for legacy CUDA IPC");
+  }
+  if (!vmmRefused_.exchange(true)) {
+    logInfo("Device {} has no VMM memory with POSIX handles; legacy CUDA IPC is used", device);
+  }
+  return allocateMalloc(device, bytes, sharing);
+}
+
+void CudaRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
+                         Stream stream) {
+  if (kernel.cudaFunction == nullptr) [[unlikely]] {
+    throw internalError("Kernel {} has no CUDA form", kernel.name);
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threadsPerBlock));
+  config.stream = cudaStream(stream);
+  void* parameters[1] = {const_cast<void*>(arguments)};
+  cudaError_t status = cudaLaunchKernelExC(&config, kernel.cudaFunction, parameters);
+  if (status != cudaSuccess) [[unlikely]] {
+    throw cudaFailure(status, fmt::format("Launch of kernel {}", kernel.name).c_str(), -1);
+  }
+}
+
+std::shared_ptr<void> CudaRuntime::createStream(int device) {
+  DeviceCallScope scope(device);
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags",
+        device);
+  return std::shared_ptr<void>(stream, [](void* created) {
+    try {
+      CaptureRelaxedScope relaxed;
+      quietly(cudaStreamDestroy(cudaStream(created)));
+    } catch (const Error&) {
+      // The driver is going or gone, and the stream with it.
+    }
+  });
+}
+
+void CudaRuntime::synchronize(Stream stream) {
+  // Waiting for a captured stream would spoil the capture.
+  if (captureState(stream) != CaptureState::none) {
+    throw invalidUsage("A stream that is being captured cannot be waited for")
+        .remedy("Make this call before the capture begins or after it ends");
+  }
+  CaptureRelaxedScope relaxed;
+  check(cudaStreamSynchronize(cudaStream(stream)), "cudaStreamSynchronize");
+}
+
+CaptureState CudaRuntime::captureState(Stream stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t status = cudaStreamIsCapturing(cudaStream(stream), &capture);
+  if (status == cudaErrorStreamCaptureImplicit) {
+    cudaGetLastError();
+    throw invalidUsage(
+        "The default stream cannot be used while a stream that waits for it is being captured")
+        .remedy("Pass the stream that is being captured, or one made by cudaStreamNonBlocking");
+  }
+  check(status, "cudaStreamIsCapturing");
+  switch (capture) {
+    case cudaStreamCaptureStatusActive:
+      return CaptureState::active;
+    case cudaStreamCaptureStatusInvalidated:
+      return CaptureState::invalidated;
+    default:
+      return CaptureState::none;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Runtime> createCudaRuntime(const Settings& settings) {
+  return std::make_unique<CudaRuntime>(settings);
+}
+
+}  // namespace unisono::runtime

@@ -1,0 +1,200 @@
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/driver.h"
+#include "runtime/cuda/memory.h"
+#include "runtime/cuda/share.h"
+#include "runtime/descriptor_service.h"
+
+namespace unisono::runtime {
+namespace {
+
+CUdeviceptr devicePointer(const void* address) {
+  return reinterpret_cast<CUdeviceptr>(address);
+}
+
+// One attribute of a device address, or zero where the driver does not know it. Value is the type
+// that the documentation of the attribute names; booleans are written to a zeroed unsigned.
+template <typename Value>
+Value pointerAttribute(CUpointer_attribute attribute, CUdeviceptr address) {
+  Value value{};
+  return quietly(driver().pointerGetAttribute(&value, attribute, address)) ? value : Value{};
+}
+
+// The physical allocation that is mapped at `address`, or none if no VMM memory is.
+PhysicalMemory physicalMemory(CUdeviceptr address) {
+  CUmemGenericAllocationHandle handle = 0;
+  void* pointer = reinterpret_cast<void*>(address);
+  if (!quietly(driver().memRetainAllocationHandle(&handle, pointer))) return PhysicalMemory();
+  return PhysicalMemory(handle);
+}
+
+// The offers of descriptors, by the first address of their allocation. Each keeps a reference to
+// its physical allocation, whose handle is then given to no other one, so that a look at what is
+// mapped at the address now tells whether the offer still stands for it.
+class OfferCache {
+ public:
+  // The ticket of `memory`, mapped from `base`; `exportDescriptor` makes its descriptor if it has
+  // no offer yet.
+  template <typename Export>
+  DescriptorTicket ticket(CUdeviceptr base, PhysicalMemory memory, Export exportDescriptor) {
+    std::lock_guard lock(mutex_);
+    dropStale();
+    auto found = offers_.find(base);
+    if (found == offers_.end()) {
+      UniqueDescriptor descriptor = exportDescriptor(memory);
+      Entry entry{std::move(memory), offerDescriptor(descriptor.get())};
+      found = offers_.emplace(base, std::move(entry)).first;
+    }
+    return found->second.offer->ticket();
+  }
+
+  void withdraw(CUdeviceptr base) {
+    std::lock_guard lock(mutex_);
+    offers_.erase(base);
+  }
+
+ private:
+  struct Entry {
+    PhysicalMemory memory;
+    std::unique_ptr<DescriptorOffer> offer;
+  };
+
+  void dropStale() {
+    std::erase_if(offers_, [](const auto& item) {
+      PhysicalMemory now = physicalMemory(item.first);
+      return !now || now.handle() != item.second.memory.handle();
+    });
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<CUdeviceptr, Entry> offers_;
+};
+
+OfferCache& offers() {
+  // Never destroyed: memory of static objects may outlive every destructor of ours.
+  static auto* cache = new OfferCache;
+  return *cache;
+}
+
+void exportVmm(MemoryHandle& handle, PhysicalMemory memory) {
+  CUmemAllocationProp properties = memory.properties();
+  if ((properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) {
+    throw invalidUsage(
+        "Memory at {:#x} was made by cuMemCreate without the handle type "
+        "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, so that no other process can map it",
+        handle.address)
+        .device(handle.device)
+        .remedy("Ask for that handle type, or use ncclMemAlloc or cudaMalloc");
+  }
+  DescriptorTicket ticket =
+      offers().ticket(handle.base, std::move(memory), [&](const PhysicalMemory& kept) {
+        int descriptor = -1;
+        check(driver().memExportToShareableHandle(&descriptor, kept.handle(),
+                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+              "cuMemExportToShareableHandle", handle.device);
+        return UniqueDescriptor(descriptor);
+      });
+  static_assert(sizeof(ticket) <= sizeof(handle.payload));
+  handle.kind = MemoryHandle::Kind::descriptor;
+  std::memcpy(handle.payload.data(), &ticket, sizeof(ticket));
+}
+
+void exportLegacy(MemoryHandle& handle) {
+  cudaIpcMemHandle_t ipc;
+  check(cudaIpcGetMemHandle(&ipc, reinterpret_cast<void*>(handle.base)), "cudaIpcGetMemHandle",
+        handle.device);
+  static_assert(sizeof(ipc) <= sizeof(handle.payload));
+  handle.kind = MemoryHandle::Kind::legacyIpc;
+  std::memcpy(handle.payload.data(), &ipc, sizeof(ipc));
+}
+
+}  // namespace
+
+void withdrawOffer(const void* base) {
+  offers().withdraw(devicePointer(base));
+}
+
+PointerInfo inspectPointer(const void* address) {
+  unsigned type = 0;
+  unsigned managed = 0;
+  int device = -1;
+  CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                      CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  void* values[] = {&type, &managed, &device};
+  PointerInfo info;
+  if (!quietly(driver().pointerGetAttributes(3, attributes, values, devicePointer(address)))) {
+    return info;
+  }
+  if (managed != 0) {
+    info.kind = PointerInfo::Kind::managed;
+    info.device = device;
+  } else if (type == CU_MEMORYTYPE_DEVICE) {
+    info.kind = PointerInfo::Kind::device;
+    info.device = device;
+  }
+  return info;
+}
+
+MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
+  PointerInfo info = inspectPointer(address);
+  if (info.kind != PointerInfo::Kind::device) {
+    throw invalidArgument("Address {} is {} memory and cannot be shared with other ranks", address,
+                          info.kind == PointerInfo::Kind::host ? "host" : "managed")
+        .remedy("Pass memory of the device (cudaMalloc, ncclMemAlloc)");
+  }
+  CUdeviceptr pointer = devicePointer(address);
+  DeviceCallScope scope(info.device);
+  CUdeviceptr base = 0;
+  size_t baseBytes = 0;
+  check(driver().memGetAddressRange(&base, &baseBytes, pointer), "cuMemGetAddressRange",
+        info.device);
+  if (bytes > baseBytes - (pointer - base)) {
+    throw invalidArgument(
+        "{} bytes at {} do not lie inside one allocation: it is {} bytes long and the address is "
+        "{} bytes from its start",
+        bytes, address, baseBytes, pointer - base)
+        .device(info.device)
+        .remedy(
+            "Check the count and the pointer; with "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
+            "one tensor can span several allocations: turn that off, or use ncclMemAlloc");
+  }
+
+  MemoryHandle handle{};
+  handle.device = info.device;
+  handle.process = processToken();
+  handle.address = pointer;
+  handle.bytes = bytes;
+  handle.base = base;
+  handle.baseBytes = baseBytes;
+  if (pointerAttribute<CUmemoryPool>(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, pointer) != nullptr) {
+    throw invalidUsage(
+        "Memory at {} is of a stream-ordered pool (cudaMallocAsync), which other processes cannot "
+        "map",
+        address)
+        .device(info.device)
+        .remedy(
+            "Allocate by cudaMalloc or ncclMemAlloc; in PyTorch, do not set "
+            "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync");
+  }
+  if (PhysicalMemory memory = physicalMemory(pointer)) {
+    exportVmm(handle, std::move(memory));
+  } else if (pointerAttribute<unsigned>(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, pointer)) {
+    exportLegacy(handle);
+  } else {
+    throw invalidUsage(
+        "Memory at {} is of a kind that CUDA shares with no other process (neither cudaMalloc nor "
+        "cuMemCreate made it, or it is itself mapped from another process)",
+        address)
+        .device(info.device)
+        .remedy("Allocate by cudaMalloc or ncclMemAlloc");
+  }
+  return handle;
+}
+
+}  // namespace unisono::runtime

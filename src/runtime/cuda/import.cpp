@@ -1,0 +1,193 @@
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/driver.h"
+#include "runtime/cuda/memory.h"
+#include "runtime/cuda/share.h"
+#include "runtime/descriptor_service.h"
+
+namespace unisono::runtime {
+namespace {
+
+// An allocation of another process, mapped here.
+class Mapping {
+ public:
+  virtual ~Mapping() = default;
+  virtual std::byte* base() const = 0;
+  // Makes it accessible to `device` as well.
+  virtual void allow(int device) = 0;
+};
+
+class VmmMapping final : public Mapping {
+ public:
+  VmmMapping(const PhysicalMemory& memory, const CUmemAllocationProp& properties, size_t bytes,
+             int device)
+      : range_(memory, bytes, allocationGranularity(properties, device), device),
+        owner_(properties.location.id) {}
+  std::byte* base() const override { return static_cast<std::byte*>(range_.address()); }
+  void allow(int device) override { grantAccess(range_.address(), range_.bytes(), device, owner_); }
+
+ private:
+  AddressRange range_;
+  int owner_;
+};
+
+class LegacyMapping final : public Mapping {
+ public:
+  LegacyMapping(const MemoryHandle& handle, int device) : device_(device) {
+    cudaIpcMemHandle_t ipc;
+    std::memcpy(&ipc, handle.payload.data(), sizeof(ipc));
+    cudaError_t status = cudaIpcOpenMemHandle(&base_, ipc, cudaIpcMemLazyEnablePeerAccess);
+    if (status == cudaSuccess) return;
+    Error error = cudaFailure(status, "cudaIpcOpenMemHandle", device);
+    if (status == cudaErrorPeerAccessUnsupported || status == cudaErrorTooManyPeers ||
+        status == cudaErrorInvalidDevice) {
+      throw peerUnreachable(device, handle.device,
+                            fmt::format("it belongs to another process, and {}", error.what()));
+    }
+    error.remedy(
+        "Legacy CUDA IPC needs both processes in one IPC and PID namespace of one host; "
+        "NCCL_CUMEM_ENABLE=1 shares by file descriptor instead");
+    throw error;
+  }
+  ~LegacyMapping() override {
+    try {
+      DeviceCallScope scope(device_);
+      quietly(cudaIpcCloseMemHandle(base_));
+    } catch (const Error&) {
+      // The driver is going or gone, and the mapping with it.
+    }
+  }
+  std::byte* base() const override { return static_cast<std::byte*>(base_); }
+  void allow(int) override {}  // opened in the context of its device, and for that one alone
+
+ private:
+  void* base_ = nullptr;
+  int device_;
+};
+
+std::shared_ptr<Mapping> openDescriptor(const MemoryHandle& handle, int device) {
+  DescriptorTicket ticket;
+  std::memcpy(&ticket, handle.payload.data(), sizeof(ticket));
+  UniqueDescriptor descriptor = fetchDescriptor(ticket);
+  CUmemGenericAllocationHandle physical = 0;
+  CUresult result = driver().memImportFromShareableHandle(
+      &physical, reinterpret_cast<void*>(static_cast<uintptr_t>(descriptor.get())),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (result != CUDA_SUCCESS) {
+    Error error = cudaFailure(result, "cuMemImportFromShareableHandle", device);
+    error.remedy(
+        fmt::format("The memory is of device {} of another process. If its GPU is hidden here "
+                    "(CUDA_VISIBLE_DEVICES), NCCL_CUMEM_ENABLE=0 shares by legacy CUDA IPC instead",
+                    handle.device));
+    throw error;
+  }
+  PhysicalMemory memory(physical);
+  return std::make_shared<VmmMapping>(memory, memory.properties(), handle.baseBytes, device);
+}
+
+// The mappings that are in use, so that ranges of one allocation share one. Each payload is unique
+// to an allocation: a ticket holds a random token, and CUDA never gives a handle twice.
+class MappingCache {
+ public:
+  std::shared_ptr<Mapping> get(const MemoryHandle& handle, int device) {
+    bool legacy = handle.kind == MemoryHandle::Kind::legacyIpc;
+    std::string key(reinterpret_cast<const char*>(handle.payload.data()), handle.payload.size());
+    auto append = [&key](const auto& value) {
+      key.append(reinterpret_cast<const char*>(&value), sizeof(value));
+    };
+    append(handle.process);
+    append(handle.base);
+    append(legacy ? device : -1);  // legacy IPC maps for one device at a time
+    if (std::shared_ptr<Mapping> mapping = find(key)) return mapping;
+    // Opened without the lock, since the other process may be slow to answer. Two threads may both
+    // open; CUDA allows that, and one mapping is kept.
+    std::shared_ptr<Mapping> opened =
+        legacy ? std::make_shared<LegacyMapping>(handle, device) : openDescriptor(handle, device);
+    return keep(key, std::move(opened));
+  }
+
+ private:
+  std::shared_ptr<Mapping> find(const std::string& key) {
+    std::lock_guard lock(mutex_);
+    auto found = mappings_.find(key);
+    return found == mappings_.end() ? nullptr : found->second.lock();
+  }
+
+  std::shared_ptr<Mapping> keep(const std::string& key, std::shared_ptr<Mapping> opened) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(mappings_, [](const auto& item) { return item.second.expired(); });
+    auto [entry, inserted] = mappings_.try_emplace(key, opened);
+    if (inserted) return opened;
+    std::shared_ptr<Mapping> earlier = entry->second.lock();
+    if (earlier != nullptr) return earlier;
+    entry->second = opened;
+    return opened;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::weak_ptr<Mapping>> mappings_;
+};
+
+MappingCache& mappings() {
+  // Never destroyed: memory of static objects may outlive every destructor of ours.
+  static auto* cache = new MappingCache;
+  return *cache;
+}
+
+class ForeignRange final : public MappedMemory {
+ public:
+  ForeignRange(std::shared_ptr<Mapping> mapping, size_t offset)
+      : MappedMemory(mapping->base() + offset), mapping_(std::move(mapping)) {}
+
+ private:
+  std::shared_ptr<Mapping> mapping_;
+};
+
+// Memory of this process: the same address, and nothing to unmap.
+class LocalRange final : public MappedMemory {
+ public:
+  explicit LocalRange(void* address) : MappedMemory(address) {}
+};
+
+void makeAccessible(const MemoryHandle& handle, int device) {
+  if (handle.device == device) return;
+  if (!peerReachable(device, handle.device)) throw peerUnreachable(device, handle.device, "");
+  if (handle.kind == MemoryHandle::Kind::descriptor) {
+    grantAccess(reinterpret_cast<void*>(handle.base), handle.baseBytes, device, handle.device);
+  } else {
+    enablePeer(device, handle.device);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<MappedMemory> importCudaMemory(const MemoryHandle& handle, int device) {
+  if (handle.kind != MemoryHandle::Kind::descriptor &&
+      handle.kind != MemoryHandle::Kind::legacyIpc) {
+    throw invalidArgument("A memory handle of kind {} cannot be mapped by CUDA on this host",
+                          static_cast<uint32_t>(handle.kind))
+        .device(device);
+  }
+  uint64_t offset = handle.address - handle.base;
+  if (handle.address < handle.base || offset > handle.baseBytes ||
+      handle.bytes > handle.baseBytes - offset) {
+    throw invalidArgument("A memory handle names {} bytes at {:#x}, outside of its allocation",
+                          handle.bytes, handle.address)
+        .device(device);
+  }
+  DeviceCallScope scope(device);
+  if (handle.process == processToken()) {
+    makeAccessible(handle, device);
+    return std::make_shared<LocalRange>(reinterpret_cast<void*>(handle.address));
+  }
+  std::shared_ptr<Mapping> mapping = mappings().get(handle, device);
+  mapping->allow(device);
+  return std::make_shared<ForeignRange>(std::move(mapping), offset);
+}
+
+}  // namespace unisono::runtime

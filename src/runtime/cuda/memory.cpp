@@ -1,0 +1,292 @@
+#include "runtime/cuda/memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/driver.h"
+#include "runtime/cuda/share.h"
+
+namespace unisono::runtime {
+namespace {
+
+// cudaMalloc cuts small allocations out of blocks of this size, and legacy IPC shares whole blocks:
+// memory that other processes map is rounded up, so that nothing else lies in its block (CUDA C++
+// Programming Guide, "Interprocess Communication").
+constexpr size_t kLegacyShareBytes = size_t{2} << 20;
+
+size_t roundUp(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// A stream for zero-filling, one a device, kept for the life of the process. It is no user's, so
+// waiting for it waits for nobody's kernels.
+cudaStream_t fillStream(int device) {
+  static std::mutex mutex;
+  static auto* streams = new std::vector<cudaStream_t>(countDevices(), nullptr);
+  std::lock_guard lock(mutex);
+  cudaStream_t& stream = (*streams)[device];
+  if (stream == nullptr) {
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags",
+          device);
+  }
+  return stream;
+}
+
+void zeroFill(void* address, size_t bytes, int device) {
+  cudaStream_t stream = fillStream(device);
+  check(cudaMemsetAsync(address, 0, bytes, stream), "cudaMemsetAsync", device);
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize", device);
+}
+
+CUmemAccessDesc readWrite(int device) {
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return access;
+}
+
+Error outOfMemory(CUresult result, size_t bytes, int device) {
+  Error error = cudaFailure(result, "cuMemCreate", device);
+  if (result != CUDA_ERROR_OUT_OF_MEMORY) return error;
+  size_t available = 0, total = 0;
+  if (!quietly(cudaMemGetInfo(&available, &total))) return error;
+  return Error(ErrorCode::unhandledCudaError,
+               fmt::format("{} bytes of device memory were asked for, {} of {} are free", bytes,
+                           available, total))
+      .device(device)
+      .remedy("Free memory of the device, or lower NCCL_BUFFSIZE or NCCL_MAX_NCHANNELS");
+}
+
+class VmmMemory final : public DeviceMemory {
+ public:
+  VmmMemory(std::unique_ptr<AddressRange> range, size_t bytes, int device)
+      : DeviceMemory(range->address(), bytes, device), range_(std::move(range)) {}
+  ~VmmMemory() override {
+    try {
+      CaptureRelaxedScope relaxed;
+      withdrawOffer(range_->address());  // it holds the physical memory
+    } catch (const Error&) {
+      // The driver is going or gone, and the memory with it.
+    }
+  }
+
+ private:
+  std::unique_ptr<AddressRange> range_;
+};
+
+class MallocMemory final : public DeviceMemory {
+ public:
+  MallocMemory(size_t bytes, size_t allocatedBytes, int device)
+      : DeviceMemory(nullptr, bytes, device) {
+    cudaError_t status = cudaMalloc(&address_, allocatedBytes);
+    if (status != cudaSuccess) throw cudaFailure(status, "cudaMalloc", device);
+  }
+  ~MallocMemory() override {
+    try {
+      DeviceCallScope scope(device_);
+      quietly(cudaFree(address_));
+    } catch (const Error&) {
+      // The driver is going or gone, and the memory with it.
+    }
+  }
+};
+
+class CudaPinnedMemory final : public PinnedMemory {
+ public:
+  CudaPinnedMemory(size_t bytes, int device) : PinnedMemory(nullptr, nullptr), device_(device) {
+    check(cudaHostAlloc(&hostAddress_, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+          "cudaHostAlloc");
+    cudaError_t status = cudaHostGetDevicePointer(&deviceAddress_, hostAddress_, 0);
+    if (status != cudaSuccess) {
+      quietly(cudaFreeHost(hostAddress_));
+      throw cudaFailure(status, "cudaHostGetDevicePointer", device);
+    }
+    std::memset(hostAddress_, 0, bytes);
+  }
+  ~CudaPinnedMemory() override {
+    try {
+      DeviceCallScope scope(device_);
+      quietly(cudaFreeHost(hostAddress_));
+    } catch (const Error&) {
+      // The driver is going or gone, and the memory with it.
+    }
+  }
+
+ private:
+  int device_;
+};
+
+// Portable memory belongs to no device, but its call needs a context: the current one, or any that
+// the process has, so that a thread without one does not make another on device 0.
+int deviceForPinned() {
+  CUcontext current = nullptr;
+  check(driver().contextGetCurrent(&current), "cuCtxGetCurrent");
+  int device = 0;
+  if (current == nullptr) {
+    for (int candidate = 0; candidate < countDevices(); ++candidate) {
+      if (hasContext(candidate)) return candidate;
+    }
+  }
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+}  // namespace
+
+PhysicalMemory::~PhysicalMemory() {
+  if (owned_) quietly(driver().memRelease(handle_));
+}
+
+CUmemAllocationProp PhysicalMemory::properties() const {
+  CUmemAllocationProp properties{};
+  check(driver().memGetAllocationProperties(&properties, handle_),
+        "cuMemGetAllocationPropertiesFromHandle");
+  return properties;
+}
+
+AddressRange::AddressRange(const PhysicalMemory& memory, size_t bytes, size_t granularity,
+                           int device)
+    : bytes_(bytes), device_(device) {
+  check(driver().memAddressReserve(&address_, bytes, granularity, 0, 0), "cuMemAddressReserve",
+        device);
+  CUresult result = driver().memMap(address_, bytes, 0, memory.handle(), 0);
+  if (result != CUDA_SUCCESS) {
+    quietly(driver().memAddressFree(address_, bytes));
+    throw cudaFailure(result, "cuMemMap", device);
+  }
+}
+
+AddressRange::~AddressRange() {
+  try {
+    DeviceCallScope scope(device_);
+    quietly(driver().memUnmap(address_, bytes_));
+    quietly(driver().memAddressFree(address_, bytes_));
+  } catch (const Error&) {
+    // The driver is going or gone, and the mapping with it.
+  }
+}
+
+SharingSupport sharingSupport(int device) {
+  auto has = [device](CUdevice_attribute attribute) {
+    int value = 0;
+    return quietly(driver().deviceGetAttribute(&value, attribute, device)) && value != 0;
+  };
+  SharingSupport support;
+  support.descriptors = has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) &&
+                        has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+  support.directRdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+  return support;
+}
+
+size_t allocationGranularity(const CUmemAllocationProp& properties, int device) {
+  size_t granularity = 0;
+  check(driver().memGetAllocationGranularity(&granularity, &properties,
+                                             CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+        "cuMemGetAllocationGranularity", device);
+  return granularity;
+}
+
+std::shared_ptr<DeviceMemory> allocateVmm(int device, size_t bytes, const SharingSupport& support) {
+  DeviceCallScope scope(device);
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
+  properties.allocFlags.gpuDirectRDMACapable = support.directRdma ? 1 : 0;
+  size_t granularity = allocationGranularity(properties, device);
+  size_t mappedBytes = roundUp(std::max<size_t>(bytes, 1), granularity);
+
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult result = driver().memCreate(&handle, mappedBytes, &properties, 0);
+  if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED) return nullptr;
+  if (result != CUDA_SUCCESS) throw outOfMemory(result, mappedBytes, device);
+  PhysicalMemory memory(handle);
+  auto range = std::make_unique<AddressRange>(memory, mappedBytes, granularity, device);
+  grantAccess(range->address(), mappedBytes, device, device);
+  for (int peer = 0; peer < countDevices(); ++peer) {
+    if (peer == device || !hasContext(peer) || !peerReachable(peer, device)) continue;
+    CUmemAccessDesc access = readWrite(peer);
+    // Importing asks again, and reports what is wrong.
+    quietly(driver().memSetAccess(reinterpret_cast<CUdeviceptr>(range->address()), mappedBytes,
+                                  &access, 1));
+  }
+  zeroFill(range->address(), mappedBytes, device);
+  return std::make_shared<VmmMemory>(std::move(range), bytes, device);
+}
+
+std::shared_ptr<DeviceMemory> allocateMalloc(int device, size_t bytes, Sharing sharing) {
+  DeviceCallScope scope(device);
+  size_t allocatedBytes = std::max<size_t>(bytes, 1);
+  if (sharing == Sharing::otherProcesses) {
+    allocatedBytes = roundUp(allocatedBytes, kLegacyShareBytes);
+  }
+  auto memory = std::make_shared<MallocMemory>(bytes, allocatedBytes, device);
+  zeroFill(memory->address(), allocatedBytes, device);
+  return memory;
+}
+
+std::shared_ptr<PinnedMemory> allocatePinnedMemory(size_t bytes) {
+  int device = deviceForPinned();
+  DeviceCallScope scope(device);
+  return std::make_shared<CudaPinnedMemory>(std::max<size_t>(bytes, 1), device);
+}
+
+bool peerReachable(int device, int owner) {
+  if (device == owner) return true;
+  int reachable = 0;
+  check(cudaDeviceCanAccessPeer(&reachable, device, owner), "cudaDeviceCanAccessPeer", device);
+  return reachable != 0;
+}
+
+Error peerUnreachable(int device, int owner, const std::string& why) {
+  return Error(ErrorCode::unhandledCudaError,
+               fmt::format("GPU {} cannot access memory of GPU {}: {}", device, owner,
+                           why.empty() ? "CUDA has no peer-to-peer path between them "
+                                         "(cudaDeviceCanAccessPeer says 0)"
+                                       : why))
+      .device(device)
+      .remedy(
+          "`nvidia-smi topo -p2p r` shows the paths. Over PCIe, an IOMMU or access control "
+          "services (ACS) of the switches can forbid them: turn these off, or in a virtual "
+          "machine let the host pass peer-to-peer through");
+}
+
+void grantAccess(void* base, size_t bytes, int device, int owner) {
+  CUdeviceptr address = reinterpret_cast<CUdeviceptr>(base);
+  CUmemAccessDesc access = readWrite(device);
+  unsigned long long flags = 0;
+  if (quietly(driver().memGetAccess(&flags, &access.location, address)) &&
+      flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+    return;
+  }
+  CUresult result = driver().memSetAccess(address, bytes, &access, 1);
+  if (result == CUDA_SUCCESS) return;
+  Error error = cudaFailure(result, "cuMemSetAccess", device);
+  if (device == owner || result == CUDA_ERROR_OUT_OF_MEMORY) throw error;
+  throw peerUnreachable(device, owner, error.what());
+}
+
+void enablePeer(int device, int owner) {
+  if (device == owner) return;
+  DeviceCallScope scope(device);
+  cudaError_t status = cudaDeviceEnablePeerAccess(owner, 0);
+  if (status == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+    return;
+  }
+  if (status == cudaErrorInvalidDevice) {
+    cudaGetLastError();
+    throw peerUnreachable(device, owner, "");
+  }
+  if (status != cudaSuccess) {
+    throw peerUnreachable(device, owner,
+                          cudaFailure(status, "cudaDeviceEnablePeerAccess", device).what());
+  }
+}
+
+}  // namespace unisono::runtime

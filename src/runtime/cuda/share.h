@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "runtime/runtime.h"
+
+// Handing memory to other ranks: ours and what the application allocated, to this process by
+// pointer and to other processes by POSIX descriptor (VMM memory) or legacy CUDA IPC (cudaMalloc
+// memory).
+namespace unisono::runtime {
+
+// See Runtime::exportMemory. The descriptor of a VMM allocation is offered once and kept until the
+// allocation goes: ours withdraws its offer; an application's is found gone at a later export, so
+// that the physical memory of a freed one can outlive it until then.
+MemoryHandle exportCudaMemory(const void* address, size_t bytes);
+
+// See Runtime::importMemory. Ranges of one allocation share one mapping.
+std::shared_ptr<MappedMemory> importCudaMemory(const MemoryHandle& handle, int device);
+
+// Ends the offer of the allocation that starts at `base`, if there is one.
+void withdrawOffer(const void* base);
+
+// What the driver knows about an address, without making a context or leaving an error.
+PointerInfo inspectPointer(const void* address);
+
+}  // namespace unisono::runtime
