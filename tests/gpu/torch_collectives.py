@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every collective of torch.distributed against the same computed on the CPU: one line a check, exit
-status 1 if one is wrong. LD_PRELOAD chooses the NCCL library.
+"""Every collective of torch.distributed against the same computed on the CPU: one line a check,
+exit status 1 if one is wrong. LD_PRELOAD chooses the NCCL library.
 
 Values are small whole numbers, so that sums are exact in every type and order, and results must be
 equal to the last bit (averages too, if the number of ranks is a power of two).
@@ -77,8 +77,7 @@ class Checks:
         else:
             self.passed += 1
         if self.rank == 0:
-            print(f"{'FAILED' if bad else 'ok    '} {name}" + (": " + "; ".join(bad) if bad else ""),
-                  flush=True)
+            print("FAILED" if bad else "ok    ", name, "; ".join(bad), flush=True)
 
 
 def collectives(c):
@@ -99,7 +98,8 @@ def collectives(c):
     for dtype in types:
         c.check(f"all_reduce sum {dtype}", all_reduce(dist.ReduceOp.SUM, dtype, 1025, total))
     for count in COUNTS:
-        c.check(f"all_reduce sum of {count}", all_reduce(dist.ReduceOp.SUM, torch.float32, count, total))
+        c.check(f"all_reduce sum of {count}",
+                all_reduce(dist.ReduceOp.SUM, torch.float32, count, total))
     for dtype in [t for t in types if t in (torch.float32, torch.bfloat16, torch.int64)]:
         c.check(f"all_reduce min {dtype}",
                 all_reduce(dist.ReduceOp.MIN, dtype, 1025, lambda s: s.min(dim=0).values))

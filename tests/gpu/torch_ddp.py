@@ -40,7 +40,8 @@ class Block(nn.Module):
         self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH)
         self.project = nn.Linear(WIDTH, WIDTH)
         self.norm_feed = nn.LayerNorm(WIDTH)
-        self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.feed = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x, mask):
         batch, length, _ = x.shape
@@ -133,7 +134,11 @@ def compare(options):
     if len(first["losses"]) != len(second["losses"]) or first["ranks"] != second["ranks"]:
         print("FAILED: they are not runs of the same training")
         return 1
-    worst, step = max((abs(a - b) / abs(a) if math.isfinite(a) and math.isfinite(b) else math.inf, i)
+
+    def difference(a, b):
+        return abs(a - b) / abs(a) if math.isfinite(a) and math.isfinite(b) else math.inf
+
+    worst, step = max((difference(a, b), i)
                       for i, (a, b) in enumerate(zip(first["losses"], second["losses"])))
     print(f"largest relative difference of a loss: {worst:.2e} at step {step} "
           f"(allowed: {options.tolerance:.0e})")

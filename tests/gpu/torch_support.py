@@ -68,7 +68,8 @@ def run_ranks(world, device, eager, function, arguments):
 def add_rank_options(parser):
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
                         help="cpu runs on gloo, to check the script itself (default: cuda)")
-    parser.add_argument("--ranks", type=int, default=2, help="one process and GPU each (default: 2)")
+    parser.add_argument("--ranks", type=int, default=2,
+                        help="one process and GPU each (default: 2)")
     parser.add_argument("--eager", action="store_true",
                         help="create communicators at once (device_id=), not at the first call")
 
