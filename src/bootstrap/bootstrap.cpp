@@ -1,0 +1,147 @@
+#include "bootstrap/bootstrap.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/error.h"
+#include "bootstrap/mailbox.h"
+#include "bootstrap/root_service.h"
+
+namespace unisono::bootstrap {
+namespace {
+
+// How long rank 0 waits for the port of NCCL_COMM_ID, which the communicator before may still hold.
+constexpr std::chrono::seconds kPortTimeout{5};
+
+// A binomial tree over the ranks. The children of rank r are r + 1, r + 2, r + 4 ... below the
+// lowest set bit of r, and the subtree of a child r + m is the m ranks from there on: whole ranges,
+// so that parts of an all-gather travel without reordering, in log2(ranks) steps.
+struct Tree {
+  int rank;
+  int ranks;
+
+  int reach() const {
+    return rank == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(ranks))) : rank & -rank;
+  }
+  int parent() const { return rank - reach(); }  // of a rank other than 0
+  std::vector<int> children() const {
+    std::vector<int> result;
+    for (int step = 1; step < reach() && rank + step < ranks; step *= 2)
+      result.push_back(rank + step);
+    return result;
+  }
+  int end() const { return std::min(rank + reach(), ranks); }
+};
+
+}  // namespace
+
+Bootstrap::Bootstrap(int rank, int ranks, std::unique_ptr<Mailbox> mailbox)
+    : rank_(rank), ranks_(ranks), mailbox_(std::move(mailbox)) {}
+
+Bootstrap::~Bootstrap() = default;
+
+std::unique_ptr<Bootstrap> Bootstrap::connect(const UniqueId& id, int rank, int ranks,
+                                              const Settings& settings,
+                                              std::function<bool()> aborted) {
+  if (ranks < 1 || rank < 0 || rank >= ranks)
+    throw invalidArgument("Rank {} of {} ranks does not exist", rank, ranks);
+  const std::chrono::seconds timeout(settings.bootstrapTimeoutSeconds);
+  std::unique_ptr<RootService> root;
+  if (id.fixedAddress && rank == 0) {
+    Listener listener(id.root, Wait(std::min(timeout, kPortTimeout), aborted));
+    root = std::make_unique<RootService>(std::move(listener), id.secret, timeout);
+  }
+  // When this fails, the root goes with it and tells the others.
+  Membership membership = joinRendezvous(id, rank, ranks, settings, aborted);
+  if (root) keepUntilExit(std::move(root));
+  auto mailbox =
+      std::make_unique<Mailbox>(rank, std::move(membership), timeout, std::move(aborted));
+  return std::unique_ptr<Bootstrap>(new Bootstrap(rank, ranks, std::move(mailbox)));
+}
+
+void Bootstrap::checkPeer(int peer) const {
+  if (peer < 0 || peer >= ranks_)
+    throw invalidArgument("Rank {} of {} ranks does not exist", peer, ranks_).rank(rank_);
+}
+
+void Bootstrap::send(int peer, uint64_t tag, std::span<const std::byte> message) {
+  checkPeer(peer);
+  if (message.size() > kLongestMessage) {
+    throw invalidArgument("A bootstrap message of {} bytes is longer than {}", message.size(),
+                          kLongestMessage)
+        .rank(rank_)
+        .peer(peer);
+  }
+  mailbox_->send(peer, FrameKind::message, tag, message);
+}
+
+std::vector<std::byte> Bootstrap::receive(int peer, uint64_t tag) {
+  checkPeer(peer);
+  return mailbox_->receive(peer, FrameKind::message, tag);
+}
+
+void Bootstrap::allGather(std::span<std::byte> all, size_t bytesPerRank) {
+  const auto ranks = static_cast<size_t>(ranks_);
+  if (bytesPerRank > kLongestCollective / ranks || all.size() != ranks * bytesPerRank) {
+    throw invalidArgument("An all-gather of {} bytes a rank does not fit a buffer of {}",
+                          bytesPerRank, all.size())
+        .rank(rank_);
+  }
+  try {
+    runCollective(all, bytesPerRank);
+  } catch (const Error& error) {
+    spreadFailure(error.what());
+    throw;
+  }
+}
+
+void Bootstrap::barrier() {
+  allGather({}, 0);
+}
+
+void Bootstrap::receivePart(int peer, uint64_t number, std::span<std::byte> into) {
+  const std::vector<std::byte> part = mailbox_->receive(peer, FrameKind::collective, number);
+  if (part.size() != into.size()) {
+    throw internalError("All-gather {} brought {} bytes, not {}: the ranks disagree on its size",
+                        number, part.size(), into.size())
+        .rank(rank_)
+        .peer(peer);
+  }
+  if (!part.empty()) std::memcpy(into.data(), part.data(), part.size());
+}
+
+// Parts move up the tree until rank 0 has them all, and the whole moves down again.
+void Bootstrap::runCollective(std::span<std::byte> all, size_t bytesPerRank) {
+  const uint64_t number = collectives_++;
+  const Tree tree = {rank_, ranks_};
+  auto range = [&](int first, int end) {
+    return all.subspan(static_cast<size_t>(first) * bytesPerRank,
+                       static_cast<size_t>(end - first) * bytesPerRank);
+  };
+  const std::vector<int> children = tree.children();
+  for (int child : children) receivePart(child, number, range(child, Tree{child, ranks_}.end()));
+  if (rank_ != 0) {
+    mailbox_->send(tree.parent(), FrameKind::collective, number, range(rank_, tree.end()));
+    receivePart(tree.parent(), number, all);
+  }
+  // The largest subtree first: it has the longest way to go.
+  for (auto child = children.rbegin(); child != children.rend(); ++child)
+    mailbox_->send(*child, FrameKind::collective, number, all);
+}
+
+// Neighbours wait for us, and would otherwise report our end instead of what caused it.
+void Bootstrap::spreadFailure(const char* text) noexcept {
+  const Tree tree = {rank_, ranks_};
+  std::vector<int> neighbours = tree.children();
+  if (rank_ != 0) neighbours.push_back(tree.parent());
+  for (int peer : neighbours) {
+    try {
+      mailbox_->sendFailure(peer, text);
+    } catch (const std::exception&) {
+      // It is the one that is gone.
+    }
+  }
+}
+
+}  // namespace unisono::bootstrap

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bootstrap/socket.h"
+
+namespace unisono::bootstrap {
+
+// 128 bits that show a connection belongs to a communicator. They keep out strangers, scanners
+// and ranks of another job; they are no defence against who can read the network's traffic.
+using Secret = std::array<uint64_t, 2>;
+
+// From getrandom(2). Throws Error(systemError).
+Secret randomSecret();
+// Compares in a time that does not depend on the contents.
+bool sameSecret(const Secret& a, const Secret& b);
+
+enum class FrameKind : uint32_t {
+  announce = 1,    // rank -> root: Announcement
+  table = 2,       // root -> rank: session secret, then one Address for each rank
+  refusal = 3,     // root -> rank: text; tag is the ErrorCode
+  message = 4,     // rank -> rank: payload of send()
+  collective = 5,  // rank -> rank: part of an all-gather; tag is its number
+  failure = 6,     // rank -> rank: text of an error that ended a collective
+};
+
+// Every message is this header and `length` bytes of payload. Little-endian, as are all machines
+// that this library is built for.
+struct FrameHeader {
+  uint64_t magic = kMagic;
+  Secret secret = {};
+  FrameKind kind = FrameKind::message;
+  uint32_t sender = 0;
+  uint64_t tag = 0;
+  uint64_t length = 0;
+
+  static constexpr uint64_t kMagic = 0x31306f6e6f73696e;  // "nisono01" read as text
+};
+static_assert(sizeof(FrameHeader) == 48);
+
+// One kind of frame that a reader takes, and the longest payload it may have.
+struct FrameLimit {
+  FrameKind kind;
+  uint64_t longest;
+};
+
+inline constexpr uint64_t kLongestText = 4096;
+inline constexpr uint64_t kLongestMessage = uint64_t{1} << 20;
+inline constexpr uint64_t kLongestCollective = uint64_t{1} << 28;
+
+struct Frame {
+  FrameHeader header;
+  std::vector<std::byte> payload;
+
+  std::string text() const {
+    return {reinterpret_cast<const char*>(payload.data()), payload.size()};
+  }
+};
+
+// What a rank tells the root.
+struct Announcement {
+  uint32_t ranks = 0;
+  uint32_t reserved = 0;
+  Address listener;
+};
+static_assert(sizeof(Announcement) == 32);
+
+std::vector<std::byte> encodeFrame(FrameHeader header, std::span<const std::byte> payload);
+
+// Assembles frames from a connection piece by piece. Everything in a header is checked before a
+// byte of payload is asked for or memory is reserved.
+class FrameReader {
+ public:
+  enum class Status { incomplete, complete, closed };
+
+  // Only frames with `secret` and of the kinds in `limits` are taken.
+  FrameReader(const Secret& secret, std::vector<FrameLimit> limits)
+      : secret_(secret), limits_(std::move(limits)) {}
+
+  // Reads what has arrived, at most to the end of one frame; after `complete`, take() has it.
+  // Throws Error(remoteError) when what arrives is not such a frame, or ends in the middle of one.
+  Status read(const Socket& socket);
+  Frame take();
+
+ private:
+  void checkHeader() const;
+
+  Secret secret_;
+  std::vector<FrameLimit> limits_;
+  Frame frame_;
+  size_t headerBytes_ = 0;
+  size_t payloadBytes_ = 0;
+};
+
+}  // namespace unisono::bootstrap

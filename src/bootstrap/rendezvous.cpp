@@ -1,0 +1,143 @@
+#include "bootstrap/rendezvous.h"
+
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "base/error.h"
+
+namespace unisono::bootstrap {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Beyond the root's own timeout, so that its answer, which names the missing ranks, comes first.
+constexpr milliseconds kAnswerGrace{5000};
+constexpr milliseconds kConnectPause{20};
+
+[[noreturn]] void throwUnreachable(const UniqueId& id, const Address& root, int error, int rank) {
+  Error result(error == ETIMEDOUT ? ErrorCode::timeout : ErrorCode::remoteError,
+               fmt::format("Cannot reach the communicator's root at {}: {}{}", root.text(),
+                           std::strerror(error),
+                           id.fixedAddress ? "; rank 0, which listens there, did not come" : ""));
+  result.rank(rank);
+  if (id.fixedAddress) {
+    result.remedy("Check that rank 0 runs, on the machine that NCCL_COMM_ID names");
+  } else if (error == ECONNREFUSED) {
+    result.remedy(
+        "The process that made the unique id has ended, or the id was used before: make "
+        "one id for each communicator");
+  } else {
+    result.remedy(
+        "Check that no firewall is between the machines, and that NCCL_SOCKET_IFNAME "
+        "names a network that joins them");
+  }
+  throw result;
+}
+
+// A root at a fixed address may come up later than we do.
+Socket connectToRoot(const UniqueId& id, const Address& root, int rank, const Wait& wait) {
+  for (;;) {
+    int error = 0;
+    if (auto socket = Socket::connect(root, wait, error)) return std::move(*socket);
+    const bool final = error == ECONNREFUSED && !id.fixedAddress;
+    if (final || wait.expired()) throwUnreachable(id, root, error, rank);
+    wait.throwIfAborted("waiting for the communicator's root");
+    std::this_thread::sleep_for(std::min(wait.slice(), kConnectPause));
+  }
+}
+
+bool sendAll(const Socket& socket, std::span<const std::byte> bytes, const Wait& wait) {
+  while (!bytes.empty()) {
+    const Transfer transfer = socket.write(bytes);
+    if (transfer.closed || wait.expired()) return false;
+    bytes = bytes.subspan(transfer.bytes);
+    if (transfer.bytes == 0) socket.sleepUntilWritable(wait);
+    wait.throwIfAborted("announcing itself to the communicator's root");
+  }
+  return true;
+}
+
+// Nothing when the root closed the connection without an answer.
+std::optional<Frame> readAnswer(const Socket& socket, FrameReader& reader, int rank,
+                                const Wait& wait) {
+  for (;;) {
+    const FrameReader::Status status = reader.read(socket);
+    if (status == FrameReader::Status::complete) return reader.take();
+    if (status == FrameReader::Status::closed) return std::nullopt;
+    wait.throwIfAborted("waiting for every rank to come");
+    if (wait.expired()) {
+      throw Error(ErrorCode::timeout, fmt::format("The communicator's root at {} does not answer",
+                                                  socket.peerAddress().text()))
+          .rank(rank);
+    }
+    socket.sleepUntilReadable(wait);
+  }
+}
+
+Address listenAddress(const Socket& root, const std::vector<NetworkInterface>& interfaces,
+                      const Settings& settings) {
+  Address address = root.localAddress();
+  if (!settings.socketInterface.empty()) {
+    AddressFamily family = parseFamily(settings.socketFamily);
+    if (family == AddressFamily::any) family = address.family;
+    address = chooseInterface(interfaces, settings.socketInterface, family).address;
+  }
+  address.port = 0;
+  return address;
+}
+
+Membership readTable(const Frame& frame, int ranks) {
+  Membership result;
+  const size_t tableBytes = static_cast<size_t>(ranks) * sizeof(Address);
+  if (frame.payload.size() != sizeof(result.session) + tableBytes)
+    throw internalError("The root's table has {} bytes", frame.payload.size());
+  std::memcpy(&result.session, frame.payload.data(), sizeof(result.session));
+  result.addresses.resize(static_cast<size_t>(ranks));
+  std::memcpy(result.addresses.data(), frame.payload.data() + sizeof(result.session), tableBytes);
+  return result;
+}
+
+}  // namespace
+
+Membership joinRendezvous(const UniqueId& id, int rank, int ranks, const Settings& settings,
+                          const std::function<bool()>& aborted) {
+  const Wait wait(std::chrono::seconds(settings.bootstrapTimeoutSeconds) + kAnswerGrace, aborted);
+  const std::vector<NetworkInterface> interfaces = listInterfaces();
+  const Address rootAddress = localizeScope(id.root, interfaces, settings.socketInterface);
+  const Announcement blank = {.ranks = static_cast<uint32_t>(ranks), .reserved = 0, .listener = {}};
+  const uint64_t tableBytes = sizeof(Secret) + static_cast<uint64_t>(ranks) * sizeof(Address);
+  for (;;) {
+    Socket root = connectToRoot(id, rootAddress, rank, wait);
+    Listener listener(listenAddress(root, interfaces, settings), wait);
+    Announcement announcement = blank;
+    announcement.listener = listener.address();
+    FrameReader reader(id.secret,
+                       {{FrameKind::table, tableBytes}, {FrameKind::refusal, kLongestText}});
+    std::optional<Frame> frame;
+    if (sendAll(root,
+                encodeFrame({.secret = id.secret,
+                             .kind = FrameKind::announce,
+                             .sender = static_cast<uint32_t>(rank)},
+                            std::as_bytes(std::span(&announcement, 1))),
+                wait))
+      frame = readAnswer(root, reader, rank, wait);
+    if (!frame) {
+      // At a fixed address this was the root of the communicator before, on its way out.
+      if (!id.fixedAddress || wait.expired()) throwUnreachable(id, rootAddress, ECONNRESET, rank);
+      std::this_thread::sleep_for(kConnectPause);
+      continue;
+    }
+    if (frame->header.kind == FrameKind::refusal) {
+      const auto code = static_cast<ErrorCode>(frame->header.tag);
+      throw Error(code, frame->text()).rank(rank);
+    }
+    Membership result = readTable(*frame, ranks);
+    for (Address& address : result.addresses)
+      address = localizeScope(address, interfaces, settings.socketInterface);
+    result.listener = std::move(listener);
+    return result;
+  }
+}
+
+}  // namespace unisono::bootstrap

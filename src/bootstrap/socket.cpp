@@ -1,0 +1,256 @@
+#include "bootstrap/socket.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <thread>
+
+#include "base/error.h"
+
+namespace unisono::bootstrap {
+namespace {
+
+// Many ranks in one process can need more descriptors than the usual soft limit of 1024. It is
+// raised to the hard limit only when we would fail otherwise. Returns whether that helped.
+bool raiseDescriptorLimit() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
+  limit.rlim_cur = limit.rlim_max;
+  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
+[[noreturn]] void throwSystem(int error, std::string_view call) {
+  Error result = systemError(error, call);
+  if (error == EMFILE)
+    result.remedy("This process has too many open files: raise the limit with ulimit -n");
+  throw result;
+}
+
+// Calls `make` until it gives a descriptor.
+template <typename Make>
+UniqueDescriptor makeDescriptor(Make make, std::string_view call) {
+  int descriptor = make();
+  if (descriptor < 0 && errno == EMFILE && raiseDescriptorLimit()) descriptor = make();
+  if (descriptor < 0) throwSystem(errno, call);
+  return UniqueDescriptor(descriptor);
+}
+
+UniqueDescriptor makeSocket(AddressFamily family) {
+  const int domain = family == AddressFamily::ipv4 ? AF_INET : AF_INET6;
+  return makeDescriptor(
+      [&] { return ::socket(domain, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); }, "socket");
+}
+
+void setOption(int descriptor, int level, int option) {
+  const int on = 1;
+  ::setsockopt(descriptor, level, option, &on, sizeof(on));
+}
+
+void sleepFor(int descriptor, short events, const Wait& wait) {
+  pollfd entry = {descriptor, events, 0};
+  ::poll(&entry, 1, static_cast<int>(wait.slice().count()));
+}
+
+template <typename Call>
+Address addressBy(Call call, int descriptor) {
+  SystemAddress address;
+  address.length = sizeof(address.storage);
+  if (call(descriptor, reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0)
+    return {};
+  return fromSystem(address.pointer());
+}
+
+bool wouldBlock(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
+}  // namespace
+
+Socket Socket::adopt(UniqueDescriptor descriptor) {
+  Socket result;
+  setOption(descriptor.get(), IPPROTO_TCP, TCP_NODELAY);
+  // A peer whose machine died sends nothing more; probes find out.
+  setOption(descriptor.get(), SOL_SOCKET, SO_KEEPALIVE);
+  result.descriptor_ = std::move(descriptor);
+  return result;
+}
+
+Socket& Socket::operator=(Socket&& other) noexcept {
+  if (this != &other) {
+    close();
+    descriptor_ = std::move(other.descriptor_);
+  }
+  return *this;
+}
+
+std::optional<Socket> Socket::connect(const Address& address, const Wait& wait, int& error) {
+  Socket result = adopt(makeSocket(address.family));
+  const SystemAddress target = toSystem(address);
+  error = 0;
+  if (::connect(result.descriptor(), target.pointer(), target.length) != 0) {
+    if (errno != EINPROGRESS && errno != EINTR) {
+      error = errno;
+      return std::nullopt;
+    }
+    for (;;) {
+      wait.throwIfAborted("connecting to " + address.text());
+      pollfd entry = {result.descriptor(), POLLOUT, 0};
+      if (::poll(&entry, 1, static_cast<int>(wait.slice().count())) > 0) break;
+      if (wait.expired()) {
+        error = ETIMEDOUT;
+        return std::nullopt;
+      }
+    }
+    socklen_t length = sizeof(error);
+    ::getsockopt(result.descriptor(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) return std::nullopt;
+  }
+  // Where nobody listens on a local port, TCP can connect a socket to itself.
+  if (result.localAddress() == result.peerAddress()) {
+    error = ECONNREFUSED;
+    return std::nullopt;
+  }
+  return result;
+}
+
+Address Socket::localAddress() const {
+  return addressBy(::getsockname, descriptor());
+}
+Address Socket::peerAddress() const {
+  return addressBy(::getpeername, descriptor());
+}
+
+Transfer Socket::read(std::span<std::byte> into) const {
+  if (into.empty()) return {};
+  ssize_t count = ::recv(descriptor(), into.data(), into.size(), 0);
+  if (count > 0) return {static_cast<size_t>(count), false, 0};
+  if (count == 0) return {0, true, 0};
+  if (wouldBlock(errno)) return {};
+  return {0, true, errno};
+}
+
+Transfer Socket::write(std::span<const std::byte> from) const {
+  if (from.empty()) return {};
+  ssize_t count = ::send(descriptor(), from.data(), from.size(), MSG_NOSIGNAL);
+  if (count >= 0) return {static_cast<size_t>(count), false, 0};
+  if (wouldBlock(errno)) return {};
+  return {0, true, errno};
+}
+
+void Socket::sleepUntilReadable(const Wait& wait) const {
+  sleepFor(descriptor(), POLLIN, wait);
+}
+void Socket::sleepUntilWritable(const Wait& wait) const {
+  sleepFor(descriptor(), POLLOUT, wait);
+}
+
+void Socket::shutdown() const {
+  ::shutdown(descriptor(), SHUT_RDWR);
+}
+
+void Socket::close() {
+  if (!descriptor_) return;
+  shutdown();
+  descriptor_.reset();
+}
+
+Listener::Listener(const Address& address, const Wait& wait) {
+  const SystemAddress target = toSystem(address);
+  for (;;) {
+    UniqueDescriptor candidate = makeSocket(address.family);
+    // Connections of a root that ended a moment ago may still linger on a fixed port.
+    if (address.port != 0) setOption(candidate.get(), SOL_SOCKET, SO_REUSEADDR);
+    int error = 0;
+    if (::bind(candidate.get(), target.pointer(), target.length) != 0 ||
+        ::listen(candidate.get(), SOMAXCONN) != 0)
+      error = errno;
+    if (error == 0) {
+      descriptor_ = std::move(candidate);
+      break;
+    }
+    wait.throwIfAborted("listening at " + address.text());
+    if (error == EADDRINUSE && !wait.expired()) {
+      std::this_thread::sleep_for(std::min(wait.slice(), std::chrono::milliseconds(10)));
+      continue;
+    }
+    throw systemError(error, "Listening at " + address.text())
+        .remedy(error == EADDRINUSE
+                    ? "Another program uses this port: choose another one"
+                    : "The address must be one of this machine's: check NCCL_SOCKET_IFNAME, and "
+                      "NCCL_COMM_ID, which must name the machine of rank 0");
+  }
+  address_ = addressBy(::getsockname, descriptor());
+}
+
+Listener& Listener::operator=(Listener&& other) noexcept {
+  if (this != &other) {
+    close();
+    descriptor_ = std::move(other.descriptor_);
+    address_ = other.address_;
+  }
+  return *this;
+}
+
+std::optional<Socket> Listener::accept() const {
+  auto take = [this] {
+    return ::accept4(descriptor(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  };
+  int descriptor = take();
+  if (descriptor < 0 && errno == EMFILE && raiseDescriptorLimit()) descriptor = take();
+  if (descriptor >= 0) return Socket::adopt(UniqueDescriptor(descriptor));
+  // Everything but a lack of descriptors or memory concerns only the caller, who is gone.
+  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+    throwSystem(errno, "accept");
+  return std::nullopt;
+}
+
+void Listener::close() {
+  if (!descriptor_) return;
+  ::shutdown(descriptor(), SHUT_RDWR);
+  descriptor_.reset();
+}
+
+Poller::Poller() {
+  descriptor_ = makeDescriptor([] { return ::epoll_create1(EPOLL_CLOEXEC); }, "epoll_create1");
+}
+
+namespace {
+epoll_event eventFor(int descriptor, Poller::Interest interest) {
+  epoll_event event = {};
+  event.events = interest == Poller::Interest::read ? EPOLLIN : EPOLLOUT;
+  event.data.fd = descriptor;
+  return event;
+}
+}  // namespace
+
+void Poller::add(int descriptor, Interest interest) const {
+  epoll_event event = eventFor(descriptor, interest);
+  if (::epoll_ctl(descriptor_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0)
+    throwSystem(errno, "epoll_ctl");
+}
+
+void Poller::setInterest(int descriptor, Interest interest) const {
+  epoll_event event = eventFor(descriptor, interest);
+  if (::epoll_ctl(descriptor_.get(), EPOLL_CTL_MOD, descriptor, &event) != 0)
+    throwSystem(errno, "epoll_ctl");
+}
+
+void Poller::remove(int descriptor) const {
+  ::epoll_ctl(descriptor_.get(), EPOLL_CTL_DEL, descriptor, nullptr);
+}
+
+std::vector<int> Poller::wait(std::chrono::milliseconds timeout) const {
+  epoll_event events[64];
+  int count = ::epoll_wait(descriptor_.get(), events, 64, static_cast<int>(timeout.count()));
+  std::vector<int> ready;
+  for (int i = 0; i < count; i++) ready.push_back(events[i].data.fd);
+  return ready;
+}
+
+}  // namespace unisono::bootstrap

@@ -1,0 +1,78 @@
+#include "bootstrap/unique_id.h"
+
+#include <cstring>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "bootstrap/interfaces.h"
+#include "bootstrap/root_service.h"
+
+namespace unisono::bootstrap {
+namespace {
+
+constexpr uint64_t kIdMagic = 0x6469656e75;  // "uneid" read as text
+constexpr uint32_t kIdVersion = 1;
+
+struct PackedId {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t fixedAddress;
+  Address root;
+  Secret secret;
+  std::array<std::byte, 72> reserved;
+};
+static_assert(sizeof(PackedId) == kUniqueIdBytes);
+
+// Not meant to resist an attacker, who can read the text as well as we can: it keeps jobs with
+// different NCCL_COMM_ID apart. FNV-1a, once over the text with each of two offsets.
+Secret secretFromText(std::string_view text) {
+  Secret secret = {0xcbf29ce484222325, 0x84222325cbf29ce4};
+  for (uint64_t& word : secret) {
+    for (char letter : text) word = (word ^ static_cast<uint8_t>(letter)) * 0x100000001b3;
+  }
+  return secret;
+}
+
+}  // namespace
+
+std::array<std::byte, kUniqueIdBytes> packUniqueId(const UniqueId& id) {
+  PackedId packed = {kIdMagic, kIdVersion, id.fixedAddress ? 1u : 0u, id.root, id.secret, {}};
+  std::array<std::byte, kUniqueIdBytes> bytes;
+  std::memcpy(bytes.data(), &packed, sizeof(packed));
+  return bytes;
+}
+
+UniqueId unpackUniqueId(std::span<const std::byte, kUniqueIdBytes> bytes) {
+  PackedId packed;
+  std::memcpy(&packed, bytes.data(), sizeof(packed));
+  const AddressFamily family = packed.root.family;
+  const bool known = packed.magic == kIdMagic && packed.version == kIdVersion;
+  if (!known || packed.fixedAddress > 1 || packed.root.port == 0 ||
+      (family != AddressFamily::ipv4 && family != AddressFamily::ipv6)) {
+    throw invalidArgument("The unique id is not one that this library made")
+        .remedy(
+            "Pass the 128 bytes of ncclGetUniqueId unchanged to every rank, and load the same "
+            "version of the library in every process");
+  }
+  return {packed.root, packed.secret, packed.fixedAddress == 1};
+}
+
+UniqueId createUniqueId(const Settings& settings) {
+  const AddressFamily family = parseFamily(settings.socketFamily);
+  if (!settings.commId.empty()) {
+    return {parseAddress(settings.commId, family, "NCCL_COMM_ID"), secretFromText(settings.commId),
+            true};
+  }
+  const std::vector<NetworkInterface> interfaces = listInterfaces();
+  const NetworkInterface& chosen = chooseInterface(interfaces, settings.socketInterface, family);
+  const std::function<bool()> never;
+  Listener listener(chosen.address, Wait(std::chrono::milliseconds(0), never));
+  UniqueId id = {listener.address(), randomSecret(), false};
+  logInfo("unique id: the root listens at {} ({})", id.root.text(), chosen.name);
+  keepUntilExit(std::make_unique<RootService>(
+      std::move(listener), id.secret, std::chrono::seconds(settings.bootstrapTimeoutSeconds)));
+  return id;
+}
+
+}  // namespace unisono::bootstrap
