@@ -1,0 +1,79 @@
+#pragma once
+
+#include "device/protocol/low_latency.h"
+
+// One-shot direct all-reduce: one hop, nothing but latency. Each lane stores its pack to every
+// peer, then polls for the peers' packs of the same index and reduces them.
+namespace unisono::device::UNISONO_TARGET {
+
+// Lane `lane` of `lanes` in all blocks. `kRanks` is an upper bound of arguments.ranks; equal to it
+// in the instances made for 2, 4 and 8, where every loop over ranks unrolls.
+template <int kRanks>
+UNISONO_DEVICE void oneShotAllReduce(const OneShotArguments& arguments, uint32_t epoch,
+                                     uint64_t lane, uint64_t lanes, int block) {
+  const int ranks = arguments.ranks;
+  const int me = arguments.rank;
+  const int elementSize = elementBytes(arguments.reduction.type);
+  const uint64_t bytes = arguments.count * elementSize;
+  const uint64_t packs = (bytes + 7) / 8;
+  const uint64_t capacity = arguments.linesPerRank;
+  const uint64_t half = (epoch & 1) * ranks * capacity;
+  const Line* mine = reinterpret_cast<const Line*>(arguments.scratch[me]) + half;
+
+  for (uint64_t base = lane; base < packs; base += lanes * kLinesPerPass) {
+    uint64_t own[kLinesPerPass];
+#pragma unroll
+    for (int l = 0; l < kLinesPerPass; l++) {
+      const uint64_t index = base + l * lanes;
+      if (index >= packs) break;
+      own[l] = loadPack(arguments.input, index, bytes, elementSize);
+#pragma unroll
+      for (int k = 1; k < kRanks; k++) {
+        if (k >= ranks) break;
+        // Every rank starts with another peer, so that no receiver is everybody's first.
+        const int peer = me + k < ranks ? me + k : me + k - ranks;
+        Line* theirs = reinterpret_cast<Line*>(arguments.scratch[peer]) + half;
+        storeLine(theirs + me * capacity + index, own[l], epoch);
+      }
+    }
+#pragma unroll
+    for (int l = 0; l < kLinesPerPass; l++) {
+      const uint64_t index = base + l * lanes;
+      if (index >= packs) break;
+      Line line[kRanks];
+      auto allHere = [&] {
+#pragma unroll
+        for (int r = 0; r < kRanks; r++) {
+          if (r < ranks && r != me) line[r] = loadLine(mine + r * capacity + index);
+        }
+        bool here = true;
+#pragma unroll
+        for (int r = 0; r < kRanks; r++) {
+          if (r < ranks && r != me) here = here && lineHolds(line[r], epoch);
+        }
+        return here;
+      };
+      if (!waitUntil(arguments.abortFlag, {"lines of every peer", me, -1, block}, allHere, epoch)) {
+        return;
+      }
+      uint64_t pack[kMaxPacks] = {};
+#pragma unroll
+      for (int r = 0; r < kRanks; r++) pack[r] = r == me ? own[l] : lineData(line[r]);
+      const uint64_t result = reducePacks(arguments.reduction, ranks, pack[0], pack[1], pack[2],
+                                          pack[3], pack[4], pack[5], pack[6], pack[7]);
+      storePack(arguments.output, index, bytes, elementSize, result);
+    }
+  }
+}
+
+// What is left for block `block` of `blocks` when its lanes are done: every epoch counter advances
+// in every call, whatever its number of blocks, so that calls of all sizes share the scratch.
+// `lane` of `lanes` inside the block.
+UNISONO_DEVICE void advanceEpochs(const OneShotArguments& arguments, uint32_t epoch, int block,
+                                  int blocks, int lane, int lanes) {
+  for (int i = block + lane * blocks; i < kOneShotMaxBlocks; i += lanes * blocks) {
+    arguments.epochs[i] = epoch;
+  }
+}
+
+}  // namespace unisono::device::UNISONO_TARGET

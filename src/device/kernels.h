@@ -1,0 +1,26 @@
+#pragma once
+
+#include "device/work.h"
+#include "runtime/runtime.h"
+
+// The kernels, in the form that runtime::Runtime::launch takes. Each has one by-value argument.
+namespace unisono::device {
+
+// The block layout: threads of a channel's block and how many tasks a block is on the host.
+inline constexpr int kChannelThreads = 544;  // 16 warps of workers and a poster
+inline constexpr int kOneShotThreads = 512;
+
+const runtime::Kernel& collectiveKernel();        // CollectiveArguments, a block a channel
+const runtime::Kernel& sendReceiveKernel();       // SendReceiveArguments, a block a channel
+const runtime::Kernel& oneShotKernel(int ranks);  // OneShotArguments
+// Host tasks that one block of sendReceiveKernel needs.
+inline constexpr int kSendReceiveGroups = 2;
+
+#ifdef UNISONO_CUDA
+// The __global__ functions behind them, defined in kernels_cuda.cu.
+const void* collectiveCudaFunction();
+const void* sendReceiveCudaFunction();
+const void* oneShotCudaFunction(int ranks);
+#endif
+
+}  // namespace unisono::device

@@ -1,0 +1,191 @@
+#pragma once
+
+#include "device/reduce/reduce_copy.h"
+
+// Protocol Simple: data moves through a FIFO of slots (device/work.h: Connection), one slot a
+// slice. Readiness is a counter published with release order after the data. A separate poster
+// publishes, so that workers go on to the next slice while the release waits for outstanding
+// stores. A chunk is moved in several slices: while one is on its way, the next hop works on the
+// one before.
+//
+// Contract between the two ends: both cut every chunk into the same slices, in the same order; the
+// step counter of a connection is kept in device memory between launches, so a launch needs no host
+// state. After an abort nothing is moved any more and every wait ends at once.
+namespace unisono::device::UNISONO_TARGET {
+
+// One end of a FIFO during a launch; writes its step back when it goes.
+class FifoEnd {
+ public:
+  FifoEnd() = default;
+  UNISONO_DEVICE FifoEnd(Connection* connection, const Communicator& communicator)
+      : connection_(connection),
+        slots_(connection->slots),
+        tail_(connection->tail),
+        head_(connection->head),
+        step_(connection->step),
+        slotBytes_(communicator.slotBytes),
+        slotCount_(communicator.slots) {}
+
+  UNISONO_DEVICE bool connected() const { return connection_ != nullptr; }
+  UNISONO_DEVICE void* slot() const { return slots_ + step_ % slotCount_ * slotBytes_; }
+  UNISONO_DEVICE bool hasCredit() const { return loadRelaxed(head_) + slotCount_ > step_; }
+  UNISONO_DEVICE bool hasData() const { return loadRelaxed(tail_) > step_; }
+  // Orders what follows behind the counter that a relaxed poll has just seen.
+  UNISONO_DEVICE void acquireCredit() const { loadAcquire(head_); }
+  UNISONO_DEVICE void acquireData() const { loadAcquire(tail_); }
+  UNISONO_DEVICE void postData() const { storeRelease(tail_, step_ + 1); }
+  UNISONO_DEVICE void postCredit() const { storeRelease(head_, step_ + 1); }
+  UNISONO_DEVICE void advance() { step_++; }
+  UNISONO_DEVICE uint64_t step() const { return step_; }
+  UNISONO_DEVICE void save() const { connection_->step = step_; }
+
+ private:
+  Connection* connection_ = nullptr;
+  std::byte* slots_ = nullptr;
+  uint64_t* tail_ = nullptr;
+  uint64_t* head_ = nullptr;
+  uint64_t step_ = 0;
+  uint32_t slotBytes_ = 0;
+  uint32_t slotCount_ = 0;
+};
+
+class SimpleProtocol {
+ public:
+  // Either connection may be null. `receivePeer` and `sendPeer` name the other ends in reports.
+  UNISONO_DEVICE SimpleProtocol(Group& group, const Communicator& communicator, int channel,
+                                Connection* receive, int receivePeer, Connection* send,
+                                int sendPeer)
+      : group_(group),
+        abortFlag_(communicator.abortFlag),
+        rank_(communicator.rank),
+        receivePeer_(receivePeer),
+        sendPeer_(sendPeer),
+        channel_(channel),
+        slices_(communicator.slicesPerChunk),
+        slotBytes_(communicator.slotBytes) {
+    if (receive != nullptr) receive_ = FifoEnd(receive, communicator);
+    if (send != nullptr) send_ = FifoEnd(send, communicator);
+  }
+
+  // Keeps the counters for the next launch. Once, at the end, by the whole group.
+  UNISONO_DEVICE void finish() {
+    if (!group_.isPoster()) return;
+    if (receive_.connected()) receive_.save();
+    if (send_.connected()) send_.save();
+  }
+
+  // Moves one chunk: combines what is received (if `receive`) with `input` (if not null) and gives
+  // the result to the next rank (if `send`) and to `output` (if not null). `prepare`: `input` is
+  // the rank's own contribution; `finish`: the result is the complete reduction.
+  UNISONO_DEVICE_CALL void chunk(const ReductionSpec& spec, bool receive, const void* input,
+                                 bool send, void* output, uint64_t elements, bool prepare,
+                                 bool finish) {
+    const uint64_t bytesPerElement = static_cast<uint64_t>(elementBytes(spec.type));
+    // Equal slices, as many as the chunk is meant to have, each a multiple of 16 bytes.
+    const uint64_t most = slotBytes_ / bytesPerElement;
+    uint64_t slice = (elements + slices_ - 1) / slices_;
+    slice =
+        (slice * bytesPerElement + kSliceGrain - 1) / kSliceGrain * kSliceGrain / bytesPerElement;
+    if (slice > most) slice = most;
+    uint64_t done = 0;
+    do {
+      uint64_t size = elements - done < slice ? elements - done : slice;
+      uint64_t offset = done * bytesPerElement;
+      const std::byte* from =
+          input == nullptr ? nullptr : static_cast<const std::byte*>(input) + offset;
+      std::byte* to = output == nullptr ? nullptr : static_cast<std::byte*>(output) + offset;
+      moveSlice(spec, receive, from, send, to, size, prepare, finish);
+      done += size;
+    } while (done < elements);
+  }
+
+  // A message straight into the receiver's buffer `to`: one step of the FIFO says that it is there.
+  UNISONO_DEVICE void sendDirect(const ReductionSpec& spec, const void* from, void* to,
+                                 uint64_t elements) {
+    if (group_.isWorker()) {
+      waitForPeers(false, true);
+      group_.syncWorkers();
+      if (!group_.aborted()) {
+        ReduceCopy work{};
+        work.source[0] = from;
+        work.destination[0] = to;
+        work.sources = work.destinations = 1;
+        work.elements = elements;
+        reduceCopy(group_, spec, work);
+      }
+    }
+    publish(false, true);
+  }
+  UNISONO_DEVICE void receiveDirect() {
+    if (group_.isWorker()) waitForPeers(true, false);
+    publish(true, false);
+  }
+
+ private:
+  static constexpr uint64_t kSliceGrain = 512;
+
+  UNISONO_DEVICE void moveSlice(const ReductionSpec& spec, bool receive, const std::byte* input,
+                                bool send, std::byte* output, uint64_t elements, bool prepare,
+                                bool finish) {
+    if (group_.isWorker()) {
+      waitForPeers(receive, send);
+      group_.syncWorkers();
+      if (!group_.aborted()) {
+        ReduceCopy work{};
+        work.elements = elements;
+        work.finish = finish;
+        if (receive) work.source[work.sources++] = receive_.slot();
+        if (input != nullptr) {
+          if (prepare) work.prepare = 1u << work.sources;
+          work.source[work.sources++] = input;
+        }
+        if (send) work.destination[work.destinations++] = send_.slot();
+        if (output != nullptr) work.destination[work.destinations++] = output;
+        reduceCopy(group_, spec, work);
+      }
+    }
+    publish(receive, send);
+  }
+
+  UNISONO_DEVICE void publish(bool receive, bool send) {
+    group_.syncAll();
+    if (group_.isPoster()) {
+      if (send) send_.postData();
+      if (receive) receive_.postCredit();
+    }
+    if (send) send_.advance();
+    if (receive) receive_.advance();
+  }
+
+  UNISONO_DEVICE void waitForPeers(bool receive, bool send) {
+    if (group_.aborted()) return;
+    if (receive && group_.isLane(0)) {
+      const FifoEnd& end = receive_;
+      if (!waitUntil(
+              abortFlag_, {"data", rank_, receivePeer_, channel_}, [&end] { return end.hasData(); },
+              end.step() + 1)) {
+        group_.setAborted();
+      }
+      end.acquireData();
+    }
+    if (send && group_.isLane(1)) {
+      const FifoEnd& end = send_;
+      if (!waitUntil(
+              abortFlag_, {"a free slot", rank_, sendPeer_, channel_},
+              [&end] { return end.hasCredit(); }, end.step() + 1)) {
+        group_.setAborted();
+      }
+      end.acquireCredit();
+    }
+  }
+
+  Group& group_;
+  const uint32_t* abortFlag_;
+  int rank_, receivePeer_, sendPeer_, channel_;
+  uint32_t slices_;
+  uint64_t slotBytes_;
+  FifoEnd receive_;
+  FifoEnd send_;
+};
+
+}  // namespace unisono::device::UNISONO_TARGET

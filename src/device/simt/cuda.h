@@ -1,0 +1,127 @@
+#pragma once
+
+#include "device/simt/common.h"
+
+#define UNISONO_DEVICE __device__ __forceinline__
+// One body for all callers, where inlining would multiply code.
+#define UNISONO_DEVICE_CALL __device__ __noinline__
+#define UNISONO_TARGET cuda_target
+
+namespace unisono::device::cuda_target {
+
+inline constexpr int kWarpSize = 32;
+inline constexpr int kLinesPerPass = 1;
+inline constexpr int kMaxGroups = 2;
+
+// A range of whole warps of a block. The last warp is the poster: it publishes what the workers
+// did while they go on, so that the wait of a release for outstanding stores is hidden. `barrier`
+// is the first of two named barriers of the group (0 is the block's own).
+class Group {
+ public:
+  UNISONO_DEVICE Group(int warps, int firstWarp, int barrier)
+      : rank_(static_cast<int>(threadIdx.x) - firstWarp * kWarpSize),
+        workers_((warps - 1) * kWarpSize),
+        barrier_(barrier),
+        aborted_(abortedOf(barrier)) {
+    if (rank_ == 0) *aborted_ = 0;
+    syncAll();
+  }
+  // Among the workers.
+  UNISONO_DEVICE int rank() const { return rank_; }
+  UNISONO_DEVICE int size() const { return workers_; }
+  UNISONO_DEVICE bool isWorker() const { return rank_ < workers_; }
+  UNISONO_DEVICE bool isPoster() const { return rank_ == workers_; }
+  // True for one worker; different indices fall into different warps so that waits do not add up.
+  UNISONO_DEVICE bool isLane(int index) const { return rank_ == index * kWarpSize; }
+
+  UNISONO_DEVICE void syncWorkers() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier_), "r"(workers_) : "memory");
+  }
+  UNISONO_DEVICE void syncAll() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier_ + 1), "r"(workers_ + kWarpSize) : "memory");
+  }
+
+  // Set by any thread before a barrier, seen by all behind it.
+  UNISONO_DEVICE void setAborted() { *aborted_ = 1; }
+  UNISONO_DEVICE bool aborted() const { return *aborted_ != 0; }
+
+ private:
+  UNISONO_DEVICE static volatile int* abortedOf(int barrier) {
+    __shared__ volatile int flags[kMaxGroups];
+    return &flags[barrier / 2];
+  }
+
+  int rank_;
+  int workers_;
+  int barrier_;
+  volatile int* aborted_;
+};
+
+UNISONO_DEVICE uint32_t loadRelaxed(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+UNISONO_DEVICE uint64_t loadRelaxed(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+UNISONO_DEVICE uint64_t loadAcquire(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+UNISONO_DEVICE void storeRelaxed(uint32_t* address, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+UNISONO_DEVICE void storeRelaxed(uint64_t* address, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+UNISONO_DEVICE void storeRelease(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+UNISONO_DEVICE Vector16 loadVector(const void* address) {
+  Vector16 value;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+               : "l"(address));
+  return value;
+}
+UNISONO_DEVICE void storeVector(void* address, const Vector16& value) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.word[0]),
+               "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
+               : "memory");
+}
+
+// Volatile 16-byte accesses are single transactions on NVLink and in L2; each 8-byte half is all
+// that the protocol relies on.
+UNISONO_DEVICE void storeLine(Line* line, uint64_t data, uint32_t flag) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(line),
+               "r"(static_cast<uint32_t>(data)), "r"(flag), "r"(static_cast<uint32_t>(data >> 32))
+               : "memory");
+}
+UNISONO_DEVICE Line loadLine(const Line* line) {
+  Line value;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.data0), "=r"(value.flag0), "=r"(value.data1), "=r"(value.flag1)
+               : "l"(line)
+               : "memory");
+  return value;
+}
+
+template <typename Ready>
+UNISONO_DEVICE bool waitUntil(const uint32_t* abortFlag, const WaitSubject& subject, Ready ready,
+                              uint64_t wanted = 0) {
+  (void)subject, (void)wanted;
+  // The abort flag lies in host memory: look seldom.
+  constexpr uint32_t kPollsPerLook = 4096;
+  uint32_t polls = 0;
+  while (!ready()) {
+    if (++polls % kPollsPerLook == 0 && loadRelaxed(abortFlag) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace unisono::device::cuda_target

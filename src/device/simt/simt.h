@@ -1,0 +1,18 @@
+#pragma once
+
+// The few primitives that differ between a GPU and a CPU. Device code above this folder uses
+// nothing else of either target, and lives in `namespace unisono::device::UNISONO_TARGET` so that
+// one library can hold both.
+//
+//   UNISONO_DEVICE           qualifier of every device function; UNISONO_DEVICE_CALL: never inlined
+//   Group                    threads that work on one role: rank(), size(), workers, poster
+//   load/store with order    loadRelaxed, loadAcquire, storeRelaxed, storeRelease (system scope)
+//   Vector16                 16 bytes moved by one instruction: loadVector, storeVector
+//   Line                     8 bytes of data and 8 of flag that arrive together: storeLine,
+//   loadLine waitUntil                a wait loop that looks at the abort flag and, on the host,
+//   lets others run
+#if defined(__CUDACC__)
+#include "device/simt/cuda.h"
+#else
+#include "device/simt/host.h"
+#endif

@@ -1,0 +1,178 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+// Plain data that the host prepares and device code reads, on both targets. Nothing here owns
+// memory.
+namespace unisono::device {
+
+// Numbered as ncclDataType_t.
+enum class DataType : uint8_t {
+  int8 = 0,
+  uint8 = 1,
+  int32 = 2,
+  uint32 = 3,
+  int64 = 4,
+  uint64 = 5,
+  float16 = 6,
+  float32 = 7,
+  float64 = 8,
+  bfloat16 = 9,
+  float8e4m3 = 10,
+  float8e5m2 = 11,
+};
+inline constexpr int kDataTypes = 12;
+
+// One hexadecimal digit a type, the first type lowest: arithmetic instead of a table in memory.
+constexpr int elementBytes(DataType type) {
+  return static_cast<int>(0x112842884411u >> (4 * static_cast<int>(type)) & 15);
+}
+
+constexpr bool isFloatingPoint(DataType type) {
+  return type >= DataType::float16;
+}
+
+// What a kernel computes. An average is `preMulSum` with 1/n for floating-point types and
+// `sumPostDivide` by n for integers, so that float16 does not overflow on the way.
+enum class Reduction : uint8_t { sum = 0, prod, max, min, preMulSum, sumPostDivide };
+inline constexpr int kReductions = 6;
+
+// A reduction with its operands. `scalar` holds the bits of the factor (preMulSum: a value of
+// `type`) or of the divisor (sumPostDivide: an unsigned 64-bit number), or, with
+// `scalarIsPointer`, the address of the factor in device memory, read when the kernel runs.
+struct ReductionSpec {
+  DataType type;
+  Reduction reduction;
+  bool scalarIsPointer;
+  uint64_t scalar;
+};
+
+// A FIFO of `slots` slots from one rank to another on one channel. The slots and `tail` lie in the
+// receiver's memory and `head` in the sender's, so that every poll is local. Counters count slots
+// since the connection was made and never wrap (64 bits).
+//
+// Who writes what, and in which order (protocol/simple.h keeps this contract):
+//   sender:   waits head + slots > step; writes slot step % slots; tail = step + 1 (release)
+//   receiver: waits tail > step (acquire); reads the slot; head = step + 1 (release)
+// A slot is written again only after the receiver has released it.
+struct Connection {
+  std::byte* slots;  // null until connected
+  uint64_t* tail;
+  uint64_t* head;
+  uint64_t step;  // slots passed by this end so far; kept between launches
+  // Direct transfers between ranks of one process: before a message, the receiver writes the
+  // address of its output here (in the sender's memory), or kStaged; null where never offered.
+  uint64_t* offer;
+  uint64_t offers;  // messages offered so far by this end; kept between launches
+};
+
+// An offered address of a message that goes through the FIFO all the same.
+inline constexpr uint64_t kStagedOffer = 1;
+
+// The ring of one channel, from one rank's view.
+struct RingChannel {
+  Connection receive;    // from the previous rank
+  Connection send;       // to the next rank
+  const int32_t* order;  // order[i]: the rank i steps after this one; order[0] is this rank
+  int32_t position;      // of this rank in the ring, 0 .. ranks - 1
+};
+
+// A communicator in device memory. The tables grow as connections are made: entries of unconnected
+// peers are null.
+struct Communicator {
+  int32_t rank;
+  int32_t ranks;
+  uint32_t slotBytes;
+  uint32_t slots;
+  uint32_t slicesPerChunk;
+  int32_t peerChannels;  // channels of the send and receive tables
+  const uint32_t* abortFlag;
+  RingChannel* rings;   // [channel]
+  Connection* send;     // [peer * peerChannels + channel]
+  Connection* receive;  // [peer * peerChannels + channel]
+};
+
+enum class Operation : uint8_t {
+  allReduce,
+  allGather,
+  reduceScatter,
+  broadcast,
+  reduce,
+  local,  // one rank: output = reduction(input), a copy for most
+};
+
+// One collective inside a launch. It covers the channels first .. first + channels - 1; channel i
+// of these handles a contiguous part: `low` elements for the first, `middle` for each in between,
+// `high` for the last. Counts are elements; for all-gather and reduce-scatter of one rank's share.
+struct CollectiveWork {
+  Operation operation;
+  uint16_t firstChannel;
+  uint16_t channels;
+  int32_t root;
+  ReductionSpec reduction;
+  const void* input;
+  void* output;
+  uint64_t count;
+  uint64_t low, middle, high;
+  uint32_t chunkElements;  // most elements of one chunk (slicesPerChunk slots)
+};
+
+// The half of a launch's send/receive round that one channel set handles: a message to one peer and
+// a message from another; sizes in bytes, either may be absent (peer < 0). The message is split
+// over `channels` channels, `part` bytes each but for the last.
+struct SendReceiveWork {
+  int32_t sendPeer, receivePeer;
+  uint16_t sendFirstChannel, receiveFirstChannel;
+  uint16_t sendChannels, receiveChannels;
+  bool offerDirect;  // the receiver may offer its output to the sender
+  const void* input;
+  void* output;
+  uint64_t sendBytes, receiveBytes;
+  uint64_t sendPart, receivePart;
+};
+
+// The launches. Their arguments hold all that a replay of a CUDA graph needs, by value.
+inline constexpr int kMaxCollectiveWorks = 36;
+struct CollectiveArguments {
+  Communicator* communicator;
+  int32_t works;
+  CollectiveWork work[kMaxCollectiveWorks];
+};
+
+inline constexpr int kMaxSendReceiveWorks = 40;
+struct SendReceiveArguments {
+  Communicator* communicator;
+  int32_t works;
+  SendReceiveWork work[kMaxSendReceiveWorks];
+};
+
+// Kernel parameters are limited to 4 KiB on every GPU that CUDA 13 supports.
+inline constexpr size_t kMaxArgumentBytes = 4096;
+static_assert(sizeof(CollectiveArguments) <= kMaxArgumentBytes);
+static_assert(sizeof(SendReceiveArguments) <= kMaxArgumentBytes);
+
+// One-shot all-reduce: every rank stores its whole input into every peer's scratch as lines of
+// 8 bytes of data and 8 of flag, and sums what it received (protocol/low_latency.h).
+inline constexpr int kOneShotMaxRanks = 8;
+inline constexpr int kOneShotMaxBlocks = 64;
+struct OneShotArguments {
+  std::byte* scratch[kOneShotMaxRanks];  // of each rank: [parity][source rank][line]
+  uint32_t* epochs;                      // [kOneShotMaxBlocks], all equal between launches
+  const uint32_t* abortFlag;
+  int32_t rank;
+  int32_t ranks;
+  uint64_t linesPerRank;  // capacity of one [parity][source rank]
+  ReductionSpec reduction;
+  const void* input;
+  void* output;
+  uint64_t count;  // elements
+};
+static_assert(sizeof(OneShotArguments) <= kMaxArgumentBytes);
+
+constexpr size_t oneShotScratchBytes(int ranks, size_t maxBytes) {
+  return 2 * static_cast<size_t>(ranks) * (maxBytes / 8) * 16;
+}
+
+}  // namespace unisono::device
