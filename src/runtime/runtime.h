@@ -15,8 +15,8 @@ namespace unisono::runtime {
 
 enum class Backend : int { host = 0, cuda = 1 };
 
-// A cudaStream_t on CUDA; a stream of include/unisono/host.h on the host. Null is the legacy default
-// stream of the current device on both.
+// A cudaStream_t on CUDA; a stream of include/unisono/host.h on the host. Null is the legacy
+// default stream of the current device on both.
 using Stream = void*;
 
 struct DeviceProperties {
@@ -103,9 +103,9 @@ struct PointerInfo {
 struct HostGroupContext {
   int block;
   int blocks;
-  int group;            // 0 .. groups - 1 inside the block
+  int group;  // 0 .. groups - 1 inside the block
   int groups;
-  void* blockShared;    // zeroed, LaunchShape::sharedBytes long, one for each block of a launch
+  void* blockShared;  // zeroed, LaunchShape::sharedBytes long, one for each block of a launch
 };
 
 // One kernel in its two forms; a backend uses its own.
@@ -120,7 +120,7 @@ struct LaunchShape {
   int threadsPerBlock = 32;  // CUDA
   int groupsPerBlock = 1;    // host: tasks of each block, each may wait on other ranks
   size_t argumentBytes = 0;
-  size_t sharedBytes = 0;    // host: block-shared storage (CUDA kernels declare theirs)
+  size_t sharedBytes = 0;  // host: block-shared storage (CUDA kernels declare theirs)
 };
 
 enum class CaptureState { none, active, invalidated };
@@ -156,6 +156,12 @@ class Runtime {
   virtual PointerInfo inspect(const void* address) = 0;
 
   virtual void copyAsync(void* destination, const void* source, size_t bytes, Stream stream) = 0;
+  // Loads `kernel` onto `device`, so that its first launch need not: loading can wait for kernels
+  // that run already, and these may wait for the launch.
+  virtual void prepare(const Kernel& kernel, int device) {
+    static_cast<void>(kernel);
+    static_cast<void>(device);
+  }
   virtual void launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
                       Stream stream) = 0;
   // A stream that does not wait for the default stream.
@@ -187,8 +193,8 @@ class DeviceScope {
   bool changed_;
 };
 
-// The backends. createCudaRuntime is there only with UNISONO_CUDA; it throws Error when no driver or
-// no GPU is found.
+// The backends. createCudaRuntime is there only with UNISONO_CUDA; it throws Error when no driver
+// or no GPU is found.
 std::unique_ptr<Runtime> createHostRuntime(const Settings& settings);
 std::unique_ptr<Runtime> createCudaRuntime(const Settings& settings);
 

@@ -92,6 +92,7 @@ class CudaRuntime final : public Runtime {
           "cudaMemcpyAsync");
   }
 
+  void prepare(const Kernel& kernel, int device) override;
   void launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
               Stream stream) override;
 
@@ -170,6 +171,15 @@ std::shared_ptr<DeviceMemory> CudaRuntime::allocate(int device, size_t bytes, Sh
     logInfo("Device {} has no VMM memory with POSIX handles; legacy CUDA IPC is used", device);
   }
   return allocateMalloc(device, bytes, sharing);
+}
+
+void CudaRuntime::prepare(const Kernel& kernel, int device) {
+  DeviceCallScope scope(device);
+  cudaFuncAttributes attributes;
+  cudaError_t status = cudaFuncGetAttributes(&attributes, kernel.cudaFunction);
+  if (status != cudaSuccess) {
+    throw cudaFailure(status, fmt::format("Loading of kernel {}", kernel.name).c_str(), device);
+  }
 }
 
 void CudaRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,

@@ -149,6 +149,16 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
   }
   CUdeviceptr pointer = devicePointer(address);
   DeviceCallScope scope(info.device);
+  if (pointerAttribute<CUmemoryPool>(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, pointer) != nullptr) {
+    throw invalidUsage(
+        "Memory at {} is of a stream-ordered pool (cudaMallocAsync), which other processes cannot "
+        "map",
+        address)
+        .device(info.device)
+        .remedy(
+            "Allocate by cudaMalloc or ncclMemAlloc; in PyTorch, do not set "
+            "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync");
+  }
   CUdeviceptr base = 0;
   size_t baseBytes = 0;
   check(driver().memGetAddressRange(&base, &baseBytes, pointer), "cuMemGetAddressRange",
@@ -172,16 +182,6 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
   handle.bytes = bytes;
   handle.base = base;
   handle.baseBytes = baseBytes;
-  if (pointerAttribute<CUmemoryPool>(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, pointer) != nullptr) {
-    throw invalidUsage(
-        "Memory at {} is of a stream-ordered pool (cudaMallocAsync), which other processes cannot "
-        "map",
-        address)
-        .device(info.device)
-        .remedy(
-            "Allocate by cudaMalloc or ncclMemAlloc; in PyTorch, do not set "
-            "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync");
-  }
   if (PhysicalMemory memory = physicalMemory(pointer)) {
     exportVmm(handle, std::move(memory));
   } else if (pointerAttribute<unsigned>(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, pointer)) {

@@ -1,0 +1,183 @@
+#include "runtime_cuda_child.h"
+
+#include <cuda_runtime_api.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "base/error.h"
+#include "runtime/cuda/driver.h"
+#include "runtime_cuda_kernels.h"
+
+extern char** environ;
+
+namespace unisono::runtime::test {
+namespace {
+
+constexpr int kChannelInChild = 3;
+constexpr int kReplySeconds = 60;
+
+// Whole messages over a stream socket. Returns false at its end or after the time limit.
+template <typename Message>
+bool sendMessage(int channel, const Message& message) {
+  return ::send(channel, &message, sizeof(message), MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(sizeof(message));
+}
+template <typename Message>
+bool receiveMessage(int channel, Message& message) {
+  return ::recv(channel, &message, sizeof(message), MSG_WAITALL) ==
+         static_cast<ssize_t>(sizeof(message));
+}
+
+ChildReply importAndWrite(Runtime& runtime, const ChildRequest& request) {
+  ChildReply reply{};
+  const MemoryHandle& handle = request.handle;
+  auto mapped = runtime.importMemory(handle, request.device);
+  auto again = runtime.importMemory(handle, request.device);
+  if (mapped->address() != again->address()) {
+    throw internalError("two imports of one range gave two addresses");
+  }
+  again.reset();
+  reply.wrong =
+      countOther(runtime, request.device, mapped->address(), handle.bytes, request.expected);
+  fill(runtime, request.device, mapped->address(), handle.bytes, request.written);
+  reply.succeeded = true;
+  return reply;
+}
+
+// Uses device 1 as a library would, from a thread that never chose a device.
+ChildReply countContexts(Runtime& runtime) {
+  ChildReply reply{};
+  for (int device = 0; device < runtime.deviceCount(); ++device) {
+    runtime.properties(device);
+    for (int peer = 0; peer < runtime.deviceCount(); ++peer) runtime.canAccessPeer(device, peer);
+  }
+  int local = 0;
+  runtime.inspect(&local);
+  for (int device = 0; device < runtime.deviceCount(); ++device) {
+    if (hasContext(device)) throw internalError("looking at device {} made a context", device);
+  }
+  std::thread([&runtime] {
+    auto memory = runtime.allocate(1, 4096, Sharing::otherProcesses);
+    auto pinned = runtime.allocatePinned(64);
+    auto event = runtime.createEvent(1);
+    DeviceScope scope(runtime, 1);
+    runtime.synchronize(nullptr);
+  }).join();
+  if (!hasContext(1)) throw internalError("device 1 was used without a context");
+  reply.wrong = hasContext(0) ? 1 : 0;
+  reply.succeeded = true;
+  return reply;
+}
+
+}  // namespace
+
+std::unique_ptr<Runtime> makeRuntime(int cuMem) {
+  Settings settings;
+  settings.cuMem = cuMem;
+  return createCudaRuntime(settings);
+}
+
+int gpuCount(std::string* why) {
+  try {
+    return makeRuntime()->deviceCount();
+  } catch (const Error& error) {
+    if (why != nullptr) *why = error.what();
+    return 0;
+  }
+}
+
+void fill(Runtime& runtime, int device, void* target, size_t bytes, unsigned char value) {
+  DeviceScope scope(runtime, device);
+  auto stream = runtime.createStream(device);
+  LaunchShape shape;
+  shape.blocks = 16;
+  shape.threadsPerBlock = 256;
+  shape.argumentBytes = sizeof(FillArguments);
+  FillArguments arguments{static_cast<unsigned char*>(target), bytes, 0, value};
+  runtime.launch(fillKernel(), shape, &arguments, stream.get());
+  runtime.synchronize(stream.get());
+}
+
+std::vector<unsigned char> read(Runtime& runtime, int device, const void* source, size_t bytes) {
+  DeviceScope scope(runtime, device);
+  auto stream = runtime.createStream(device);
+  std::vector<unsigned char> host(bytes);
+  runtime.copyAsync(host.data(), source, bytes, stream.get());
+  runtime.synchronize(stream.get());
+  return host;
+}
+
+size_t countOther(Runtime& runtime, int device, const void* source, size_t bytes,
+                  unsigned char value) {
+  std::vector<unsigned char> host = read(runtime, device, source, bytes);
+  return bytes - static_cast<size_t>(std::count(host.begin(), host.end(), value));
+}
+
+ChildProcess::ChildProcess() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw systemError(errno, "socketpair");
+  }
+  channel_ = UniqueDescriptor(ends[0]);
+  UniqueDescriptor other(ends[1]);
+  timeval limit{kReplySeconds, 0};
+  if (::setsockopt(channel_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) != 0) {
+    throw systemError(errno, "setsockopt");
+  }
+  // A duplicate at another number loses FD_CLOEXEC; at the same number posix_spawn clears it.
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, other.get(), kChannelInChild);
+  char program[] = "/proc/self/exe";
+  char option[] = "--child";
+  char* arguments[] = {program, option, nullptr};
+  int result = ::posix_spawn(&process_, program, &actions, nullptr, arguments, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (result != 0) throw systemError(result, "posix_spawn");
+}
+
+ChildProcess::~ChildProcess() {
+  channel_.reset();  // the other process ends when it sees this
+  for (int tries = 0; tries < 100; ++tries) {
+    if (::waitpid(process_, nullptr, WNOHANG) != 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  ::kill(process_, SIGKILL);
+  ::waitpid(process_, nullptr, 0);
+}
+
+ChildReply ChildProcess::ask(const ChildRequest& request) {
+  ChildReply reply{};
+  if (!sendMessage(channel_.get(), request) || !receiveMessage(channel_.get(), reply)) {
+    throw internalError("the other process gave no answer in {} s", kReplySeconds);
+  }
+  return reply;
+}
+
+int childMain(int channel) {
+  std::unique_ptr<Runtime> runtime;
+  ChildRequest request;
+  while (receiveMessage(channel, request)) {
+    ChildReply reply{};
+    try {
+      if (runtime == nullptr) runtime = makeRuntime();
+      reply = request.what == ChildRequest::What::contexts ? countContexts(*runtime)
+                                                           : importAndWrite(*runtime, request);
+    } catch (const std::exception& error) {
+      std::snprintf(reply.text, sizeof(reply.text), "%s", error.what());
+    }
+    if (!sendMessage(channel, reply)) return 1;
+  }
+  return 0;
+}
+
+}  // namespace unisono::runtime::test

@@ -1,0 +1,288 @@
+// Memory that crosses devices and processes.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/error.h"
+#include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/driver.h"
+#include "runtime/cuda/memory.h"
+#include "runtime_cuda_child.h"
+
+namespace unisono::runtime::test {
+namespace {
+
+constexpr size_t kBytes = (size_t{3} << 20) + 5;
+constexpr size_t kOffset = 12345;
+
+// Memory as applications allocate it, freed with the object.
+class ForeignMalloc {
+ public:
+  ForeignMalloc(Runtime& runtime, int device, size_t bytes) : runtime_(runtime), device_(device) {
+    DeviceScope scope(runtime, device);
+    check(cudaMalloc(&address_, bytes), "cudaMalloc", device);
+    check(cudaMemset(address_, 0x11, bytes), "cudaMemset", device);
+    check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize", device);
+  }
+  ~ForeignMalloc() {
+    DeviceScope scope(runtime_, device_);
+    cudaFree(address_);
+  }
+  unsigned char* address() const { return static_cast<unsigned char*>(address_); }
+
+ private:
+  Runtime& runtime_;
+  int device_;
+  void* address_ = nullptr;
+};
+
+// A segment as PyTorch's expandable segments make it, with or without a way to share it.
+struct ForeignSegment {
+  static PhysicalMemory create(int device, size_t bytes, bool shareable) {
+    CUmemAllocationProp properties = describe(device, shareable);
+    CUmemGenericAllocationHandle handle = 0;
+    check(driver().memCreate(&handle, bytes, &properties, 0), "cuMemCreate", device);
+    return PhysicalMemory(handle);
+  }
+  static CUmemAllocationProp describe(int device, bool shareable) {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = device;
+    if (shareable) {
+      properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    }
+    return properties;
+  }
+};
+
+class CudaSharingTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    gpus_ = gpuCount(&why);
+    if (gpus_ == 0) GTEST_SKIP() << why;
+    runtime_ = makeRuntime();
+    primaryContext(0);
+    runtime_->setDevice(0);
+  }
+  void TearDown() override {
+    if (gpus_ > 0) {
+      EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    }
+  }
+
+  // Lets `child` check and overwrite a range, and checks what it wrote.
+  void passThrough(ChildProcess& child, Runtime& runtime, int owner, void* address, size_t bytes,
+                   int importer) {
+    fill(runtime, owner, address, bytes, 0x5a);
+    ChildRequest request{ChildRequest::What::importMemory, runtime.exportMemory(address, bytes),
+                         importer, 0x5a, 0xc3};
+    ChildReply reply = child.ask(request);
+    ASSERT_TRUE(reply.succeeded) << reply.text;
+    EXPECT_EQ(reply.wrong, 0u);
+    EXPECT_EQ(countOther(runtime, owner, address, bytes, 0xc3), 0u);
+  }
+
+  int gpus_ = 0;
+  std::unique_ptr<Runtime> runtime_;
+};
+
+// NCCL_CUMEM_ENABLE of the exporter, and the importer's device.
+class CudaProcessTest : public CudaSharingTest,
+                        public ::testing::WithParamInterface<std::tuple<int, int>> {
+ protected:
+  void SetUp() override {
+    CudaSharingTest::SetUp();
+    if (IsSkipped()) return;
+    if (importer() >= gpus_) GTEST_SKIP() << "needs " << importer() + 1 << " GPUs";
+    if (!runtime_->canAccessPeer(importer(), 0)) GTEST_SKIP() << "the GPUs have no peer access";
+    if (cuMem() == 1 && !sharingSupport(0).descriptors) GTEST_SKIP() << "no VMM descriptors";
+  }
+  int cuMem() const { return std::get<0>(GetParam()); }
+  int importer() const { return std::get<1>(GetParam()); }
+};
+
+TEST_P(CudaProcessTest, OurMemoryIsSharedBothWays) {
+  auto runtime = makeRuntime(cuMem());
+  ChildProcess child;
+  auto memory = runtime->allocate(0, kBytes, Sharing::otherProcesses);
+  auto* address = static_cast<unsigned char*>(memory->address());
+  MemoryHandle handle = runtime->exportMemory(address, kBytes);
+  EXPECT_EQ(handle.kind,
+            cuMem() == 1 ? MemoryHandle::Kind::descriptor : MemoryHandle::Kind::legacyIpc);
+  passThrough(child, *runtime, 0, address, kBytes, importer());
+  passThrough(child, *runtime, 0, address + kOffset, kBytes - kOffset, importer());
+  EXPECT_EQ(countOther(*runtime, 0, address, kOffset, 0xc3), 0u);
+
+  // The same addresses are likely to be given again; the other process must see the new memory.
+  memory.reset();
+  for (int round = 0; round < 3; ++round) {
+    memory = runtime->allocate(0, kBytes, Sharing::otherProcesses);
+    passThrough(child, *runtime, 0, memory->address(), kBytes, importer());
+    memory.reset();
+  }
+}
+
+TEST_P(CudaProcessTest, ManyRangesAreOfferedAtOnce) {
+  auto runtime = makeRuntime(cuMem());
+  ChildProcess child;
+  std::vector<std::shared_ptr<DeviceMemory>> ranges;
+  std::vector<MemoryHandle> handles;
+  for (int i = 0; i < 8; ++i) {
+    ranges.push_back(runtime->allocate(0, 4096, Sharing::otherProcesses));
+    fill(*runtime, 0, ranges.back()->address(), 4096, static_cast<unsigned char>(i + 1));
+    handles.push_back(runtime->exportMemory(ranges.back()->address(), 4096));
+  }
+  for (int i = 7; i >= 0; --i) {
+    ChildReply reply = child.ask({ChildRequest::What::importMemory, handles[i], importer(),
+                                  static_cast<unsigned char>(i + 1), 0x77});
+    ASSERT_TRUE(reply.succeeded) << reply.text;
+    EXPECT_EQ(reply.wrong, 0u);
+  }
+}
+
+TEST_P(CudaProcessTest, MemoryOfCudaMallocIsSharedWithItsOffset) {
+  ChildProcess child;
+  ForeignMalloc foreign(*runtime_, 0, 3 * kBytes);
+  MemoryHandle handle = runtime_->exportMemory(foreign.address() + kOffset, kBytes);
+  EXPECT_EQ(handle.kind, MemoryHandle::Kind::legacyIpc);
+  EXPECT_EQ(handle.address - handle.base, kOffset);
+  passThrough(child, *runtime_, 0, foreign.address() + kOffset, kBytes, importer());
+  EXPECT_EQ(countOther(*runtime_, 0, foreign.address(), kOffset, 0x11), 0u);
+  EXPECT_EQ(countOther(*runtime_, 0, foreign.address() + kOffset + kBytes, kBytes, 0x11), 0u);
+}
+
+// cudaMalloc puts small ranges into one block, which legacy IPC shares as a whole.
+TEST_P(CudaProcessTest, SmallRangesOfCudaMallocAreNotMixedUp) {
+  ChildProcess child;
+  ForeignMalloc first(*runtime_, 0, 1000), second(*runtime_, 0, 1000), third(*runtime_, 0, 1000);
+  passThrough(child, *runtime_, 0, second.address() + 10, 900, importer());
+  EXPECT_EQ(countOther(*runtime_, 0, first.address(), 1000, 0x11), 0u);
+  EXPECT_EQ(countOther(*runtime_, 0, third.address(), 1000, 0x11), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(VmmAndLegacy, CudaProcessTest,
+                         ::testing::Combine(::testing::Values(1, 0), ::testing::Values(0, 1)));
+
+TEST_F(CudaSharingTest, AnApplicationsVmmMemoryIsSharedAndItsOfferEndsWithIt) {
+  if (!sharingSupport(0).descriptors) GTEST_SKIP() << "no VMM descriptors";
+  ChildProcess child;
+  size_t granularity = allocationGranularity(ForeignSegment::describe(0, true), 0);
+  // Two segments side by side in one reservation, the second one replaced by another.
+  CUdeviceptr reserved = 0;
+  ASSERT_EQ(driver().memAddressReserve(&reserved, 2 * granularity, 0, 0, 0), CUDA_SUCCESS);
+  auto map = [&](int index) {
+    PhysicalMemory memory = ForeignSegment::create(0, granularity, true);
+    CUdeviceptr at = reserved + index * granularity;
+    check(driver().memMap(at, granularity, 0, memory.handle(), 0), "cuMemMap", 0);
+    grantAccess(reinterpret_cast<void*>(at), granularity, 0, 0);
+    return reinterpret_cast<unsigned char*>(at);
+  };
+  unsigned char* first = map(0);
+  unsigned char* second = map(1);
+  passThrough(child, *runtime_, 0, first + kOffset, 4096, 0);
+  passThrough(child, *runtime_, 0, second + kOffset, 4096, 0);
+  MemoryHandle earlier = runtime_->exportMemory(second, 64);
+  EXPECT_EQ(earlier.base, reserved + granularity);
+  EXPECT_EQ(earlier.payload, runtime_->exportMemory(second + 64, 64).payload);
+
+  bool spans = false;
+  try {
+    runtime_->exportMemory(first, 2 * granularity);
+  } catch (const Error& error) {
+    spans = error.code() == ErrorCode::invalidArgument;
+  }
+  EXPECT_TRUE(spans) << "a range over two allocations was exported as one";
+
+  ASSERT_EQ(driver().memUnmap(reserved + granularity, granularity), CUDA_SUCCESS);
+  ASSERT_EQ(map(1), second);
+  passThrough(child, *runtime_, 0, second, 4096, 0);
+  EXPECT_NE(earlier.payload, runtime_->exportMemory(second, 64).payload);
+  ChildReply reply = child.ask({ChildRequest::What::importMemory, earlier, 0, 0, 0});
+  EXPECT_FALSE(reply.succeeded) << "an offer outlived its memory";
+
+  driver().memUnmap(reserved, granularity);
+  driver().memUnmap(reserved + granularity, granularity);
+  driver().memAddressFree(reserved, 2 * granularity);
+}
+
+TEST_F(CudaSharingTest, MemoryThatCannotBeSharedSaysWhy) {
+  auto expectRefused = [this](const void* address, size_t bytes, ErrorCode code,
+                              const std::string& text) {
+    try {
+      runtime_->exportMemory(address, bytes);
+      ADD_FAILURE() << "no error; expected one with: " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  int local = 0;
+  expectRefused(&local, sizeof(local), ErrorCode::invalidArgument, "host memory");
+  ForeignMalloc foreign(*runtime_, 0, kBytes);
+  expectRefused(foreign.address(), size_t{1} << 40, ErrorCode::invalidArgument, "one allocation");
+
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  void* pooled = nullptr;
+  ASSERT_EQ(cudaMallocAsync(&pooled, 4096, stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  expectRefused(pooled, 4096, ErrorCode::invalidUsage, "cudaMallocAsync");
+  cudaFreeAsync(pooled, stream);
+  cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+
+  size_t granularity = allocationGranularity(ForeignSegment::describe(0, false), 0);
+  PhysicalMemory memory = ForeignSegment::create(0, granularity, false);
+  AddressRange range(memory, granularity, granularity, 0);
+  grantAccess(range.address(), granularity, 0, 0);
+  expectRefused(range.address(), 64, ErrorCode::invalidUsage, "POSIX_FILE_DESCRIPTOR");
+}
+
+TEST_F(CudaSharingTest, HandlesThatMakeNoSenseAreRefused) {
+  auto memory = runtime_->allocate(0, kBytes, Sharing::otherProcesses);
+  MemoryHandle handle = runtime_->exportMemory(memory->address(), kBytes);
+  MemoryHandle none = handle;
+  none.kind = MemoryHandle::Kind::none;
+  EXPECT_THROW(runtime_->importMemory(none, 0), Error);
+  MemoryHandle outside = handle;
+  outside.bytes = handle.baseBytes + 1;
+  EXPECT_THROW(runtime_->importMemory(outside, 0), Error);
+  MemoryHandle before = handle;
+  before.address = handle.base - 1;
+  EXPECT_THROW(runtime_->importMemory(before, 0), Error);
+  EXPECT_THROW(runtime_->importMemory(handle, gpus_), Error);
+}
+
+TEST_F(CudaSharingTest, OneProcessSharesByPointer) {
+  if (gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs";
+  if (!runtime_->canAccessPeer(1, 0)) GTEST_SKIP() << "the GPUs have no peer access";
+  ForeignMalloc foreign(*runtime_, 0, kBytes);
+  auto shared = runtime_->allocate(0, kBytes, Sharing::otherProcesses);
+  auto local = runtime_->allocate(0, kBytes, Sharing::thisProcess);
+  for (void* address :
+       {static_cast<void*>(foreign.address()), shared->address(), local->address()}) {
+    auto* start = static_cast<unsigned char*>(address) + kOffset;
+    size_t bytes = kBytes - kOffset;
+    auto mapped = runtime_->importMemory(runtime_->exportMemory(start, bytes), 1);
+    EXPECT_EQ(mapped->address(), start);
+    fill(*runtime_, 1, mapped->address(), bytes, 0x42);
+    EXPECT_EQ(countOther(*runtime_, 0, start, bytes, 0x42), 0u);
+    mapped = runtime_->importMemory(runtime_->exportMemory(start, bytes), 1);  // already enabled
+  }
+}
+
+TEST_F(CudaSharingTest, OtherDevicesGetNoContext) {
+  if (gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs";
+  ChildProcess child;
+  ChildReply reply = child.ask({ChildRequest::What::contexts, {}, 1, 0, 0});
+  ASSERT_TRUE(reply.succeeded) << reply.text;
+  EXPECT_EQ(reply.wrong, 0u) << "device 0 got a context from work on device 1";
+}
+
+}  // namespace
+}  // namespace unisono::runtime::test

@@ -1,0 +1,297 @@
+// The CUDA runtime inside one process: memory, streams, events, capture, errors.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/driver.h"
+#include "runtime_cuda_child.h"
+#include "runtime_cuda_kernels.h"
+
+namespace unisono::runtime::test {
+namespace {
+
+constexpr size_t kOddBytes = (size_t{5} << 20) + 3;
+
+class CudaRuntimeTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    gpus_ = gpuCount(&why);
+    if (gpus_ == 0) GTEST_SKIP() << why;
+    runtime_ = makeRuntime();
+    runtime_->setDevice(0);
+    primaryContext(0);
+    runtime_->setDevice(0);
+  }
+  // No call of ours may leave an error for the next one.
+  void TearDown() override {
+    if (gpus_ > 0) {
+      EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    }
+  }
+
+  int gpus_ = 0;
+  std::unique_ptr<Runtime> runtime_;
+};
+
+template <typename Call>
+void expectError(Call call, ErrorCode code, const std::string& text) {
+  try {
+    call();
+    FAIL() << "no error; expected one with: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(CudaRuntimeTest, PropertiesNameTheDevice) {
+  for (int device = 0; device < gpus_; ++device) {
+    DeviceProperties properties = runtime_->properties(device);
+    EXPECT_FALSE(properties.name.empty());
+    EXPECT_EQ(properties.busId.size(), 12u) << properties.busId;
+    EXPECT_EQ(properties.busId.find_first_not_of("0123456789abcdef:."), std::string::npos);
+    EXPECT_GE(properties.computeCapability, 70);
+    EXPECT_GT(properties.multiprocessors, 0);
+    EXPECT_NE(properties.uuid, decltype(properties.uuid){});
+    EXPECT_TRUE(runtime_->canAccessPeer(device, device));
+  }
+  expectError([&] { runtime_->properties(gpus_); }, ErrorCode::invalidArgument, "does not exist");
+  expectError([&] { runtime_->setDevice(-1); }, ErrorCode::invalidArgument, "does not exist");
+}
+
+TEST_F(CudaRuntimeTest, AllocationsAreZeroFilledEvenWhenMemoryIsUsedAgain) {
+  for (int cuMem : {0, -1}) {
+    auto runtime = makeRuntime(cuMem);
+    for (Sharing sharing : {Sharing::thisProcess, Sharing::otherProcesses}) {
+      for (size_t bytes : {size_t{1}, size_t{4096}, kOddBytes}) {
+        for (int round = 0; round < 3; ++round) {
+          auto memory = runtime->allocate(0, bytes, sharing);
+          ASSERT_NE(memory->address(), nullptr);
+          EXPECT_EQ(memory->bytes(), bytes);
+          EXPECT_EQ(memory->device(), 0);
+          EXPECT_EQ(countOther(*runtime, 0, memory->address(), bytes, 0), 0u);
+          fill(*runtime, 0, memory->address(), bytes, 0xa5);
+          EXPECT_EQ(countOther(*runtime, 0, memory->address(), bytes, 0xa5), 0u);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaRuntimeTest, FreedMemoryReturnsToTheDevice) {
+  size_t before = 0, after = 0, total = 0;
+  constexpr size_t kBytes = size_t{256} << 20;
+  runtime_->allocate(0, kBytes, Sharing::otherProcesses);  // what the first use of CUDA keeps
+  ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
+  for (int round = 0; round < 4; ++round) {
+    auto memory = runtime_->allocate(0, kBytes, Sharing::otherProcesses);
+    runtime_->exportMemory(memory->address(), kBytes);
+  }
+  ASSERT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
+  EXPECT_LT(before - std::min(before, after), kBytes / 2);
+}
+
+TEST_F(CudaRuntimeTest, TooLargeAnAllocationSaysSo) {
+  constexpr size_t kBytes = size_t{1} << 44;
+  expectError([&] { runtime_->allocate(0, kBytes, Sharing::otherProcesses); },
+              ErrorCode::unhandledCudaError, "device 0");
+  expectError([&] { runtime_->allocate(0, kBytes, Sharing::thisProcess); },
+              ErrorCode::unhandledCudaError, "cudaMalloc");
+}
+
+TEST_F(CudaRuntimeTest, PinnedMemoryIsOneForBothSides) {
+  auto pinned = runtime_->allocatePinned(4096);
+  auto* bytes = static_cast<unsigned char*>(pinned->hostAddress());
+  for (size_t i = 0; i < 4096; ++i) ASSERT_EQ(bytes[i], 0);
+  fill(*runtime_, 0, pinned->deviceAddress(), 4096, 0x3c);
+  for (size_t i = 0; i < 4096; ++i) ASSERT_EQ(bytes[i], 0x3c);
+}
+
+TEST_F(CudaRuntimeTest, InspectTellsKindsApart) {
+  int local = 0;
+  EXPECT_EQ(runtime_->inspect(&local).kind, PointerInfo::Kind::host);
+  EXPECT_EQ(runtime_->inspect(nullptr).kind, PointerInfo::Kind::host);
+  auto pinned = runtime_->allocatePinned(64);
+  EXPECT_EQ(runtime_->inspect(pinned->hostAddress()).kind, PointerInfo::Kind::host);
+  for (Sharing sharing : {Sharing::thisProcess, Sharing::otherProcesses}) {
+    auto memory = runtime_->allocate(gpus_ - 1, kOddBytes, sharing);
+    PointerInfo info = runtime_->inspect(static_cast<char*>(memory->address()) + 5);
+    EXPECT_EQ(info.kind, PointerInfo::Kind::device);
+    EXPECT_EQ(info.device, gpus_ - 1);
+  }
+  void* managed = nullptr;
+  ASSERT_EQ(cudaMallocManaged(&managed, 4096), cudaSuccess);
+  EXPECT_EQ(runtime_->inspect(managed).kind, PointerInfo::Kind::managed);
+  cudaFree(managed);
+}
+
+TEST_F(CudaRuntimeTest, AnEventOrdersStreams) {
+  auto first = runtime_->createStream(0);
+  auto second = runtime_->createStream(0);
+  auto event = runtime_->createEvent(0);
+  auto source = runtime_->allocate(0, 4096, Sharing::thisProcess);
+  auto target = runtime_->allocate(0, 4096, Sharing::thisProcess);
+  constexpr unsigned long long kDelayNs = 50'000'000;
+  FillArguments arguments{static_cast<unsigned char*>(source->address()), 4096, kDelayNs, 7};
+  LaunchShape shape;
+  shape.threadsPerBlock = 128;
+  runtime_->launch(fillKernel(), shape, &arguments, first.get());
+  event->record(first.get());
+  event->makeWait(second.get());
+  runtime_->copyAsync(target->address(), source->address(), 4096, second.get());
+  runtime_->synchronize(second.get());
+  EXPECT_EQ(countOther(*runtime_, 0, target->address(), 4096, 7), 0u);
+}
+
+TEST_F(CudaRuntimeTest, CreatedStreamsDoNotWaitForTheDefaultStream) {
+  auto stream = runtime_->createStream(0);
+  auto memory = runtime_->allocate(0, 4096, Sharing::thisProcess);
+  auto* bytes = static_cast<unsigned char*>(memory->address());
+  constexpr unsigned long long kDelayNs = 500'000'000;
+  FillArguments slow{bytes, 1, kDelayNs, 1};
+  FillArguments quick{bytes + 1024, 1, 0, 2};
+  runtime_->launch(fillKernel(), {}, &quick, stream.get());  // loads the kernel
+  runtime_->synchronize(stream.get());
+  runtime_->launch(fillKernel(), {}, &slow, nullptr);
+  runtime_->launch(fillKernel(), {}, &quick, stream.get());
+  runtime_->synchronize(stream.get());
+  EXPECT_EQ(cudaStreamQuery(nullptr), cudaErrorNotReady);
+  cudaGetLastError();
+  runtime_->synchronize(nullptr);
+}
+
+TEST_F(CudaRuntimeTest, ALaunchThatCannotBeNamesTheKernel) {
+  auto stream = runtime_->createStream(0);
+  LaunchShape shape;
+  shape.threadsPerBlock = 4096;
+  FillArguments arguments{nullptr, 0, 0, 0};
+  expectError([&] { runtime_->launch(fillKernel(), shape, &arguments, stream.get()); },
+              ErrorCode::unhandledCudaError, "test fill");
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  expectError(
+      [&] {
+        runtime_->launch({"none", nullptr, nullptr}, {}, &arguments, nullptr);
+      },
+      ErrorCode::internalError, "none");
+}
+
+TEST_F(CudaRuntimeTest, PreparingWhatIsNoKernelIsAnError) {
+  static const int notAKernel = 0;
+  EXPECT_NO_THROW(runtime_->prepare(fillKernel(), gpus_ - 1));
+  expectError(
+      [&] {
+        runtime_->prepare({"no kernel", &notAKernel, nullptr}, 0);
+      },
+      ErrorCode::unhandledCudaError, "no kernel");
+}
+
+TEST_F(CudaRuntimeTest, WrongSettingsAreRefused) {
+  expectError([] { makeRuntime(7); }, ErrorCode::invalidArgument, "NCCL_CUMEM_ENABLE=7");
+}
+
+// Everything that is not work of a stream, as a communicator might do it while another is captured.
+void useEverything(Runtime& runtime) {
+  auto memory = runtime.allocate(0, 4096, Sharing::otherProcesses);
+  auto local = runtime.allocate(0, 4096, Sharing::thisProcess);
+  auto pinned = runtime.allocatePinned(64);
+  for (auto& range : {memory, local}) {
+    runtime.importMemory(runtime.exportMemory(range->address(), range->bytes()), 0);
+    runtime.inspect(range->address());
+  }
+  auto event = runtime.createEvent(0);
+  auto stream = runtime.createStream(0);
+  FillArguments arguments{static_cast<unsigned char*>(local->address()), 4096, 0, 1};
+  runtime.launch(fillKernel(), {}, &arguments, stream.get());
+  event->record(stream.get());
+  event->makeWait(stream.get());
+  runtime.synchronize(stream.get());
+}
+
+TEST_F(CudaRuntimeTest, ACaptureInGlobalModeSurvivesOurCalls) {
+  auto stream = runtime_->createStream(0);
+  auto memory = runtime_->allocate(0, 4096, Sharing::thisProcess);
+  FillArguments arguments{static_cast<unsigned char*>(memory->address()), 4096, 0, 9};
+  cudaStream_t captured = static_cast<cudaStream_t>(stream.get());
+  runtime_->prepare(fillKernel(), 0);
+  EXPECT_EQ(runtime_->captureState(stream.get()), CaptureState::none);
+  EXPECT_EQ(runtime_->captureState(nullptr), CaptureState::none);
+
+  ASSERT_EQ(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_EQ(runtime_->captureState(stream.get()), CaptureState::active);
+  EXPECT_EQ(runtime_->captureState(nullptr), CaptureState::none);
+  EXPECT_NO_THROW(useEverything(*runtime_));
+  std::thread([this] { EXPECT_NO_THROW(useEverything(*runtime_)); }).join();
+  expectError([&] { runtime_->synchronize(stream.get()); }, ErrorCode::invalidUsage, "captured");
+  EXPECT_EQ(runtime_->captureState(stream.get()), CaptureState::active);
+  LaunchShape shape;
+  shape.threadsPerBlock = 64;
+  runtime_->launch(fillKernel(), shape, &arguments, stream.get());
+  arguments.value = 10;  // a captured launch holds its arguments
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+  EXPECT_EQ(runtime_->captureState(stream.get()), CaptureState::none);
+  EXPECT_EQ(countOther(*runtime_, 0, memory->address(), 4096, 0), 0u);
+
+  size_t nodes = 0;
+  ASSERT_EQ(cudaGraphGetNodes(graph, nullptr, &nodes), cudaSuccess);
+  EXPECT_EQ(nodes, 1u);
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  ASSERT_EQ(cudaGraphLaunch(executable, captured), cudaSuccess);
+  runtime_->synchronize(stream.get());
+  EXPECT_EQ(countOther(*runtime_, 0, memory->address(), 4096, 9), 0u);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+}
+
+TEST_F(CudaRuntimeTest, TheDefaultStreamIsRefusedWhileABlockingStreamIsCaptured) {
+  cudaStream_t blocking = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&blocking), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed), cudaSuccess);
+  expectError([&] { runtime_->captureState(nullptr); }, ErrorCode::invalidUsage, "default stream");
+  EXPECT_EQ(runtime_->captureState(blocking), CaptureState::active);
+  EXPECT_NO_THROW(useEverything(*runtime_));
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(blocking, &graph), cudaSuccess);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  cudaStreamDestroy(blocking);
+}
+
+TEST_F(CudaRuntimeTest, CallsPutBackWhateverContextWasCurrent) {
+  int last = gpus_ - 1;
+  std::thread([&] {
+    CUcontext current = nullptr;
+    runtime_->allocate(last, 4096, Sharing::otherProcesses);
+    ASSERT_EQ(driver().contextGetCurrent(&current), CUDA_SUCCESS);
+    EXPECT_EQ(current, nullptr);
+  }).join();
+  if (gpus_ < 2) GTEST_SKIP() << "the rest needs 2 GPUs";
+  runtime_->setDevice(0);
+  runtime_->allocate(last, 4096, Sharing::thisProcess);
+  EXPECT_EQ(runtime_->currentDevice(), 0);
+  {
+    DeviceScope scope(*runtime_, last);
+    EXPECT_EQ(runtime_->currentDevice(), last);
+    int seen = -1;
+    ASSERT_EQ(cudaGetDevice(&seen), cudaSuccess);
+    EXPECT_EQ(seen, last);
+  }
+  EXPECT_EQ(runtime_->currentDevice(), 0);
+}
+
+}  // namespace
+}  // namespace unisono::runtime::test
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--child") == 0)
+    return unisono::runtime::test::childMain(3);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
