@@ -182,10 +182,12 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
   handle.bytes = bytes;
   handle.base = base;
   handle.baseBytes = baseBytes;
-  if (PhysicalMemory memory = physicalMemory(pointer)) {
-    exportVmm(handle, std::move(memory));
-  } else if (pointerAttribute<unsigned>(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, pointer)) {
+  // Legacy first: how the driver backs cudaMalloc is its own affair, and such a backing, though it
+  // may be found, is not ours to export.
+  if (pointerAttribute<unsigned>(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, pointer) != 0) {
     exportLegacy(handle);
+  } else if (PhysicalMemory memory = physicalMemory(pointer)) {
+    exportVmm(handle, std::move(memory));
   } else {
     throw invalidUsage(
         "Memory at {} is of a kind that CUDA shares with no other process (neither cudaMalloc nor "
