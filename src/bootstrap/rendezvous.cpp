@@ -102,13 +102,15 @@ Membership readTable(const Frame& frame, int ranks) {
 
 Membership joinRendezvous(const UniqueId& id, int rank, int ranks, const Settings& settings,
                           const std::function<bool()>& aborted) {
-  const Wait wait(std::chrono::seconds(settings.bootstrapTimeoutSeconds) + kAnswerGrace, aborted);
+  const std::chrono::seconds timeout(settings.bootstrapTimeoutSeconds);
+  const Wait connecting(timeout, aborted);
   const std::vector<NetworkInterface> interfaces = listInterfaces();
   const Address rootAddress = localizeScope(id.root, interfaces, settings.socketInterface);
   const Announcement blank = {.ranks = static_cast<uint32_t>(ranks), .reserved = 0, .listener = {}};
   const uint64_t tableBytes = sizeof(Secret) + static_cast<uint64_t>(ranks) * sizeof(Address);
   for (;;) {
-    Socket root = connectToRoot(id, rootAddress, rank, wait);
+    Socket root = connectToRoot(id, rootAddress, rank, connecting);
+    const Wait wait(timeout + kAnswerGrace, aborted);
     Listener listener(listenAddress(root, interfaces, settings), wait);
     Announcement announcement = blank;
     announcement.listener = listener.address();
@@ -124,7 +126,8 @@ Membership joinRendezvous(const UniqueId& id, int rank, int ranks, const Setting
       frame = readAnswer(root, reader, rank, wait);
     if (!frame) {
       // At a fixed address this was the root of the communicator before, on its way out.
-      if (!id.fixedAddress || wait.expired()) throwUnreachable(id, rootAddress, ECONNRESET, rank);
+      if (!id.fixedAddress || connecting.expired())
+        throwUnreachable(id, rootAddress, ECONNRESET, rank);
       std::this_thread::sleep_for(kConnectPause);
       continue;
     }

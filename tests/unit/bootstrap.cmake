@@ -1,0 +1,5 @@
+unisono_test(bootstrap_address_test SOURCES bootstrap_address_test.cpp
+  DEPENDS unisono_bootstrap GTest::gmock LABELS unit)
+unisono_test(bootstrap_test SOURCES bootstrap_test.cpp DEPENDS unisono_bootstrap GTest::gmock LABELS unit)
+unisono_test(bootstrap_fault_test SOURCES bootstrap_fault_test.cpp
+  DEPENDS unisono_bootstrap GTest::gmock LABELS unit)

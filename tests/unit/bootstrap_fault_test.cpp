@@ -1,0 +1,364 @@
+// What must not harm a communicator, and what must end it with an error that says why.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <sstream>
+
+#include "base/log.h"
+#include "bootstrap/mailbox.h"
+#include "bootstrap/root_service.h"
+#include "bootstrap_testing.h"
+
+namespace unisono::bootstrap {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::HasSubstr;
+
+const std::function<bool()> kNever;
+
+// What is logged while it lives.
+class LogCapture {
+ public:
+  LogCapture() : file_(testing::TempDir() + fmt::format("bootstrap_log_{}", ::getpid())) {
+    ::unlink(file_.c_str());
+    ::setenv("NCCL_DEBUG", "WARN", 1);
+    ::setenv("NCCL_DEBUG_FILE", file_.c_str(), 1);
+    resetLog();
+  }
+  ~LogCapture() {
+    ::unsetenv("NCCL_DEBUG");
+    ::unsetenv("NCCL_DEBUG_FILE");
+    resetLog();
+    ::unlink(file_.c_str());
+  }
+  std::string text() const {
+    std::ostringstream all;
+    all << std::ifstream(file_).rdbuf();
+    return all.str();
+  }
+  int refusals() const {
+    const std::string all = text();
+    int count = 0;
+    for (size_t at = all.find("refused"); at != std::string::npos; at = all.find("refused", at + 1))
+      count++;
+    return count;
+  }
+
+ private:
+  std::string file_;
+};
+
+Socket connectRaw(const Address& address) {
+  int error = 0;
+  auto socket = Socket::connect(address, Wait(milliseconds(2000), kNever), error);
+  if (!socket) throw systemError(error, "connect");
+  return std::move(*socket);
+}
+
+void write(const Socket& socket, const std::string& text) {
+  socket.write(std::as_bytes(std::span(text)));
+}
+
+std::string frameBytes(FrameHeader header, size_t payload) {
+  const std::vector<std::byte> bytes = encodeFrame(header, std::vector<std::byte>(payload));
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::string withLength(FrameHeader header, uint64_t length) {
+  header.length = length;
+  return {reinterpret_cast<const char*>(&header), sizeof(header)};
+}
+
+// Everything that a stranger may do to a listener whose frames carry `secret` and are of `kind`.
+// Returns the connections, of which the last three are closed already.
+std::vector<Socket> annoy(const Address& target, const Secret& secret, FrameKind kind) {
+  Secret wrong = secret;
+  wrong[1] ^= 1;
+  const FrameHeader good = {.secret = secret, .kind = kind, .sender = 1};
+  std::mt19937 random(12345);
+  std::string noise(300, '\0');
+  for (char& letter : noise) letter = static_cast<char>(random());
+  std::vector<Socket> sockets;
+  auto say = [&](const std::string& text) {
+    sockets.push_back(connectRaw(target));
+    write(sockets.back(), text);
+  };
+  say(noise);
+  say("GET / HTTP/1.1\r\nHost: example\r\n\r\n");
+  say(frameBytes({.secret = wrong, .kind = kind, .sender = 1}, 32));
+  say(withLength(good, uint64_t{1} << 62));
+  say(frameBytes({.secret = secret, .kind = FrameKind::table}, 32));
+  say(frameBytes(good, 32).substr(0, 60));
+  sockets.back().close();
+  say(frameBytes(good, 0).substr(0, 20));
+  sockets.back().close();
+  say("");
+  sockets.back().close();
+  return sockets;
+}
+constexpr int kAnnoyances = 8;
+
+TEST(BootstrapStranger, DoesNotHarmTheRoot) {
+  const LogCapture log;
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  std::vector<Socket> open;
+  expectNoErrors(runThreads(firstRanks(3), [&](int rank) {
+    if (rank == 2) {
+      open = annoy(id.root, id.secret, FrameKind::announce);
+      open.push_back(connectRaw(id.root));  // silence
+      open.push_back(connectRaw(id.root));
+      write(open.back(), "nis");  // the start of a header, and then nothing more
+      std::this_thread::sleep_for(milliseconds(50));
+    }
+    auto bootstrap = Bootstrap::connect(id, rank, 3, settings);
+    EXPECT_EQ(bootstrap->allGather(rank), firstRanks(3));
+  }));
+  EXPECT_EQ(log.refusals(), kAnnoyances) << log.text();
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("does not speak"), HasSubstr("secret is not"),
+                                HasSubstr("longer than"), HasSubstr("not expected"),
+                                HasSubstr("middle of a message"), HasSubstr("before it said")));
+}
+
+TEST(BootstrapStranger, AnnouncementsThatMakeNoSenseAreRefused) {
+  const LogCapture log;
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  auto announce = [&](uint32_t rank, const Announcement& announcement, size_t bytes) {
+    Socket socket = connectRaw(id.root);
+    socket.write(encodeFrame({.secret = id.secret, .kind = FrameKind::announce, .sender = rank},
+                             std::as_bytes(std::span(&announcement, 1)).first(bytes)));
+    return socket;
+  };
+  const Announcement good = {.ranks = 2, .reserved = 0, .listener = id.root};
+  std::vector<Socket> open;
+  open.push_back(announce(0, good, 31));
+  open.push_back(announce(2, good, 32));
+  open.push_back(announce(0, {.ranks = 0, .reserved = 0, .listener = id.root}, 32));
+  open.push_back(announce(0, {.ranks = ~0u, .reserved = 0, .listener = id.root}, 32));
+  open.push_back(announce(0, {.ranks = 2, .reserved = 0, .listener = {}}, 32));
+  runRanks(2, settings, id, [](Bootstrap& bootstrap) { bootstrap.barrier(); });
+  EXPECT_EQ(log.refusals(), 5) << log.text();
+}
+
+TEST(BootstrapStranger, SilenceIsEnded) {
+  const LogCapture log;
+  const Settings settings = localSettings(1);
+  const UniqueId id = createUniqueId(settings);
+  const Socket silent = connectRaw(id.root);
+  std::this_thread::sleep_for(milliseconds(1300));
+  std::byte byte;
+  EXPECT_TRUE(silent.read(std::span(&byte, 1)).closed);
+  EXPECT_THAT(log.text(), HasSubstr("said nothing for too long"));
+  runRanks(2, settings, id, [](Bootstrap& bootstrap) { bootstrap.barrier(); });
+}
+
+TEST(BootstrapStranger, FloodOfSilencePushesOutTheOldest) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  std::vector<Socket> silent;
+  for (size_t i = 0; i < kMostStrangers + 50; i++) silent.push_back(connectRaw(id.root));
+  runRanks(2, settings, id, [](Bootstrap& bootstrap) { bootstrap.barrier(); });
+}
+
+// Two ranks whose listeners are known to the test.
+TEST(BootstrapStranger, DoesNotHarmTheRanks) {
+  const LogCapture log;
+  const Secret session = randomSecret();
+  const Wait now(milliseconds(0), kNever);
+  std::vector<Listener> listeners;
+  std::vector<Address> addresses;
+  for (int rank = 0; rank < 2; rank++) {
+    listeners.emplace_back(Address{AddressFamily::ipv4, 0, 0, {127, 0, 0, 1}}, now);
+    addresses.push_back(listeners.back().address());
+  }
+  std::vector<std::unique_ptr<Mailbox>> ranks;
+  for (int rank = 0; rank < 2; rank++) {
+    ranks.push_back(std::make_unique<Mailbox>(
+        rank, Membership{addresses, session, std::move(listeners[static_cast<size_t>(rank)])},
+        milliseconds(1000), kNever));
+  }
+  std::vector<Socket> open = annoy(addresses[0], session, FrameKind::message);
+  open.push_back(connectRaw(addresses[0]));
+  write(open.back(), frameBytes({.secret = session, .kind = FrameKind::message, .sender = 2}, 1));
+  open.push_back(connectRaw(addresses[0]));
+  write(open.back(), frameBytes({.secret = session, .kind = FrameKind::message, .sender = 0}, 1));
+  const std::vector<std::byte> hello(5, std::byte{5});
+  ranks[1]->send(0, FrameKind::message, 9, hello);
+  EXPECT_EQ(ranks[0]->receive(1, FrameKind::message, 9), hello);
+  ranks[0]->send(1, FrameKind::message, 9, hello);
+  EXPECT_EQ(ranks[1]->receive(0, FrameKind::message, 9), hello);
+  EXPECT_EQ(log.refusals(), kAnnoyances + 2) << log.text();
+}
+
+TEST(BootstrapMissing, RankIsNamedToEveryRankThatWaits) {
+  const LogCapture log;
+  const Settings settings = localSettings(1);
+  const UniqueId id = createUniqueId(settings);
+  const auto start = Clock::now();
+  const auto errors =
+      runThreads({0, 2, 4}, [&](int rank) { Bootstrap::connect(id, rank, 5, settings); });
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
+  for (const std::exception_ptr& pointer : errors) {
+    const Error error = errorOf(pointer);
+    EXPECT_EQ(error.code(), ErrorCode::timeout);
+    EXPECT_THAT(error.what(), HasSubstr("2 of 5 ranks did not come within 1 s: ranks 1, 3"));
+  }
+  EXPECT_THAT(log.text(), HasSubstr("ranks 1, 3")) << "the root's own log";
+  // One who comes a little later still hears why.
+  const auto late = runThreads({1}, [&](int rank) { Bootstrap::connect(id, rank, 5, settings); });
+  EXPECT_THAT(errorOf(late[0]).what(), HasSubstr("ranks 1, 3"));
+}
+
+TEST(BootstrapMissing, RootOfCommId) {
+  Settings settings = localSettings(1);
+  settings.commId = "127.0.0.1:1";
+  // The limit of one second and the grace for the root's answer.
+  const auto errors = runThreads(
+      {1}, [&](int rank) { Bootstrap::connect(createUniqueId(settings), rank, 2, settings); });
+  EXPECT_THAT(errorOf(errors[0]).what(), AllOf(HasSubstr("rank 0"), HasSubstr("127.0.0.1:1")));
+}
+
+TEST(BootstrapMissing, IdThatWasUsedBefore) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  Bootstrap::connect(id, 0, 1, settings);
+  const auto errors = runThreads({0}, [&](int) { Bootstrap::connect(id, 0, 1, settings); });
+  EXPECT_EQ(errorOf(errors[0]).code(), ErrorCode::remoteError);
+  EXPECT_THAT(errorOf(errors[0]).what(), HasSubstr("one id for each communicator"));
+}
+
+TEST(BootstrapContradiction, NumberOfRanks) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  const auto errors = runThreads(
+      {0, 1}, [&](int rank) { Bootstrap::connect(id, rank, rank == 0 ? 2 : 3, settings); });
+  for (const std::exception_ptr& error : errors) {
+    EXPECT_EQ(errorOf(error).code(), ErrorCode::invalidUsage);
+    EXPECT_THAT(errorOf(error).what(), HasSubstr("the same number"));
+  }
+}
+
+TEST(BootstrapContradiction, SameRankTwice) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  const auto errors =
+      runThreads({1, 1}, [&](int rank) { Bootstrap::connect(id, rank, 3, settings); });
+  for (const std::exception_ptr& error : errors) {
+    EXPECT_EQ(errorOf(error).code(), ErrorCode::invalidUsage);
+    EXPECT_THAT(errorOf(error).what(), HasSubstr("claim rank 1"));
+  }
+}
+
+TEST(BootstrapContradiction, SizesOfAnAllGather) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  const auto errors = runThreads(firstRanks(4), [&](int rank) {
+    auto bootstrap = Bootstrap::connect(id, rank, 4, settings);
+    const size_t bytes = rank == 3 ? 8 : 4;
+    std::vector<std::byte> all(4 * bytes);
+    bootstrap->allGather(all, bytes);
+  });
+  for (const std::exception_ptr& error : errors)
+    EXPECT_THAT(errorOf(error).what(), HasSubstr("disagree on its size"));
+}
+
+TEST(BootstrapAbort, WhileRanksAreMissing) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  std::atomic<bool> abort{false};
+  std::thread aborter([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    abort = true;
+  });
+  const auto start = Clock::now();
+  const auto errors = runThreads({0, 1}, [&](int rank) {
+    // Only rank 0 is aborted; rank 1 hears of it from the root.
+    Bootstrap::connect(id, rank, 3, settings, [&, rank] { return rank == 0 && abort; });
+  });
+  aborter.join();
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
+  EXPECT_THAT(errorOf(errors[0]).what(), HasSubstr("Aborted"));
+  EXPECT_THAT(errorOf(errors[1]).what(), HasSubstr("Rank 0"));
+  EXPECT_THAT(errorOf(errors[1]).what(), HasSubstr("left"));
+}
+
+TEST(BootstrapAbort, WhileReceiving) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  std::atomic<bool> abort{false};
+  const auto errors = runThreads({0, 1}, [&](int rank) {
+    auto bootstrap = Bootstrap::connect(id, rank, 2, settings, [&] { return abort.load(); });
+    bootstrap->barrier();
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(50));
+      abort = true;
+    }
+    bootstrap->receive(1 - rank, 0);
+  });
+  for (const std::exception_ptr& error : errors)
+    EXPECT_THAT(errorOf(error).what(), HasSubstr("Aborted"));
+}
+
+TEST(BootstrapPeer, ThatLeavesIsNamed) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  const auto start = Clock::now();
+  const auto errors = runThreads(firstRanks(3), [&](int rank) {
+    auto bootstrap = Bootstrap::connect(id, rank, 3, settings);
+    bootstrap->barrier();
+    bootstrap->send((rank + 1) % 3, 5, {});
+    bootstrap->receive((rank + 2) % 3, 5);
+    if (rank == 2) return;
+    if (rank == 0) bootstrap->receive(2, 1);
+    // By now it may also be the connection that fails.
+    std::this_thread::sleep_for(milliseconds(100));
+    for (int i = 0; i < 3; i++) bootstrap->send(2, 1, std::vector<std::byte>(100000));
+    bootstrap->receive(2, 1);
+  });
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
+  for (size_t rank : {0u, 1u}) {
+    EXPECT_EQ(errorOf(errors[rank]).code(), ErrorCode::remoteError);
+    EXPECT_THAT(errorOf(errors[rank]).what(), HasSubstr("peer 2"));
+  }
+}
+
+TEST(BootstrapPeer, ThatIsSilentIsNamedAfterTheTimeout) {
+  const Settings settings = localSettings(1);
+  const UniqueId id = createUniqueId(settings);
+  const auto errors = runThreads({0, 1}, [&](int rank) {
+    auto bootstrap = Bootstrap::connect(id, rank, 2, settings);
+    if (rank == 0) bootstrap->receive(1, 3);
+    std::this_thread::sleep_for(milliseconds(1500));
+  });
+  EXPECT_EQ(errorOf(errors[0]).code(), ErrorCode::timeout);
+  EXPECT_THAT(errorOf(errors[0]).what(), HasSubstr("peer 1"));
+}
+
+// Rank 5 leaves before a barrier: every other rank hears of 5, not of its neighbour's end.
+TEST(BootstrapPeer, FailureOfACollectiveNamesItsCauseEverywhere) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  const auto start = Clock::now();
+  const auto errors = runThreads(firstRanks(8), [&](int rank) {
+    auto bootstrap = Bootstrap::connect(id, rank, 8, settings);
+    bootstrap->barrier();
+    if (rank == 5) return;
+    bootstrap->barrier();
+  });
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  for (size_t rank = 0; rank < 8; rank++) {
+    if (rank == 5) continue;
+    EXPECT_EQ(errorOf(errors[rank]).code(), ErrorCode::remoteError);
+    EXPECT_THAT(errorOf(errors[rank]).what(), HasSubstr("peer 5")) << rank;
+  }
+}
+
+}  // namespace
+}  // namespace unisono::bootstrap
