@@ -46,10 +46,12 @@ std::unique_ptr<Bootstrap> Bootstrap::connect(const UniqueId& id, int rank, int 
                                               std::function<bool()> aborted) {
   if (ranks < 1 || rank < 0 || rank >= ranks)
     throw invalidArgument("Rank {} of {} ranks does not exist", rank, ranks);
-  const std::chrono::seconds timeout(settings.bootstrapTimeoutSeconds);
+  const std::chrono::milliseconds timeout = timeoutOf(settings);
   std::unique_ptr<RootService> root;
   if (id.fixedAddress && rank == 0) {
-    Listener listener(id.root, Wait(std::min(timeout, kPortTimeout), aborted));
+    const Address here = localizeScope(id.root, listInterfaces(), settings.socketInterface);
+    Listener listener(here,
+                      Wait(std::min<std::chrono::milliseconds>(timeout, kPortTimeout), aborted));
     root = std::make_unique<RootService>(std::move(listener), id.secret, timeout);
   }
   // When this fails, the root goes with it and tells the others.

@@ -102,7 +102,7 @@ Membership readTable(const Frame& frame, int ranks) {
 
 Membership joinRendezvous(const UniqueId& id, int rank, int ranks, const Settings& settings,
                           const std::function<bool()>& aborted) {
-  const std::chrono::seconds timeout(settings.bootstrapTimeoutSeconds);
+  const milliseconds timeout = timeoutOf(settings);
   const Wait connecting(timeout, aborted);
   const std::vector<NetworkInterface> interfaces = listInterfaces();
   const Address rootAddress = localizeScope(id.root, interfaces, settings.socketInterface);

@@ -24,6 +24,8 @@ using std::chrono::milliseconds;
 constexpr std::chrono::seconds kAnswerTimeout{10};
 // How long ranks that come after a failed rendezvous are still told why.
 constexpr std::chrono::seconds kFailureLinger{2};
+// The same when the process of the root is on its way out.
+constexpr std::chrono::seconds kExitTimeout{1};
 constexpr uint32_t kMostRanks = 1u << 20;
 constexpr int kNobody = -1;
 
@@ -297,11 +299,11 @@ class Rendezvous {
       fail(ErrorCode::remoteError,
            "The process of the communicator's root ended before every rank had come");
     phase_ = Phase::answering;
-    // What could not be handed over at once is given up: the process is on its way out.
     deadline_.reset();
     listener_.close();
-    visitors_.clear();
-    strangers_.clear();
+    const Clock::time_point limit = Clock::now() + kExitTimeout;
+    for (auto& [descriptor, visitor] : visitors_)
+      visitor.deadline = std::min(visitor.deadline, limit);
   }
 
   Poller poller_;

@@ -27,7 +27,7 @@ class RootService {
   RootService(Listener listener, const Secret& secret, std::chrono::milliseconds timeout);
   RootService(const RootService&) = delete;
   RootService& operator=(const RootService&) = delete;
-  // Stops and joins the thread, which is a matter of milliseconds.
+  // Stops and joins the thread: milliseconds, or a second when a rank does not take its answer.
   ~RootService();
 
   bool finished() const { return finished_.load(std::memory_order_acquire); }

@@ -70,8 +70,7 @@ UniqueId createUniqueId(const Settings& settings) {
   Listener listener(chosen.address, Wait(std::chrono::milliseconds(0), never));
   UniqueId id = {listener.address(), randomSecret(), false};
   logInfo("unique id: the root listens at {} ({})", id.root.text(), chosen.name);
-  keepUntilExit(std::make_unique<RootService>(
-      std::move(listener), id.secret, std::chrono::seconds(settings.bootstrapTimeoutSeconds)));
+  keepUntilExit(std::make_unique<RootService>(std::move(listener), id.secret, timeoutOf(settings)));
   return id;
 }
 

@@ -6,10 +6,23 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/settings.h"
 
 namespace unisono::bootstrap {
 
 using Clock = std::chrono::steady_clock;
+
+// UNISONO_BOOTSTRAP_TIMEOUT. Throws Error(invalidArgument) when it is not positive; more than three
+// years are three years.
+inline std::chrono::milliseconds timeoutOf(const Settings& settings) {
+  constexpr int64_t kLongestSeconds = 100'000'000;
+  if (settings.bootstrapTimeoutSeconds <= 0) {
+    throw invalidArgument("UNISONO_BOOTSTRAP_TIMEOUT={} leaves no time to connect",
+                          settings.bootstrapTimeoutSeconds)
+        .remedy("Set it to a positive number of seconds, or unset it");
+  }
+  return std::chrono::seconds(std::min(settings.bootstrapTimeoutSeconds, kLongestSeconds));
+}
 
 // Limits one wait: by a time, and by a callback that says that the communicator is being aborted.
 // A wait sleeps in slices, so that an abort is seen within `kSlice`.

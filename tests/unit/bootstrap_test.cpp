@@ -161,6 +161,7 @@ TEST(Bootstrap, WrongArguments) {
   EXPECT_THROW(Bootstrap::connect(id, 2, 2, settings), Error);
   EXPECT_THROW(Bootstrap::connect(id, -1, 2, settings), Error);
   EXPECT_THROW(Bootstrap::connect(id, 0, 0, settings), Error);
+  EXPECT_THROW(createUniqueId(localSettings(0)), Error);
   auto bootstrap = Bootstrap::connect(id, 0, 1, settings);
   EXPECT_THROW(bootstrap->send(1, 0, {}), Error);
   EXPECT_THROW(bootstrap->receive(-1, 0), Error);
