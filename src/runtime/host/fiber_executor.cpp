@@ -1,0 +1,359 @@
+#include "runtime/host/fiber_executor.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <cxxabi.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "runtime/host/random.h"
+#include "runtime/host/sanitizer.h"
+
+namespace unisono::runtime::host {
+namespace {
+
+using boost::context::detail::jump_fcontext;
+using boost::context::detail::make_fcontext;
+using boost::context::detail::transfer_t;
+using namespace std::chrono_literals;
+
+// A schedule point switches once in about this many.
+constexpr uint32_t kPointsPerSwitch = 32;
+// Rounds in which nothing moved before the engine sleeps, and for how long it then sleeps at most:
+// what it waits for comes from another process or thread.
+constexpr int kRoundsBeforeNap = 50;
+constexpr std::chrono::microseconds kShortNap = 50us;
+constexpr std::chrono::microseconds kLongNap = 200us;
+constexpr std::chrono::seconds kReportAfter = 10s;
+// Looks for new work before the engine sleeps: launches often follow each other closely.
+constexpr int kLooksBeforeSleep = 40;
+constexpr int kStepsOfQuery = 1000;
+
+ExceptionState& exceptionState() {
+  return *reinterpret_cast<ExceptionState*>(abi::__cxa_get_globals());
+}
+
+}  // namespace
+
+FiberTask::FiberTask(FiberExecutor& executor, TaskRequest request)
+    : Task(request.info, request.clock),
+      executor_(executor),
+      request_(std::move(request)),
+      stack_(executor.stacks_.take()),
+      tsanFiber_(sanitizer::createFiber()),
+      context_(make_fcontext(static_cast<std::byte*>(stack_.bottom) + stack_.bytes, stack_.bytes,
+                             &FiberTask::enter)) {}
+
+FiberTask::~FiberTask() {
+  sanitizer::destroyFiber(tsanFiber_);
+  executor_.stacks_.giveBack(stack_);
+}
+
+void FiberTask::enter(transfer_t from) {
+  auto* self = static_cast<FiberTask*>(Task::current());
+  sanitizer::finishSwitch(nullptr, nullptr, nullptr);
+  sanitizer::acquire(self);
+  self->scheduler_ = from.fctx;
+  self->request_.body();
+  self->switchToScheduler(Left::ended);
+}
+
+void FiberTask::switchToScheduler(Left how) {
+  left_ = how;
+  sanitizer::startSwitch(how == Left::ended ? nullptr : &fakeStack_, executor_.engineStack_,
+                         executor_.engineStackBytes_);
+  sanitizer::switchFiber(executor_.tsanScheduler_, sanitizer::Order::currentBeforeTarget);
+  transfer_t from = jump_fcontext(scheduler_, nullptr);
+  sanitizer::finishSwitch(fakeStack_, nullptr, nullptr);
+  scheduler_ = from.fctx;
+}
+
+void FiberTask::poll(const WaitReason& reason) {
+  reason_ = reason;
+  switchToScheduler(Left::polling);
+  worked_ = false;
+  if (const std::string* text = stuck_.load(std::memory_order_acquire)) {
+    throw Error(ErrorCode::internalError, *text);
+  }
+}
+
+void FiberTask::schedulePoint() {
+  uint32_t left = executor_.pointsToSwitch_.load(std::memory_order_relaxed);
+  if (left > 0) {
+    executor_.pointsToSwitch_.store(left - 1, std::memory_order_relaxed);
+    return;
+  }
+  uint64_t state = executor_.pointState_.load(std::memory_order_relaxed);
+  uint64_t drawn = nextRandom(state);
+  executor_.pointState_.store(state, std::memory_order_relaxed);
+  executor_.pointsToSwitch_.store(drawn % (2 * kPointsPerSwitch), std::memory_order_relaxed);
+  worked_ = true;
+  switchToScheduler(Left::yielding);
+}
+
+void FiberTask::suspend() {
+  worked_ = true;
+  switchToScheduler(Left::suspended);
+}
+
+void FiberTask::wake() {
+  executor_.put(this);
+}
+
+FiberExecutor::FiberExecutor(int64_t seed) {
+  setSeed(seed);
+  // Signals are for the application's threads.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  bool started = false;
+  std::unique_lock lock(mutex_);
+  engine_ = std::thread([this, &started] {
+    {
+      std::lock_guard inner(mutex_);
+      tsanScheduler_ = sanitizer::currentFiber();
+      pthread_attr_t attributes;
+      void* bottom = nullptr;
+      if (::pthread_getattr_np(::pthread_self(), &attributes) == 0) {
+        ::pthread_attr_getstack(&attributes, &bottom, &engineStackBytes_);
+        ::pthread_attr_destroy(&attributes);
+        engineStack_ = bottom;
+      }
+      started = true;
+      stepsDone_.notify_all();
+    }
+    run();
+  });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  stepsDone_.wait(lock, [&] { return started; });
+}
+
+FiberExecutor::~FiberExecutor() {
+  {
+    std::lock_guard lock(mutex_);
+    gates_++;
+    stop_ = true;
+    wakeUp_.notify_all();
+  }
+  engine_.join();
+  if (seeded_) detail::seeded = false;
+}
+
+void FiberExecutor::spawn(TaskRequest request) {
+  auto* task = new FiberTask(*this, std::move(request));
+  alive_++;
+  sanitizer::release(task);
+  put(task);
+}
+
+void FiberExecutor::put(FiberTask* task) {
+  sanitizer::IgnoreScope ignore;
+  std::lock_guard lock(mutex_);
+  inbox_.push_back(task);
+  inboxFilled_.store(true, std::memory_order_relaxed);
+  if (sleeping_) wakeUp_.notify_one();
+}
+
+void FiberExecutor::openGate() {
+  std::lock_guard lock(mutex_);
+  gates_++;
+  wakeUp_.notify_one();
+}
+
+void FiberExecutor::closeGate() {
+  gates_--;
+}
+
+void FiberExecutor::runSomeSteps() {
+  if (!seeded_) return;
+  std::unique_lock lock(mutex_);
+  steps_ = kStepsOfQuery;
+  wakeUp_.notify_one();
+  stepsDone_.wait(lock, [&] { return steps_ == 0; });
+}
+
+void FiberExecutor::setSeed(int64_t seed) {
+  std::lock_guard lock(mutex_);
+  if (size_t alive = alive_; alive > 0) {
+    throw invalidUsage("The seed of the schedule cannot change while {} tasks run", alive)
+        .remedy("Synchronize every stream first");
+  }
+  random_ = static_cast<uint64_t>(seed);
+  pointState_ = mix(random_ + 1);
+  pointsToSwitch_ = 0;
+  hash_ = random_;
+  spawned_ = 0;
+  next_ = 0;
+  seeded_ = seed >= 0;
+  detail::seeded = seed >= 0;
+}
+
+bool FiberExecutor::mayRun() const {
+  return !seeded_ || gates_ > 0 || steps_ > 0;
+}
+
+void FiberExecutor::run() {
+  while (true) {
+    if (inboxFilled_.load(std::memory_order_relaxed)) drainInbox();
+    if (ready_.empty() || !mayRun()) {
+      if (stop_ && alive_ == 0) return;
+      for (int i = 0; i < kLooksBeforeSleep && !inboxFilled_ && !(mayRun() && !ready_.empty());
+           i++) {
+        ::sched_yield();
+      }
+      sleep(0us);
+      continue;
+    }
+    size_t index = choose();
+    resume(*ready_[index]);
+    account(index);
+    if (steps_ > 0) endStep();
+  }
+}
+
+void FiberExecutor::sleep(std::chrono::microseconds atMost) {
+  std::unique_lock lock(mutex_);
+  auto wanted = [this] {
+    return !inbox_.empty() || (!ready_.empty() && mayRun()) || steps_ > 0 || (stop_ && alive_ == 0);
+  };
+  if (ready_.empty() && inbox_.empty() && steps_ > 0) {
+    steps_ = 0;
+    stepsDone_.notify_all();
+  }
+  sleeping_ = true;
+  if (atMost > 0us) {
+    // Ready tasks all poll: only a new task or the time is news.
+    wakeUp_.wait_for(lock, atMost, [this] { return !inbox_.empty(); });
+  } else {
+    wakeUp_.wait(lock, wanted);
+  }
+  sleeping_ = false;
+}
+
+void FiberExecutor::endStep() {
+  if (--steps_ > 0) return;
+  std::lock_guard lock(mutex_);
+  stepsDone_.notify_all();
+}
+
+void FiberExecutor::drainInbox() {
+  std::vector<FiberTask*> tasks;
+  {
+    std::lock_guard lock(mutex_);
+    tasks.swap(inbox_);
+    inboxFilled_.store(false, std::memory_order_relaxed);
+  }
+  for (FiberTask* task : tasks) {
+    sanitizer::acquire(task);
+    if (task->number_ == 0) task->number_ = ++spawned_;
+    ready_.push_back(task);
+  }
+  round_++;
+  looked_ = 0;
+  idleRounds_ = 0;
+}
+
+size_t FiberExecutor::choose() {
+  size_t index;
+  if (seeded_.load(std::memory_order_relaxed)) {
+    index = nextRandom(random_) % ready_.size();
+    uint64_t hash = hash_.load(std::memory_order_relaxed);
+    hash_.store(mix(hash ^ ready_[index]->number_), std::memory_order_release);
+  } else {
+    if (next_ >= ready_.size()) next_ = 0;
+    index = next_;
+  }
+  return index;
+}
+
+void FiberExecutor::resume(FiberTask& task) {
+  ExceptionState& state = exceptionState();
+  ExceptionState mine = state;
+  state = task.exceptions_;
+  Task::setCurrent(&task);
+  sanitizer::startSwitch(&schedulerFakeStack_, task.stack_.bottom, task.stack_.bytes);
+  sanitizer::switchFiber(task.tsanFiber_, sanitizer::Order::none);
+  task.context_ = jump_fcontext(task.context_, nullptr).fctx;
+  sanitizer::finishSwitch(schedulerFakeStack_, nullptr, nullptr);
+  Task::setCurrent(nullptr);
+  task.exceptions_ = state;
+  state = mine;
+}
+
+void FiberExecutor::removeReady(size_t index) {
+  ready_[index] = ready_.back();
+  ready_.pop_back();
+}
+
+void FiberExecutor::account(size_t index) {
+  FiberTask* task = ready_[index];
+  if (task->left_ != FiberTask::Left::polling || task->worked_) {
+    round_++;
+    looked_ = 0;
+    idleRounds_ = 0;
+  }
+  switch (task->left_) {
+    case FiberTask::Left::ended: {
+      removeReady(index);
+      std::function<void()> afterEnd = std::move(task->request_.afterEnd);
+      delete task;
+      alive_--;
+      if (alive_ == 0) deadlocks_.clear();
+      if (afterEnd) afterEnd();
+      break;
+    }
+    case FiberTask::Left::suspended:
+      removeReady(index);
+      break;
+    case FiberTask::Left::yielding:
+      next_ = index + 1;
+      break;
+    case FiberTask::Left::polling:
+      next_ = index + 1;
+      if (task->round_ != round_) {
+        task->round_ = round_;
+        task->looks_ = 0;
+      }
+      if (++task->looks_ == 2 && ++looked_ == ready_.size()) allPoll();
+      break;
+  }
+}
+
+void FiberExecutor::allPoll() {
+  round_++;
+  looked_ = 0;
+  if (inboxFilled_.load(std::memory_order_relaxed)) return;
+  if (deadlockIsError_ && gates_ > 0) {
+    const std::string& text = deadlocks_.emplace_back(describeWaits(pollingTasks()));
+    for (FiberTask* task : ready_) task->stuck_.store(&text, std::memory_order_release);
+    return;
+  }
+  if (idleRounds_++ == 0) {
+    idleSince_ = Clock::now();
+    reported_ = false;
+  }
+  if (idleRounds_ <= kRoundsBeforeNap) {
+    ::sched_yield();
+    return;
+  }
+  sleep(idleRounds_ <= 2 * kRoundsBeforeNap ? kShortNap : kLongNap);
+  if (!reported_ && Clock::now() - idleSince_ >= kReportAfter) {
+    reported_ = true;
+    logWarn("No progress for {} s: {}", kReportAfter.count(), describeWaits(pollingTasks()));
+  }
+}
+
+std::vector<Waiter> FiberExecutor::pollingTasks() const {
+  std::vector<Waiter> waiters;
+  waiters.reserve(ready_.size());
+  for (const FiberTask* task : ready_) waiters.push_back({task->info(), task->reason_});
+  return waiters;
+}
+
+std::unique_ptr<Executor> createFiberExecutor(int64_t seed) {
+  return std::make_unique<FiberExecutor>(seed);
+}
+
+}  // namespace unisono::runtime::host

@@ -1,0 +1,206 @@
+#include "runtime/host/host_runtime.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "runtime/host/devices.h"
+
+namespace unisono::runtime::host {
+namespace {
+
+thread_local int currentDeviceOfThread = 0;
+
+class HostPinned final : public PinnedMemory {
+ public:
+  explicit HostPinned(size_t bytes)
+      : PinnedMemory(nullptr, nullptr), storage_(std::max(bytes, size_t{1})) {
+    hostAddress_ = deviceAddress_ = storage_.data();
+  }
+
+ private:
+  AlignedStorage storage_;
+};
+
+}  // namespace
+
+// Holds the point that was recorded last; waiting for an event that was never recorded is nothing.
+class HostEvent final : public Event {
+ public:
+  explicit HostEvent(HostRuntime& runtime) : runtime_(runtime) {}
+
+  void record(Stream stream) override {
+    auto point = std::make_shared<EventPoint>();
+    std::lock_guard lock(mutex_);
+    runtime_.enqueue(RecordOperation{point}, stream);
+    point_ = std::move(point);
+  }
+  void makeWait(Stream stream) override {
+    std::lock_guard lock(mutex_);
+    if (point_ != nullptr) runtime_.enqueue(WaitOperation{point_}, stream);
+  }
+
+ private:
+  HostRuntime& runtime_;
+  std::mutex mutex_;
+  std::shared_ptr<EventPoint> point_;
+};
+
+HostRuntime::HostRuntime(const Settings& settings) : executor_(createExecutor(settings)) {
+  for (DeviceProperties& properties : simulatedDevices(settings)) {
+    auto device = std::make_unique<Device>();
+    device->properties = std::move(properties);
+    device->defaultStream = std::make_shared<HostStream>(
+        *executor_, static_cast<int>(devices_.size()), device->virtualClock);
+    devices_.push_back(std::move(device));
+  }
+}
+
+HostRuntime::~HostRuntime() {
+  executor_.reset();
+}
+
+HostRuntime& HostRuntime::from(Runtime& runtime) {
+  auto* host = dynamic_cast<HostRuntime*>(&runtime);
+  if (host == nullptr) {
+    throw invalidUsage("This process uses the CUDA backend, which has no simulated devices")
+        .remedy("Set UNISONO_BACKEND=host");
+  }
+  return *host;
+}
+
+HostRuntime::Device& HostRuntime::deviceAt(int device) {
+  if (device < 0 || device >= deviceCount()) {
+    throw invalidArgument("Device {} does not exist: there are {} simulated devices", device,
+                          deviceCount());
+  }
+  return *devices_[static_cast<size_t>(device)];
+}
+
+int HostRuntime::currentDevice() {
+  // Another runtime of this process, with more devices, may have set it.
+  return std::min(currentDeviceOfThread, deviceCount() - 1);
+}
+
+void HostRuntime::setDevice(int device) {
+  deviceAt(device);
+  currentDeviceOfThread = device;
+}
+
+DeviceProperties HostRuntime::properties(int device) {
+  return deviceAt(device).properties;
+}
+
+bool HostRuntime::canAccessPeer(int device, int peer) {
+  deviceAt(device);
+  deviceAt(peer);
+  return true;
+}
+
+std::shared_ptr<DeviceMemory> HostRuntime::allocate(int device, size_t bytes, Sharing) {
+  deviceAt(device);
+  return memory_->allocate(device, bytes);
+}
+
+std::shared_ptr<PinnedMemory> HostRuntime::allocatePinned(size_t bytes) {
+  return std::make_shared<HostPinned>(bytes);
+}
+
+MemoryHandle HostRuntime::exportMemory(const void* address, size_t bytes) {
+  return memory_->exportMemory(address, bytes);
+}
+
+std::shared_ptr<MappedMemory> HostRuntime::importMemory(const MemoryHandle& handle, int device) {
+  deviceAt(device);
+  return memory_->importMemory(handle);
+}
+
+std::shared_ptr<HostStream> HostRuntime::streamOf(Stream stream) {
+  if (stream == nullptr) return deviceAt(currentDevice()).defaultStream;
+  std::lock_guard lock(streamsMutex_);
+  auto entry = streams_.find(stream);
+  std::shared_ptr<HostStream> found = entry != streams_.end() ? entry->second.lock() : nullptr;
+  if (found == nullptr) {
+    throw invalidArgument("{} is not a stream of a simulated device", stream)
+        .remedy("Make streams with unisonoHostStreamCreate, and keep them while they are used");
+  }
+  return found;
+}
+
+int HostRuntime::deviceOf(Stream stream) {
+  return streamOf(stream)->device();
+}
+
+void HostRuntime::enqueue(Operation operation, Stream stream) {
+  streamOf(stream)->enqueue(std::move(operation));
+}
+
+void HostRuntime::copyAsync(void* destination, const void* source, size_t bytes, Stream stream) {
+  if (bytes > 0 && (destination == nullptr || source == nullptr)) {
+    throw invalidArgument("A copy of {} bytes has a null address", bytes);
+  }
+  enqueue(CopyOperation{destination, source, bytes}, stream);
+}
+
+void HostRuntime::fillAsync(void* destination, std::byte value, size_t bytes, Stream stream) {
+  if (bytes > 0 && destination == nullptr) {
+    throw invalidArgument("{} bytes at a null address cannot be set", bytes);
+  }
+  enqueue(FillOperation{destination, value, bytes}, stream);
+}
+
+void HostRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
+                         Stream stream) {
+  enqueue(std::make_unique<Launch>(kernel, shape, arguments), stream);
+}
+
+std::shared_ptr<void> HostRuntime::createStream(int device) {
+  auto stream = std::make_shared<HostStream>(*executor_, device, deviceAt(device).virtualClock);
+  std::lock_guard lock(streamsMutex_);
+  std::erase_if(streams_, [](const auto& entry) { return entry.second.expired(); });
+  streams_[stream.get()] = stream;
+  return stream;
+}
+
+std::unique_ptr<Event> HostRuntime::createEvent(int device) {
+  deviceAt(device);
+  return std::make_unique<HostEvent>(*this);
+}
+
+void HostRuntime::synchronize(Stream stream) {
+  streamOf(stream)->synchronize();
+}
+
+bool HostRuntime::query(Stream stream) {
+  return streamOf(stream)->query();
+}
+
+void HostRuntime::synchronizeDevice(int device) {
+  std::vector<std::shared_ptr<HostStream>> streams{deviceAt(device).defaultStream};
+  {
+    std::lock_guard lock(streamsMutex_);
+    for (const auto& [address, weak] : streams_) {
+      std::shared_ptr<HostStream> stream = weak.lock();
+      if (stream != nullptr && stream->device() == device) streams.push_back(std::move(stream));
+    }
+  }
+  for (const auto& stream : streams) stream->synchronize();
+}
+
+CaptureState HostRuntime::captureState(Stream stream) {
+  streamOf(stream);
+  return CaptureState::none;
+}
+
+uint64_t HostRuntime::virtualNanoseconds(int device) {
+  return deviceAt(device).virtualClock.load(std::memory_order_relaxed);
+}
+
+}  // namespace unisono::runtime::host
+
+namespace unisono::runtime {
+
+std::unique_ptr<Runtime> createHostRuntime(const Settings& settings) {
+  return std::make_unique<host::HostRuntime>(settings);
+}
+
+}  // namespace unisono::runtime

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/host/executor.h"
+#include "runtime/host/memory.h"
+#include "runtime/host/stream.h"
+#include "runtime/runtime.h"
+
+namespace unisono::runtime::host {
+
+// Simulated devices: memory is memfd, streams are queues, the groups of a launch are tasks of an
+// executor. Each device has a default stream (null) that is ordered in itself; unlike CUDA's legacy
+// default stream it does not wait for other streams, nor they for it.
+class HostRuntime final : public Runtime {
+ public:
+  explicit HostRuntime(const Settings& settings);
+  ~HostRuntime() override;
+
+  // `runtime` as a host runtime; throws invalidUsage if it is another backend.
+  static HostRuntime& from(Runtime& runtime);
+
+  Backend backend() const override { return Backend::host; }
+  int deviceCount() override { return static_cast<int>(devices_.size()); }
+  int currentDevice() override;
+  void setDevice(int device) override;
+  DeviceProperties properties(int device) override;
+  bool canAccessPeer(int device, int peer) override;
+
+  std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes, Sharing sharing) override;
+  std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) override;
+  MemoryHandle exportMemory(const void* address, size_t bytes) override;
+  std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override;
+  PointerInfo inspect(const void* address) override { return memory_->inspect(address); }
+
+  void copyAsync(void* destination, const void* source, size_t bytes, Stream stream) override;
+  void launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
+              Stream stream) override;
+  std::shared_ptr<void> createStream(int device) override;
+  std::unique_ptr<Event> createEvent(int device) override;
+  // Throws what a task of the stream threw, once; see HostStream.
+  void synchronize(Stream stream) override;
+  CaptureState captureState(Stream stream) override;
+
+  // What only simulated devices have.
+  bool query(Stream stream);
+  void fillAsync(void* destination, std::byte value, size_t bytes, Stream stream);
+  // Waits for all streams of a device.
+  void synchronizeDevice(int device);
+  // The device that a stream belongs to.
+  int deviceOf(Stream stream);
+
+  // The schedule from here on (see Executor). Throws invalidUsage while work is not synchronized.
+  void setScheduleSeed(int64_t seed) { executor_->setSeed(seed); }
+  uint64_t scheduleHash() const { return executor_->scheduleHash(); }
+  // For tests in which one thread enqueues everything and then synchronizes: work that can never
+  // move ends, and synchronize() throws Error(internalError) that tells who waits for whom.
+  void setDeadlockIsError(bool value) { executor_->setDeadlockIsError(value); }
+  // The latest virtual clock of the launches that have ended on a device.
+  uint64_t virtualNanoseconds(int device);
+
+ private:
+  friend class HostEvent;
+  struct Device {
+    DeviceProperties properties;
+    std::atomic<uint64_t> virtualClock{0};
+    std::shared_ptr<HostStream> defaultStream;
+  };
+
+  Device& deviceAt(int device);
+  std::shared_ptr<HostStream> streamOf(Stream stream);
+  void enqueue(Operation operation, Stream stream);
+
+  // Destroyed last to first: the executor waits for its tasks, which use the rest.
+  std::vector<std::unique_ptr<Device>> devices_;
+  std::shared_ptr<MemoryManager> memory_ = std::make_shared<MemoryManager>();
+  std::mutex streamsMutex_;
+  std::map<void*, std::weak_ptr<HostStream>> streams_;
+  std::unique_ptr<Executor> executor_;
+};
+
+}  // namespace unisono::runtime::host

@@ -1,0 +1,228 @@
+#include "runtime/host/memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace unisono::runtime::host {
+namespace {
+
+constexpr size_t kAlignment = 512;
+constexpr size_t kPoolBytes = 32 << 20;
+constexpr size_t kLargestPooled = 1 << 20;
+
+// Somebody else's range, or another owner's in this process.
+class MappedRange final : public MappedMemory {
+ public:
+  MappedRange(std::shared_ptr<Segment> segment, void* address)
+      : MappedMemory(address), segment_(std::move(segment)) {}
+
+ private:
+  std::shared_ptr<Segment> segment_;
+};
+
+static_assert(sizeof(DescriptorTicket) <= sizeof(MemoryHandle::payload));
+
+void insertFree(std::map<size_t, size_t>& free, size_t offset, size_t bytes) {
+  auto next = free.lower_bound(offset);
+  if (next != free.end() && next->first == offset + bytes) {
+    bytes += next->second;
+    next = free.erase(next);
+  }
+  if (next != free.begin()) {
+    auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free.emplace_hint(next, offset, bytes);
+}
+
+}  // namespace
+
+class MemoryManager::Allocation final : public DeviceMemory {
+ public:
+  Allocation(std::shared_ptr<MemoryManager> manager, std::shared_ptr<Segment> segment,
+             void* address, size_t bytes, size_t reserved, int device)
+      : DeviceMemory(address, bytes, device),
+        manager_(std::move(manager)),
+        segment_(std::move(segment)),
+        reserved_(reserved) {}
+  ~Allocation() override { manager_->free(*this); }
+
+  const std::shared_ptr<Segment>& segment() const { return segment_; }
+  size_t reserved() const { return reserved_; }
+
+ private:
+  std::shared_ptr<MemoryManager> manager_;
+  std::shared_ptr<Segment> segment_;
+  size_t reserved_;
+};
+
+std::shared_ptr<DeviceMemory> MemoryManager::allocate(int device, size_t bytes) {
+  std::shared_ptr<Segment> segment;
+  std::byte* address;
+  size_t reserved = std::max<size_t>(bytes, 1);
+  std::unique_lock lock(mutex_);
+  if (bytes <= kLargestPooled) {
+    reserved = (reserved + kAlignment - 1) / kAlignment * kAlignment;
+    address = takeFromPool(device, reserved, segment);
+  } else {
+    lock.unlock();
+    segment = std::make_shared<Segment>(bytes);
+    address = segment->address();
+    lock.lock();
+  }
+  ranges_.emplace(reinterpret_cast<uintptr_t>(address),
+                  Range{std::max<size_t>(bytes, 1), device, segment});
+  lock.unlock();
+  return std::make_shared<Allocation>(shared_from_this(), std::move(segment), address, bytes,
+                                      reserved, device);
+}
+
+std::byte* MemoryManager::takeFromPool(int device, size_t bytes,
+                                       std::shared_ptr<Segment>& segment) {
+  auto& pools = pools_[device];
+  auto take = [&](Pool& pool) -> std::byte* {
+    for (auto& [offset, available] : pool.free) {
+      if (available < bytes) continue;
+      size_t start = offset;
+      size_t rest = available - bytes;
+      pool.free.erase(start);
+      if (rest > 0) pool.free.emplace(start + bytes, rest);
+      segment = pool.segment;
+      return segment->address() + start;
+    }
+    return nullptr;
+  };
+  for (auto& pool : pools) {
+    if (std::byte* address = take(*pool)) return address;
+  }
+  auto& pool = pools.emplace_back(std::make_unique<Pool>());
+  try {
+    pool->segment = std::make_shared<Segment>(kPoolBytes);
+  } catch (...) {
+    pools.pop_back();
+    throw;
+  }
+  pool->free.emplace(0, kPoolBytes);
+  return take(*pool);
+}
+
+void MemoryManager::free(const Allocation& allocation) {
+  auto* address = static_cast<std::byte*>(allocation.address());
+  const Segment* segment = allocation.segment().get();
+  std::lock_guard lock(mutex_);
+  ranges_.erase(reinterpret_cast<uintptr_t>(address));
+  auto& pools = pools_[allocation.device()];
+  auto pool = std::find_if(pools.begin(), pools.end(),
+                           [&](const auto& one) { return one->segment.get() == segment; });
+  if (pool == pools.end()) return;
+  auto offset = static_cast<size_t>(address - segment->address());
+  allocation.segment()->clear(offset, allocation.reserved());
+  insertFree((*pool)->free, offset, allocation.reserved());
+  bool isUnused = (*pool)->free.size() == 1 && (*pool)->free.begin()->second == kPoolBytes;
+  if (isUnused && pools.size() > 1) pools.erase(pool);
+}
+
+std::map<uintptr_t, MemoryManager::Range>::const_iterator MemoryManager::find(
+    const void* address) const {
+  auto where = reinterpret_cast<uintptr_t>(address);
+  auto range = ranges_.upper_bound(where);
+  if (range == ranges_.begin()) return ranges_.end();
+  --range;
+  return where - range->first < range->second.bytes ? range : ranges_.end();
+}
+
+PointerInfo MemoryManager::inspect(const void* address) {
+  std::lock_guard lock(mutex_);
+  auto range = find(address);
+  if (range == ranges_.end()) return {};
+  return {PointerInfo::Kind::device, range->second.device};
+}
+
+MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {
+  std::shared_ptr<Segment> segment;
+  int device = -1;
+  {
+    std::lock_guard lock(mutex_);
+    auto range = find(address);
+    if (range == ranges_.end()) {
+      throw invalidArgument("{} is not memory of a simulated device", address)
+          .remedy("Allocate it with unisonoHostMalloc or ncclMemAlloc");
+    }
+    size_t offset = reinterpret_cast<uintptr_t>(address) - range->first;
+    if (bytes > range->second.bytes - offset) {
+      throw invalidArgument("{} bytes at {} go beyond their allocation of {} bytes", bytes, address,
+                            range->second.bytes);
+    }
+    segment = range->second.segment;
+    device = range->second.device;
+  }
+  MemoryHandle handle{};
+  handle.kind = MemoryHandle::Kind::descriptor;
+  handle.device = device;
+  handle.process = processToken();
+  handle.address = reinterpret_cast<uintptr_t>(address);
+  handle.bytes = bytes;
+  handle.base = reinterpret_cast<uintptr_t>(segment->address());
+  handle.baseBytes = segment->bytes();
+  std::memcpy(handle.payload.data(), &segment->ticket(), sizeof(DescriptorTicket));
+  return handle;
+}
+
+std::shared_ptr<MappedMemory> MemoryManager::importMemory(const MemoryHandle& handle) {
+  if (handle.kind != MemoryHandle::Kind::descriptor) {
+    throw invalidArgument("A memory handle of kind {} cannot be mapped by the host backend",
+                          static_cast<uint32_t>(handle.kind))
+        .remedy("Use the same backend (UNISONO_BACKEND) on all ranks");
+  }
+  if (handle.address < handle.base || handle.address - handle.base > handle.baseBytes ||
+      handle.bytes > handle.baseBytes - (handle.address - handle.base)) {
+    throw invalidArgument("A memory handle names {} bytes outside of its allocation of {} bytes",
+                          handle.bytes, handle.baseBytes);
+  }
+  if (handle.process == processToken()) {
+    auto* address = reinterpret_cast<void*>(handle.address);
+    std::lock_guard lock(mutex_);
+    auto range = find(address);
+    if (range == ranges_.end()) {
+      throw invalidArgument("The memory at {} that a handle names was freed", address)
+          .remedy("Keep memory while others may map it");
+    }
+    return std::make_shared<MappedRange>(range->second.segment, address);
+  }
+  std::shared_ptr<Segment> segment = mapped(handle);
+  std::byte* address = segment->address() + (handle.address - handle.base);
+  return std::make_shared<MappedRange>(std::move(segment), address);
+}
+
+std::shared_ptr<Segment> MemoryManager::mapped(const MemoryHandle& handle) {
+  DescriptorTicket ticket;
+  std::memcpy(&ticket, handle.payload.data(), sizeof(ticket));
+  auto cached = [&]() -> std::shared_ptr<Segment> {
+    auto entry = imported_.find(ticket.token);
+    if (entry == imported_.end()) return nullptr;
+    std::shared_ptr<Segment> segment = entry->second.lock();
+    if (segment != nullptr && segment->bytes() != handle.baseBytes) {
+      throw invalidArgument("A memory handle says {} bytes of an allocation of {}",
+                            handle.baseBytes, segment->bytes());
+    }
+    return segment;
+  };
+  {
+    std::lock_guard lock(mutex_);
+    if (auto segment = cached()) return segment;
+  }
+  UniqueDescriptor descriptor = fetchDescriptor(ticket);
+  std::lock_guard lock(mutex_);
+  if (auto segment = cached()) return segment;
+  auto segment = std::make_shared<Segment>(descriptor, static_cast<size_t>(handle.baseBytes));
+  std::erase_if(imported_, [](const auto& entry) { return entry.second.expired(); });
+  imported_[ticket.token] = segment;
+  return segment;
+}
+
+}  // namespace unisono::runtime::host

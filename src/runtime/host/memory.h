@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/host/segment.h"
+#include "runtime/runtime.h"
+
+namespace unisono::runtime::host {
+
+// The memory of all simulated devices. Large allocations are segments of their own; small ones
+// share segments, so that a program with thousands of them does not run out of descriptors.
+// Thread-safe. What it hands out keeps it alive.
+class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
+ public:
+  // Zero-filled, aligned to 512 bytes as cudaMalloc's.
+  std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes);
+  MemoryHandle exportMemory(const void* address, size_t bytes);
+  std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle);
+  PointerInfo inspect(const void* address);
+
+ private:
+  class Allocation;
+
+  // A segment that small allocations of a device share.
+  struct Pool {
+    std::shared_ptr<Segment> segment;
+    std::map<size_t, size_t> free;  // offset: bytes
+  };
+  struct Range {
+    size_t bytes;
+    int device;
+    std::shared_ptr<Segment> segment;
+  };
+
+  std::byte* takeFromPool(int device, size_t bytes, std::shared_ptr<Segment>& segment);
+  void free(const Allocation& allocation);
+  std::map<uintptr_t, Range>::const_iterator find(const void* address) const;
+  std::shared_ptr<Segment> mapped(const MemoryHandle& handle);
+
+  std::mutex mutex_;
+  std::map<uintptr_t, Range> ranges_;  // by start
+  std::map<int, std::vector<std::unique_ptr<Pool>>> pools_;
+  // Segments of other processes, by the secret of their ticket, each mapped once.
+  std::map<std::array<std::byte, 16>, std::weak_ptr<Segment>> imported_;
+};
+
+}  // namespace unisono::runtime::host

@@ -1,0 +1,87 @@
+#include "runtime/host/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace unisono::runtime::host {
+namespace {
+
+size_t pageBytes() {
+  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+}  // namespace
+
+size_t roundUpToPages(size_t bytes) {
+  size_t page = pageBytes();
+  if (bytes > SIZE_MAX - page) throw invalidArgument("{} bytes cannot be allocated", bytes);
+  return (bytes + page - 1) / page * page;
+}
+
+Segment::Segment(size_t bytes)
+    : descriptor_(::memfd_create("unisono-device", MFD_CLOEXEC | MFD_ALLOW_SEALING)),
+      bytes_(roundUpToPages(bytes)) {
+  if (!descriptor_) {
+    throw systemError(errno, "memfd_create").remedy("Raise the limit of open files (ulimit -n)");
+  }
+  if (::ftruncate(descriptor_.get(), static_cast<off_t>(bytes_)) != 0) {
+    throw systemError(errno, "ftruncate of simulated device memory");
+  }
+  if (::fcntl(descriptor_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    throw systemError(errno, "fcntl(F_ADD_SEALS)");
+  }
+  map(descriptor_.get());
+}
+
+Segment::Segment(const UniqueDescriptor& descriptor, size_t bytes) : bytes_(bytes) {
+  struct stat status {};
+  if (::fstat(descriptor.get(), &status) != 0) throw systemError(errno, "fstat");
+  int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<uint64_t>(status.st_size) != bytes) {
+    throw invalidArgument("The descriptor of a memory handle does not hold {} bytes of memory",
+                          bytes)
+        .remedy("Exchange handles between processes that use the same library");
+  }
+  map(descriptor.get());
+}
+
+Segment::~Segment() {
+  if (address_ != nullptr) ::munmap(address_, bytes_);
+}
+
+void Segment::map(int descriptor) {
+  void* address =
+      ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  if (address == MAP_FAILED) throw systemError(errno, "mmap of simulated device memory");
+  address_ = static_cast<std::byte*>(address);
+}
+
+const DescriptorTicket& Segment::ticket() {
+  std::lock_guard lock(mutex_);
+  if (offer_ == nullptr) offer_ = offerDescriptor(descriptor_.get());
+  return offer_->ticket();
+}
+
+void Segment::clear(size_t offset, size_t bytes) {
+  size_t end = offset + bytes;
+  size_t firstPage = std::min(roundUpToPages(offset), end);
+  size_t lastPage = std::max(end / pageBytes() * pageBytes(), firstPage);
+  if (lastPage > firstPage &&
+      ::fallocate(descriptor_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                  static_cast<off_t>(firstPage), static_cast<off_t>(lastPage - firstPage)) != 0) {
+    std::memset(address_ + firstPage, 0, lastPage - firstPage);
+  }
+  std::memset(address_ + offset, 0, firstPage - offset);
+  std::memset(address_ + lastPage, 0, end - lastPage);
+}
+
+}  // namespace unisono::runtime::host

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+
+#include "base/unique_descriptor.h"
+#include "runtime/descriptor_service.h"
+
+namespace unisono::runtime::host {
+
+// A mapped memfd: the unit that other processes map. Pages that were never written cost nothing.
+// Its size is sealed, so that nobody's mapping of it can be cut short.
+class Segment {
+ public:
+  // Throws Error(systemError).
+  explicit Segment(size_t bytes);
+  // Maps a descriptor of another process's segment; throws Error if it is not one of `bytes`.
+  Segment(const UniqueDescriptor& descriptor, size_t bytes);
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  ~Segment();
+
+  std::byte* address() const { return address_; }
+  size_t bytes() const { return bytes_; }
+
+  // For other processes; the offer stands while the segment lives. Only of one made here.
+  const DescriptorTicket& ticket();
+
+  // Zeroes a range, giving whole pages back to the system.
+  void clear(size_t offset, size_t bytes);
+
+ private:
+  void map(int descriptor);
+
+  UniqueDescriptor descriptor_;
+  std::byte* address_ = nullptr;
+  size_t bytes_;
+  std::mutex mutex_;
+  std::unique_ptr<DescriptorOffer> offer_;
+};
+
+// `bytes` rounded up to whole pages.
+size_t roundUpToPages(size_t bytes);
+
+}  // namespace unisono::runtime::host

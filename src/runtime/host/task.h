@@ -1,0 +1,54 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "runtime/host/schedule.h"
+
+namespace unisono::runtime::host {
+
+// Whose work a task does, for reports. `name` must outlive the task.
+struct TaskInfo {
+  const char* name = "";
+  int device = -1;
+  int block = -1;
+  int group = -1;
+};
+
+// The thread of execution that an executor runs: one group of one block, or the driver of a stream.
+class Task {
+ public:
+  Task(const TaskInfo& info, uint64_t clock) : info_(info), clock_(clock) {}
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+  virtual ~Task() = default;
+
+  // Called by the task itself.
+  virtual void poll(const WaitReason& reason) = 0;
+  virtual void progress() = 0;
+  virtual void schedulePoint() = 0;
+  // Sleeps until wake(), which may come first.
+  virtual void suspend() = 0;
+
+  // Called by any task or thread, once for each suspend().
+  virtual void wake() = 0;
+
+  const TaskInfo& info() const { return info_; }
+  uint64_t clock() const { return clock_; }
+  void setClock(uint64_t nanoseconds) { clock_ = nanoseconds; }
+
+  // The task that runs on the calling thread, or null.
+  static Task* current() { return current_.load(std::memory_order_relaxed); }
+
+ protected:
+  static void setCurrent(Task* task) { current_.store(task, std::memory_order_relaxed); }
+
+ private:
+  // Atomic because a scheduler and its fibers, which ThreadSanitizer holds apart, share the thread.
+  static thread_local constinit std::atomic<Task*> current_;
+
+  TaskInfo info_;
+  uint64_t clock_;
+};
+
+}  // namespace unisono::runtime::host

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "runtime/host/executor.h"
+#include "runtime/host/wait_graph.h"
+
+namespace unisono::runtime::host {
+
+class ThreadExecutor;
+
+// A task on an operating system's thread of its own.
+class ThreadTask final : public Task {
+ public:
+  ThreadTask(ThreadExecutor& executor, TaskRequest request)
+      : Task(request.info, request.clock), executor_(executor), request_(std::move(request)) {}
+
+  void poll(const WaitReason& reason) override;
+  void progress() override;
+  void schedulePoint() override {}
+  void suspend() override;
+  void wake() override;
+
+ private:
+  friend class ThreadExecutor;
+  void makeCurrent() { setCurrent(this); }
+
+  ThreadExecutor& executor_;
+  TaskRequest request_;
+  int looks_ = 0;  // the thread's own
+
+  std::mutex mutex_;
+  std::condition_variable awake_;
+  bool woken_ = false;
+  bool napping_ = false;
+  WaitReason reason_;
+  std::string stuck_;
+};
+
+// A thread a task: real races, for ThreadSanitizer. Its deadlocks are guessed from time.
+class ThreadExecutor final : public Executor {
+ public:
+  // Waits for the tasks to end.
+  ~ThreadExecutor() override;
+
+  void spawn(TaskRequest request) override;
+  void openGate() override { gates_++; }
+  void closeGate() override { gates_--; }
+  void runSomeSteps() override {}
+  void setSeed(int64_t seed) override;
+  uint64_t scheduleHash() const override { return 0; }
+  void setDeadlockIsError(bool value) override { deadlockIsError_ = value; }
+
+ private:
+  friend class ThreadTask;
+  void run(std::unique_ptr<ThreadTask> task);
+  void moved();
+  void lookForProgress();
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::set<ThreadTask*> tasks_;
+  size_t running_ = 0;
+  uint64_t seenMoves_ = 0;
+  std::chrono::steady_clock::time_point seenAt_;
+  bool reported_ = false;
+
+  std::atomic<uint64_t> moves_{1};
+  std::atomic<int> gates_{0};
+  std::atomic<bool> deadlockIsError_{false};
+};
+
+}  // namespace unisono::runtime::host

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/host/task.h"
+
+namespace unisono::runtime::host {
+
+// What one task that polls waits for.
+struct Waiter {
+  TaskInfo info;
+  WaitReason reason;
+};
+
+// Tells in words who waits for whom, with a cycle of ranks if there is one:
+//   "2 tasks wait and none can move: ring block 0 group 1 on device 0: rank 0 waits for rank 1
+//    (slot, channel 0, wanted 5, seen 4); ...; cycle of ranks 0 -> 1 -> 0"
+std::string describeWaits(const std::vector<Waiter>& waiters);
+
+}  // namespace unisono::runtime::host
