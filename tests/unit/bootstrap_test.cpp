@@ -15,6 +15,13 @@
 namespace unisono::bootstrap {
 namespace {
 
+// ThreadSanitizer ends a forked child of a process with threads when it starts one.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kChildMayStartThreads = false;
+#else
+constexpr bool kChildMayStartThreads = true;
+#endif
+
 // A port that was free a moment ago.
 uint16_t freePort() {
   const std::function<bool()> never;
@@ -251,9 +258,10 @@ TEST(Bootstrap, SeveralProcesses) {
         auto bootstrap = Bootstrap::connect(id, rank, kProcesses, settings);
         exerciseAllGather(*bootstrap, 4);
         // A child can be the root of ids of its own, and ends without waiting for its parent's.
-        const UniqueId own = createUniqueId(settings);
-        Bootstrap::connect(own, 0, 1, settings)->barrier();
-        createUniqueId(settings);
+        if (kChildMayStartThreads) {
+          Bootstrap::connect(createUniqueId(settings), 0, 1, settings)->barrier();
+          createUniqueId(settings);
+        }
         bootstrap->barrier();
         status = testing::Test::HasFailure() ? 1 : 0;
       } catch (const std::exception& error) {
