@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "element_types.h"
+#include "operations.h"
+
+namespace CLI {
+class App;
+}
+
+namespace unisono::bench {
+
+// The user asked for something that is not offered; the text says what is. Exit status 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// How the times of the workers of a case become one (-a).
+enum class Averaging : int { firstRank = 0, mean = 1, least = 2, most = 3 };
+
+struct BenchOptions {
+  Operation operation = Operation::allReduce;
+  std::optional<size_t> minBytes, maxBytes;  // without: 8 B up to a maximum for the backend
+  double factor = 2;
+  size_t stepBytes = 0;   // not 0: sizes grow by this much instead of by `factor`
+  int gpusPerThread = 0;  // 0: share out all GPUs of the machine
+  int threads = 1;        // of each process
+  int iterations = 20;
+  int warmup = 5;
+  int checks = 1;
+  std::vector<ElementType> types = {ElementType::float32};
+  std::vector<Reduction> reductions = {Reduction::sum};
+  int root = 0;  // -1: each rank in turn
+  int graphLaunches = 0;
+  int registration = 0;  // 0: none, 1: ncclCommRegister, 2: windows on ncclMemAlloc memory
+  bool blocking = false;
+  Averaging averaging = Averaging::mean;
+  double timeoutSeconds = 300;
+
+  std::string backend;  // host, cuda; empty: UNISONO_BACKEND, or cuda where there is a GPU
+  std::string topologyFile;
+  int nodes = 1;
+  bool processPerGpu = false;
+
+  std::string jsonPath;  // "-": standard output
+  std::string library;
+  std::string against;
+  int repeats = 0;  // 0: 1, or 5 with `against`
+  uint64_t seed = 0;
+
+  int repeatCount() const { return repeats > 0 ? repeats : (against.empty() ? 1 : 5); }
+};
+
+// "8", "1K", "4M", "1G" (powers of 1024; also "4MB", "4MiB" and lower case). Throws UsageError.
+size_t parseSize(std::string_view text);
+
+// "1 KiB" style for messages and table headings.
+std::string sizeText(size_t bytes);
+
+// The sizes to run, ascending, without repetition. `defaultMaxBytes` stands in for -e.
+std::vector<size_t> benchSizes(const BenchOptions& options, size_t defaultMaxBytes);
+
+// The strings of the command line, before they are checked.
+struct BenchArguments {
+  std::string operation;
+  std::string minBytes, maxBytes, stepBytes;
+  std::string types = "float";
+  std::string reductions = "sum";
+  std::string root = "0";
+  std::string seed;
+  int averaging = 1;
+  int blocking = 0;
+  BenchOptions options;
+};
+
+// Adds `bench` to the program. `arguments` must live until parsing is done.
+CLI::App* addBenchCommand(CLI::App& app, BenchArguments& arguments);
+
+// Checks what was parsed. Throws UsageError that names the option and what is allowed.
+BenchOptions finishOptions(const BenchArguments& arguments);
+
+}  // namespace unisono::bench

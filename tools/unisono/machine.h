@@ -1,0 +1,61 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench_options.h"
+#include "device_api.h"
+#include "library_table.h"
+#include "rank_set.h"
+
+// The machine that a run uses, and who drives which of its GPUs.
+namespace unisono::bench {
+
+// The libraries of a run with what reaches their devices: ours, then the other one.
+struct Side {
+  std::unique_ptr<Library> library;
+  std::unique_ptr<DeviceApi> device;  // goes before the library
+};
+
+// Sets what the libraries read when they are loaded: backend, machine file and, with several nodes,
+// which node this process is on. Call before the first library is loaded.
+void setEnvironment(const BenchOptions& options, int node);
+
+// Loads the libraries and decides on the backend. Throws unisono::Error.
+std::vector<Side> loadSides(const BenchOptions& options, std::string* backend);
+
+struct Machine {
+  std::string backend;
+  std::vector<std::string> deviceNames;
+  std::string libraryPath;
+  std::string libraryVersion;
+  std::string otherPath;
+  std::string otherVersion;
+};
+Machine describe(const std::vector<Side>& sides, const std::string& backend);
+std::string toText(const Machine& machine);
+Machine machineFromText(const std::string& text);
+
+// Ranks are numbered node by node, process by process, thread by thread, GPU by GPU.
+struct Placement {
+  int nodes = 1;
+  int processesPerNode = 1;
+  int threads = 1;  // of a process
+  int gpus = 1;     // of a thread
+  int devices = 1;  // of a node
+  bool processPerGpu = false;
+
+  int processes() const { return nodes * processesPerNode; }
+  int workers() const { return processes() * threads; }
+  int ranks() const { return workers() * gpus; }
+  int nodeOf(int process) const { return process / processesPerNode; }
+  // The ranks of one worker; workers are numbered process by process.
+  std::vector<LocalRank> ranksOf(int worker) const;
+};
+
+// `shareDevices`: more ranks than GPUs are allowed and take the GPUs in turn. Throws UsageError
+// when the options do not fit the machine.
+Placement place(const BenchOptions& options, int devices, bool shareDevices);
+
+}  // namespace unisono::bench

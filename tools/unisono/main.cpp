@@ -1,0 +1,60 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <exception>
+
+#include "bench_options.h"
+#include "bench_run.h"
+#include "library_table.h"
+
+namespace {
+
+// The program's version, and the library that its commands use.
+std::string versionText() {
+  using unisono::bench::Library;
+  std::string text = fmt::format("unisono {}\n", UNISONO_VERSION);
+  try {
+    Library library(unisono::bench::defaultLibraryPath());
+    text += fmt::format("library {} (NCCL API {})", library.path(), library.versionText());
+  } catch (const std::exception& error) {
+    text += fmt::format("no library: {}", error.what());
+  }
+  return text;
+}
+
+int run(int argc, char** argv) {
+  using namespace unisono::bench;
+  CLI::App app("Unisono: collective communication for GPUs, real and simulated", "unisono");
+  bool wantsVersion = false;
+  app.add_flag("--version", wantsVersion, "Print the version and the library that is used");
+  BenchArguments arguments;
+  CLI::App* bench = addBenchCommand(app, arguments);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // Help is no error; all others are wrong options.
+    return app.exit(error) == 0 ? kExitRight : kExitUsage;
+  }
+  if (wantsVersion) {
+    fmt::print("{}\n", versionText());
+    return kExitRight;
+  }
+  if (bench->parsed()) return runBench(finishOptions(arguments));
+  fmt::print("{}", app.help());
+  return kExitUsage;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const unisono::bench::UsageError& error) {
+    fmt::print(stderr, "unisono bench: {}\nRun unisono bench --help to see all options.\n",
+               error.what());
+    return unisono::bench::kExitUsage;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "unisono: {}\n", error.what());
+    return unisono::bench::kExitLibraryError;
+  }
+}
