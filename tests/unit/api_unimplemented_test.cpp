@@ -1,0 +1,202 @@
+// The exported functions that report that they are not implemented: src/api/unimplemented.cpp is
+// linked into this program, which stands in for the error boundary and notes what is reported.
+#include "api/boundary.h"
+
+#include <gtest/gtest.h>
+#include <nccl.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+std::vector<std::string> reported;
+
+}  // namespace
+
+ncclResult_t unisono::api::notImplemented(const char* function) noexcept {
+  reported.emplace_back(function);
+  return ncclInvalidUsage;
+}
+
+// The signatures that programs use, from the documentation of NCCL 2.28 to 2.30; the structures are
+// theirs in size alone.
+struct Team {
+  int nRanks, rank, stride;
+};
+struct MultimemHandle {
+  void* base;
+};
+struct SignalDescriptor {
+  int count, peer, signal, context;
+};
+
+#define WITH_TWIN(result, name, ...) \
+  result name(__VA_ARGS__);          \
+  result p##name(__VA_ARGS__)
+
+extern "C" {
+WITH_TWIN(ncclResult_t, ncclDevCommCreate, ncclComm_t, const void*, void*);
+WITH_TWIN(ncclResult_t, ncclDevCommDestroy, ncclComm_t, const void*);
+WITH_TWIN(ncclResult_t, ncclGinBarrierCreateRequirement, ncclComm_t, Team, int, void*, void*);
+WITH_TWIN(ncclResult_t, ncclGinInboxA2ACreateRequirement, Team, int, int, void*, void*);
+WITH_TWIN(ncclResult_t, ncclGinOutboxCreateRequirement, int, int, void*, void*);
+WITH_TWIN(ncclResult_t, ncclLLA2ACreateRequirement, int, int, void*, void*);
+WITH_TWIN(ncclResult_t, ncclLsaBarrierCreateRequirement, Team, int, void*, void*);
+WITH_TWIN(int, ncclLLA2ACalcSlots, int, int);
+WITH_TWIN(Team, ncclTeamLsa, ncclComm_t);
+WITH_TWIN(Team, ncclTeamRail, ncclComm_t);
+WITH_TWIN(Team, ncclTeamWorld, ncclComm_t);
+WITH_TWIN(int, ncclTeamRankToLsa, ncclComm_t, Team, int);
+WITH_TWIN(int, ncclTeamRankToWorld, ncclComm_t, Team, int);
+WITH_TWIN(ncclResult_t, ncclCommGetUniqueId, ncclComm_t, ncclUniqueId*);
+WITH_TWIN(ncclResult_t, ncclCommGrow, ncclComm_t, int, const ncclUniqueId*, int, ncclComm_t*,
+          ncclConfig_t*);
+WITH_TWIN(ncclResult_t, ncclCommMemStats, ncclComm_t, int, uint64_t*);
+WITH_TWIN(ncclResult_t, ncclCommQueryProperties, ncclComm_t, void*);
+WITH_TWIN(ncclResult_t, ncclCommResume, ncclComm_t);
+WITH_TWIN(ncclResult_t, ncclCommSuspend, ncclComm_t, int);
+WITH_TWIN(ncclResult_t, ncclGetLsaDevicePointer, ncclWindow_t, size_t, int, void**);
+WITH_TWIN(ncclResult_t, ncclGetLsaMultimemDevicePointer, ncclWindow_t, size_t, void**);
+WITH_TWIN(ncclResult_t, ncclGetMultimemDevicePointer, ncclWindow_t, size_t, MultimemHandle, void**);
+WITH_TWIN(ncclResult_t, ncclGetPeerDevicePointer, ncclWindow_t, size_t, int, void**);
+WITH_TWIN(ncclResult_t, ncclWinGetUserPtr, ncclComm_t, ncclWindow_t, void**);
+WITH_TWIN(ncclResult_t, ncclPutSignal, const void*, size_t, ncclDataType_t, int, ncclWindow_t,
+          size_t, int, int, unsigned, ncclComm_t, cudaStream_t);
+WITH_TWIN(ncclResult_t, ncclSignal, int, int, int, unsigned, ncclComm_t, cudaStream_t);
+WITH_TWIN(ncclResult_t, ncclWaitSignal, int, SignalDescriptor*, ncclComm_t, cudaStream_t);
+WITH_TWIN(ncclResult_t, ncclParamBind, void**, const char*);
+WITH_TWIN(ncclResult_t, ncclParamGet, void*, void*, int, int*);
+WITH_TWIN(ncclResult_t, ncclParamGetAllParameterKeys, const char***, int*);
+WITH_TWIN(ncclResult_t, ncclParamGetParameter, const char*, const char**, int*);
+WITH_TWIN(ncclResult_t, ncclParamGetStr, void*, const char**);
+WITH_TWIN(ncclResult_t, ncclParamGetI8, void*, int8_t*);
+WITH_TWIN(ncclResult_t, ncclParamGetI16, void*, int16_t*);
+WITH_TWIN(ncclResult_t, ncclParamGetI32, void*, int32_t*);
+WITH_TWIN(ncclResult_t, ncclParamGetI64, void*, int64_t*);
+WITH_TWIN(ncclResult_t, ncclParamGetU8, void*, uint8_t*);
+WITH_TWIN(ncclResult_t, ncclParamGetU16, void*, uint16_t*);
+WITH_TWIN(ncclResult_t, ncclParamGetU32, void*, uint32_t*);
+WITH_TWIN(ncclResult_t, ncclParamGetU64, void*, uint64_t*);
+WITH_TWIN(void, ncclParamDumpAll, void);
+}
+
+namespace {
+
+// Every result that a caller offers points here; nothing may be written on failure.
+class ApiUnimplemented : public testing::Test {
+ protected:
+  void SetUp() override {
+    reported.clear();
+    std::memset(untouched_, 0x5a, sizeof untouched_);
+  }
+  void TearDown() override {
+    for (unsigned char byte : untouched_) ASSERT_EQ(byte, 0x5a);
+  }
+
+  template <typename T>
+  T* out() {
+    return reinterpret_cast<T*>(untouched_);
+  }
+
+  alignas(16) unsigned char untouched_[1024];
+};
+
+// Calls the function and its twin: both report under the function's name, and are one.
+#define EXPECT_NOT_IMPLEMENTED(name, ...)                                                \
+  do {                                                                                   \
+    reported.clear();                                                                    \
+    EXPECT_EQ(name(__VA_ARGS__), ncclInvalidUsage);                                      \
+    EXPECT_EQ(p##name(__VA_ARGS__), ncclInvalidUsage);                                   \
+    EXPECT_EQ(reported, (std::vector<std::string>{#name, #name}));                       \
+    EXPECT_EQ(reinterpret_cast<void*>(name), reinterpret_cast<void*>(p##name)) << #name; \
+  } while (false)
+
+TEST_F(ApiUnimplemented, Communicators) {
+  EXPECT_NOT_IMPLEMENTED(ncclCommRevoke, nullptr, NCCL_REVOKE_DEFAULT);
+  EXPECT_NOT_IMPLEMENTED(ncclCommShrink, nullptr, out<int>(), 1, out<ncclComm_t>(), nullptr,
+                         NCCL_SHRINK_DEFAULT);
+  EXPECT_NOT_IMPLEMENTED(ncclCommGetUniqueId, nullptr, out<ncclUniqueId>());
+  EXPECT_NOT_IMPLEMENTED(ncclCommGrow, nullptr, 4, out<ncclUniqueId>(), 3, out<ncclComm_t>(),
+                         nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclCommMemStats, nullptr, 0, out<uint64_t>());
+  EXPECT_NOT_IMPLEMENTED(ncclCommQueryProperties, nullptr, out<void>());
+  EXPECT_NOT_IMPLEMENTED(ncclCommResume, nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclCommSuspend, nullptr, 1);
+}
+
+TEST_F(ApiUnimplemented, Windows) {
+  EXPECT_NOT_IMPLEMENTED(ncclCommWindowRegister, nullptr, out<void>(), 4096, out<ncclWindow_t>(),
+                         NCCL_WIN_DEFAULT);
+  EXPECT_NOT_IMPLEMENTED(ncclCommWindowDeregister, nullptr, nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclGetLsaDevicePointer, nullptr, 8, 1, out<void*>());
+  EXPECT_NOT_IMPLEMENTED(ncclGetLsaMultimemDevicePointer, nullptr, 8, out<void*>());
+  EXPECT_NOT_IMPLEMENTED(ncclGetMultimemDevicePointer, nullptr, 8, MultimemHandle{nullptr},
+                         out<void*>());
+  EXPECT_NOT_IMPLEMENTED(ncclGetPeerDevicePointer, nullptr, 8, 1, out<void*>());
+  EXPECT_NOT_IMPLEMENTED(ncclWinGetUserPtr, nullptr, nullptr, out<void*>());
+}
+
+TEST_F(ApiUnimplemented, OneSided) {
+  EXPECT_NOT_IMPLEMENTED(ncclPutSignal, out<void>(), 8, ncclFloat, 1, nullptr, 16, 0, 0, 0u,
+                         nullptr, nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclSignal, 1, 0, 0, 0u, nullptr, nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclWaitSignal, 1, out<SignalDescriptor>(), nullptr, nullptr);
+}
+
+TEST_F(ApiUnimplemented, DeviceCommunicators) {
+  const Team team = {8, 3, 1};
+  EXPECT_NOT_IMPLEMENTED(ncclDevCommCreate, nullptr, out<void>(), out<void>());
+  EXPECT_NOT_IMPLEMENTED(ncclDevCommDestroy, nullptr, out<void>());
+  EXPECT_NOT_IMPLEMENTED(ncclGinBarrierCreateRequirement, nullptr, team, 2, out<void>(),
+                         out<void>());
+  EXPECT_NOT_IMPLEMENTED(ncclGinInboxA2ACreateRequirement, team, 2, 10, out<void>(), out<void>());
+  EXPECT_NOT_IMPLEMENTED(ncclGinOutboxCreateRequirement, 2, 10, out<void>(), out<void>());
+  EXPECT_NOT_IMPLEMENTED(ncclLLA2ACreateRequirement, 2, 64, out<void>(), out<void>());
+  EXPECT_NOT_IMPLEMENTED(ncclLsaBarrierCreateRequirement, team, 2, out<void>(), out<void>());
+}
+
+TEST_F(ApiUnimplemented, Parameters) {
+  EXPECT_NOT_IMPLEMENTED(ncclParamBind, out<void*>(), "NCCL_DEBUG");
+  EXPECT_NOT_IMPLEMENTED(ncclParamGet, nullptr, out<void>(), 64, out<int>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetAllParameterKeys, out<const char**>(), out<int>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetParameter, "NCCL_DEBUG", out<const char*>(), out<int>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetStr, nullptr, out<const char*>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetI8, nullptr, out<int8_t>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetI16, nullptr, out<int16_t>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetI32, nullptr, out<int32_t>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetI64, nullptr, out<int64_t>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetU8, nullptr, out<uint8_t>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetU16, nullptr, out<uint16_t>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetU32, nullptr, out<uint32_t>());
+  EXPECT_NOT_IMPLEMENTED(ncclParamGetU64, nullptr, out<uint64_t>());
+}
+
+// The functions without a status report all the same, and give what no working call gives.
+TEST_F(ApiUnimplemented, ThoseWithoutAStatus) {
+  const Team team = {8, 3, 1};
+  for (auto function :
+       {ncclTeamLsa, ncclTeamRail, ncclTeamWorld, pncclTeamLsa, pncclTeamRail, pncclTeamWorld}) {
+    const Team empty = function(nullptr);
+    EXPECT_EQ(empty.nRanks, 0);
+    EXPECT_EQ(empty.rank, 0);
+    EXPECT_EQ(empty.stride, 0);
+  }
+  EXPECT_EQ(ncclTeamRankToLsa(nullptr, team, 5), -1);
+  EXPECT_EQ(pncclTeamRankToLsa(nullptr, team, 5), -1);
+  EXPECT_EQ(ncclTeamRankToWorld(nullptr, team, 5), -1);
+  EXPECT_EQ(pncclTeamRankToWorld(nullptr, team, 5), -1);
+  EXPECT_EQ(ncclLLA2ACalcSlots(64, 8), 0);
+  EXPECT_EQ(pncclLLA2ACalcSlots(64, 8), 0);
+  ncclParamDumpAll();
+  pncclParamDumpAll();
+  EXPECT_EQ(reported, (std::vector<std::string>{
+                          "ncclTeamLsa", "ncclTeamRail", "ncclTeamWorld", "ncclTeamLsa",
+                          "ncclTeamRail", "ncclTeamWorld", "ncclTeamRankToLsa", "ncclTeamRankToLsa",
+                          "ncclTeamRankToWorld", "ncclTeamRankToWorld", "ncclLLA2ACalcSlots",
+                          "ncclLLA2ACalcSlots", "ncclParamDumpAll", "ncclParamDumpAll"}));
+}
+
+}  // namespace
