@@ -20,7 +20,8 @@ Library::Library(const std::string& path) {
     throw invalidArgument("there is no library {}", absolute)
         .remedy("Build it first, or name another one with --library or --against");
   }
-  handle_.reset(::dlopen(absolute.c_str(), RTLD_NOW | RTLD_LOCAL));
+  // Never unmapped: a library may have threads that run on after its last communicator.
+  handle_.reset(::dlopen(absolute.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE));
   if (!handle_) {
     const char* reason = ::dlerror();
     throw Error(ErrorCode::systemError,

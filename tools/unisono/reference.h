@@ -31,10 +31,9 @@ namespace unisono::bench {
 //     keeps it in range, and else kMaxCoarseTerms for fp8, which keeps the bound useful), where k
 //     roundings touch any one term: m - 1 additions or products and one conversion at the end for
 //     sum and prod, one product with the scalar more for avg and mulsum, and one rounding of the
-//     scalar 1/n for avg. This is
-//     the bound for any order of evaluation (Higham, Accuracy and Stability of Numerical
-//     Algorithms, 2nd ed., section 4.2); `smallest` covers what underflows. For double the
-//     reference itself is computed in double, and errs as much again.
+//     scalar 1/n for avg. This is the bound for any order of evaluation (Higham, Accuracy and
+//     Stability of Numerical Algorithms, 2nd ed., section 4.2); `smallest` covers what underflows.
+//     For double the reference itself is computed in double, and errs as much again.
 class Reference {
  public:
   static constexpr size_t kPaletteSize = 4096;
