@@ -312,11 +312,9 @@ void FiberExecutor::account(size_t index) {
       break;
     case FiberTask::Left::polling:
       next_ = index + 1;
-      if (task->round_ != round_) {
-        task->round_ = round_;
-        task->looks_ = 0;
-      }
-      if (++task->looks_ == 2 && ++looked_ == ready_.size()) allPoll();
+      if (task->round_ == round_) break;
+      task->round_ = round_;
+      if (++looked_ == ready_.size()) allPoll();
       break;
   }
 }

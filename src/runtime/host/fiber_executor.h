@@ -61,8 +61,7 @@ class FiberTask final : public Task {
   // Written by the scheduler.
   boost::context::detail::fcontext_t context_;
   uint64_t number_ = 0;
-  uint64_t round_ = 0;  // the round in which `looks_` were counted
-  int looks_ = 0;
+  uint64_t round_ = 0;  // the last round in which it looked
   ExceptionState exceptions_;
 
   std::atomic<const std::string*> stuck_{nullptr};
@@ -70,9 +69,8 @@ class FiberTask final : public Task {
 
 // All tasks as fibers of one thread.
 //
-// Stuck is: every task that is neither suspended nor ended has looked twice at its condition since
-// any task last did something else. (Twice: what a task does between the end of one wait and its
-// first look in the next may be what another waits for.)
+// Stuck is: every task that is neither suspended nor ended has looked at its condition in vain
+// since any task last did something else.
 class FiberExecutor final : public Executor {
  public:
   explicit FiberExecutor(int64_t seed);
@@ -128,7 +126,7 @@ class FiberExecutor final : public Executor {
   uint64_t random_ = 0;
   uint64_t spawned_ = 0;
   uint64_t round_ = 1;
-  size_t looked_ = 0;  // tasks that have looked twice in this round
+  size_t looked_ = 0;  // tasks that have looked in this round
   int idleRounds_ = 0;
   Clock::time_point idleSince_;
   bool reported_ = false;

@@ -23,7 +23,9 @@ struct WaitReason {
 // HostRuntime::setDeadlockIsError); the task has to end then.
 void poll(const WaitReason& reason);
 
-// A wait has ended: its condition holds. Must follow every loop of poll() that succeeded.
+// A wait has ended: its condition holds. Must follow every loop of poll() that succeeded, before
+// anything that others may see; else a task's work looks like waiting, and a deadlock is seen where
+// there is none.
 void progress();
 
 namespace detail {
