@@ -73,7 +73,8 @@ void Report::header() {
                  : "",
              options_.checks > 0 ? "checked" : "not checked", options_.seed);
   if (options_.against.empty()) {
-    fmt::print(table_, "#\n#{:>63}{:>46}\n", "out of place", info.hasInPlace ? "in place" : "");
+    fmt::print(table_, "#\n#{:>63}{}\n", "out of place",
+               info.hasInPlace ? fmt::format("{:>43}", "in place") : "");
     const std::string columns =
         fmt::format("{:>12}{:>10}{:>10}{:>8}", "time us", "alg GB/s", "bus GB/s", "wrong");
     fmt::print(table_, "#{:>11}{:>13}{:>9}{:>7}{:>5}{}{}\n", "size B", "count", "type", "op",
