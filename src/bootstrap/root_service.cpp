@@ -47,7 +47,10 @@ std::string rankList(const std::vector<int>& ranks) {
   return text;
 }
 
-// The rendezvous itself; lives on the service's thread.
+}  // namespace
+
+// The rendezvous itself. Used by the service's thread alone, but owned by the service: in a forked
+// child, which has no such thread, it is then still held by someone.
 class Rendezvous {
  public:
   Rendezvous(Listener listener, const Secret& secret, milliseconds timeout, int stop)
@@ -322,6 +325,8 @@ class Rendezvous {
   std::optional<Clock::time_point> deadline_;
 };
 
+namespace {
+
 // The services of this process. A forked child starts with none of its own: its parent's threads
 // do not exist there, and must be neither joined nor freed.
 struct Keeper {
@@ -357,14 +362,13 @@ Keeper& keeperOfThisProcess() {
 RootService::RootService(Listener listener, const Secret& secret, milliseconds timeout)
     : stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw systemError(errno, "eventfd");
+  rendezvous_ = std::make_unique<Rendezvous>(std::move(listener), secret, timeout, stop_.get());
   // Signals are for the application's threads.
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::thread([this, secret, timeout, moved = std::move(listener)]() mutable {
-      run(std::move(moved), secret, timeout);
-    });
+    thread_ = std::thread([this] { run(); });
   } catch (...) {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw systemError(EAGAIN, "Starting the root's thread");
@@ -377,12 +381,14 @@ RootService::~RootService() {
   thread_.join();
 }
 
-void RootService::run(Listener listener, const Secret& secret, milliseconds timeout) {
+void RootService::run() {
   try {
-    Rendezvous(std::move(listener), secret, timeout, stop_.get()).run();
+    rendezvous_->run();
   } catch (const std::exception& error) {
     logWarn("root: {}", error.what());
   }
+  // Its sockets must not stay open until someone asks for the next id.
+  rendezvous_.reset();
   finished_.store(true, std::memory_order_release);
 }
 

@@ -11,6 +11,8 @@
 
 namespace unisono::bootstrap {
 
+class Rendezvous;
+
 // The root of one rendezvous, a thread of its own. Every rank connects, announces its rank, the
 // number of ranks and where it listens, and keeps the connection open. When all have come, each
 // gets the table of addresses and a fresh secret for the connections between ranks, and the thread
@@ -33,9 +35,10 @@ class RootService {
   bool finished() const { return finished_.load(std::memory_order_acquire); }
 
  private:
-  void run(Listener listener, const Secret& secret, std::chrono::milliseconds timeout);
+  void run();
 
   UniqueDescriptor stop_;
+  std::unique_ptr<Rendezvous> rendezvous_;  // the thread's, while it runs
   std::atomic<bool> finished_{false};
   std::thread thread_;
 };

@@ -249,11 +249,17 @@ TEST(Bootstrap, SeveralProcesses) {
   const UniqueId id = createUniqueId(settings);
   constexpr int kProcesses = 4;
   std::vector<pid_t> children;
+  // The root starts its work only when no more copies of it are made.
+  int gate[2];
+  ASSERT_EQ(::pipe(gate), 0);
   for (int rank = 0; rank < kProcesses; rank++) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
       int status = 1;
+      char byte;
+      ::close(gate[1]);
+      EXPECT_EQ(::read(gate[0], &byte, 1), 0);
       try {
         auto bootstrap = Bootstrap::connect(id, rank, kProcesses, settings);
         exerciseAllGather(*bootstrap, 4);
@@ -271,6 +277,8 @@ TEST(Bootstrap, SeveralProcesses) {
     }
     children.push_back(child);
   }
+  ::close(gate[0]);
+  ::close(gate[1]);
   for (pid_t child : children) {
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
