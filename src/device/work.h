@@ -39,9 +39,10 @@ constexpr bool isFloatingPoint(DataType type) {
 enum class Reduction : uint8_t { sum = 0, prod, max, min, preMulSum, sumPostDivide };
 inline constexpr int kReductions = 6;
 
-// A reduction with its operands. `scalar` holds the bits of the factor (preMulSum: a value of
-// `type`) or of the divisor (sumPostDivide: an unsigned 64-bit number), or, with
-// `scalarIsPointer`, the address of the factor in device memory, read when the kernel runs.
+// A reduction with its operands. `scalar` holds the bits of the factor (preMulSum, in the type that
+// `type` accumulates in: float for the 16-bit and 8-bit ones) or of the divisor (sumPostDivide, an
+// unsigned 64-bit number), or, with `scalarIsPointer`, the address of a factor of `type` in device
+// memory, read when the kernel runs.
 struct ReductionSpec {
   DataType type;
   Reduction reduction;

@@ -179,7 +179,7 @@ class RingCollective {
     return remaining < work_.chunkElements ? remaining : work_.chunkElements;
   }
 
-  const CollectiveWork& work_;
+  const CollectiveWork work_;  // by value: a reference would put all kernel arguments on the stack
   const RingChannel& ring_;
   int ranks_, rank_;
   uint64_t elementBytes_;

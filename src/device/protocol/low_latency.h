@@ -61,8 +61,10 @@ UNISONO_DEVICE void storePack(void* buffer, uint64_t index, uint64_t bytes, int 
 inline constexpr int kMaxPacks = 8;
 
 template <typename Element, Reduction kReduction>
-UNISONO_DEVICE uint64_t reducePacksAs(const ReductionSpec& spec, const uint64_t (&pack)[kMaxPacks],
-                                      int packs) {
+UNISONO_DEVICE_CALL uint64_t reducePacksAs(const ReductionSpec& spec, int packs, uint64_t p0,
+                                           uint64_t p1, uint64_t p2, uint64_t p3, uint64_t p4,
+                                           uint64_t p5, uint64_t p6, uint64_t p7) {
+  const uint64_t pack[kMaxPacks] = {p0, p1, p2, p3, p4, p5, p6, p7};
   const Reducer<Element, kReduction> reducer(spec);
   constexpr int kElements = 8 / sizeof(Element);
   typename Reducer<Element, kReduction>::Accumulator value[kElements];
@@ -90,13 +92,12 @@ UNISONO_DEVICE uint64_t reducePacksAs(const ReductionSpec& spec, const uint64_t 
 // The reduction of one 8-byte pack of every rank, in rank order, so that all ranks get the same
 // bits; narrow types accumulate in float and are rounded once. One body serves every number of
 // ranks; the packs travel in registers, which an array would not.
-UNISONO_DEVICE_CALL uint64_t reducePacks(const ReductionSpec& spec, int packs, uint64_t p0,
-                                         uint64_t p1, uint64_t p2, uint64_t p3, uint64_t p4,
-                                         uint64_t p5, uint64_t p6, uint64_t p7) {
-  const uint64_t pack[kMaxPacks] = {p0, p1, p2, p3, p4, p5, p6, p7};
+UNISONO_DEVICE uint64_t reducePacks(const ReductionSpec& spec, int packs, uint64_t p0, uint64_t p1,
+                                    uint64_t p2, uint64_t p3, uint64_t p4, uint64_t p5, uint64_t p6,
+                                    uint64_t p7) {
   uint64_t result = 0;
   visitReducer(spec, [&]<typename Element, Reduction kReduction>() {
-    result = reducePacksAs<Element, kReduction>(spec, pack, packs);
+    result = reducePacksAs<Element, kReduction>(spec, packs, p0, p1, p2, p3, p4, p5, p6, p7);
   });
   return result;
 }

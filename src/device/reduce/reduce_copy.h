@@ -142,6 +142,44 @@ UNISONO_DEVICE_CALL void reduceWith(const Group& group, const ReductionSpec& spe
   reduceElements(group, reducer, work, before + vectors * kPerVector, work.elements);
 }
 
+// Called through tables, by DataType: the compiler would inline a switch over direct calls, and
+// give every one of them stack of its own.
+using ReduceFunction = void (*)(const Group&, const ReductionSpec&, const ReduceCopy&);
+
+template <Reduction kReduction>
+UNISONO_DEVICE_TABLE ReduceFunction kReduceFunctions[kDataTypes] = {
+    reduceWith<int8_t, kReduction>,     reduceWith<uint8_t, kReduction>,
+    reduceWith<int32_t, kReduction>,    reduceWith<uint32_t, kReduction>,
+    reduceWith<int64_t, kReduction>,    reduceWith<uint64_t, kReduction>,
+    reduceWith<Float16, kReduction>,    reduceWith<float, kReduction>,
+    reduceWith<double, kReduction>,     reduceWith<BFloat16, kReduction>,
+    reduceWith<Float8E4M3, kReduction>, reduceWith<Float8E5M2, kReduction>,
+};
+template <>
+UNISONO_DEVICE_TABLE ReduceFunction kReduceFunctions<Reduction::sumPostDivide>[kDataTypes] = {
+    reduceWith<int8_t, Reduction::sumPostDivide>,  reduceWith<uint8_t, Reduction::sumPostDivide>,
+    reduceWith<int32_t, Reduction::sumPostDivide>, reduceWith<uint32_t, Reduction::sumPostDivide>,
+    reduceWith<int64_t, Reduction::sumPostDivide>, reduceWith<uint64_t, Reduction::sumPostDivide>,
+};
+
+UNISONO_DEVICE ReduceFunction reduceFunction(const ReductionSpec& spec) {
+  const int type = static_cast<int>(spec.type);
+  switch (spec.reduction) {
+    case Reduction::prod:
+      return kReduceFunctions<Reduction::prod>[type];
+    case Reduction::max:
+      return kReduceFunctions<Reduction::max>[type];
+    case Reduction::min:
+      return kReduceFunctions<Reduction::min>[type];
+    case Reduction::preMulSum:
+      return kReduceFunctions<Reduction::preMulSum>[type];
+    case Reduction::sumPostDivide:
+      return kReduceFunctions<Reduction::sumPostDivide>[type];
+    default:
+      return kReduceFunctions<Reduction::sum>[type];
+  }
+}
+
 template <typename Word>
 UNISONO_DEVICE void copyWords(const Group& group, const ReduceCopy& work, uint64_t begin,
                               uint64_t end) {
@@ -206,9 +244,7 @@ UNISONO_DEVICE_CALL void reduceCopy(const Group& group, const ReductionSpec& spe
     copyBytes(group, work, work.elements * static_cast<uint64_t>(elementBytes(spec.type)));
     return;
   }
-  visitReducer(spec, [&]<typename Element, Reduction kReduction>() {
-    reduceWith<Element, kReduction>(group, spec, work);
-  });
+  reduceFunction(spec)(group, spec, work);
 }
 
 }  // namespace unisono::device::UNISONO_TARGET

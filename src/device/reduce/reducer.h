@@ -18,14 +18,12 @@ struct Reducer {
 
   UNISONO_DEVICE explicit Reducer(const ReductionSpec& spec) {
     if constexpr (kReduction == Reduction::preMulSum) {
-      uint64_t bits = spec.scalar;
-      Element value;
+      const uint64_t bits = spec.scalar;
       if (spec.scalarIsPointer) {
-        value = *reinterpret_cast<const Element*>(bits);
+        factor = Traits::widen(*reinterpret_cast<const Element*>(bits));
       } else {
-        memcpy(&value, &bits, sizeof(value));
+        memcpy(&factor, &bits, sizeof(factor));
       }
-      factor = Traits::widen(value);
     } else if constexpr (kReduction == Reduction::sumPostDivide) {
       divisor = spec.scalar;
     }

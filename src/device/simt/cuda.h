@@ -5,6 +5,8 @@
 #define UNISONO_DEVICE __device__ __forceinline__
 // One body for all callers, where inlining would multiply code.
 #define UNISONO_DEVICE_CALL __device__ __noinline__
+// A constant table in device memory.
+#define UNISONO_DEVICE_TABLE __device__ const
 #define UNISONO_TARGET cuda_target
 
 namespace unisono::device::cuda_target {

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "runtime/runtime.h"
+
+namespace unisono::memory {
+
+// Where a block of an arena lies, as another rank needs it: plain data to send.
+struct SharedBlock {
+  runtime::MemoryHandle handle;  // of the slab
+  uint64_t offset;               // of the block inside the slab
+};
+
+struct Block {
+  std::byte* address;
+  SharedBlock shared;
+};
+
+// Device memory of one communicator that other ranks map, allocated in slabs so that a peer maps a
+// few large ranges instead of many small ones. Blocks live as long as the arena.
+class Arena {
+ public:
+  Arena(runtime::Runtime& runtime, int device, size_t slabBytes);
+
+  // Zero-filled, aligned to 4 KiB.
+  Block allocate(size_t bytes);
+
+  // Device memory in use, in bytes.
+  size_t bytes() const;
+
+ private:
+  struct Slab {
+    std::shared_ptr<runtime::DeviceMemory> memory;
+    runtime::MemoryHandle handle;
+    size_t used;
+  };
+
+  runtime::Runtime& runtime_;
+  int device_;
+  size_t slabBytes_;
+  std::vector<Slab> slabs_;
+};
+
+}  // namespace unisono::memory

@@ -1,0 +1,191 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+
+namespace unisono::plan {
+namespace {
+
+using device::CollectiveWork;
+using device::Operation;
+
+// Parts of a collective start at multiples of this many bytes, so that vector accesses stay
+// aligned.
+constexpr uint64_t kGrainBytes = 512;
+
+bool isMessage(Call call) {
+  return call == Call::send || call == Call::receive || call == Call::allToAll ||
+         call == Call::gather || call == Call::scatter;
+}
+
+Operation operationOf(Call call) {
+  switch (call) {
+    case Call::allReduce:
+      return Operation::allReduce;
+    case Call::allGather:
+      return Operation::allGather;
+    case Call::reduceScatter:
+      return Operation::reduceScatter;
+    case Call::broadcast:
+      return Operation::broadcast;
+    default:
+      return Operation::reduce;
+  }
+}
+
+// Bytes that pass through each rank's ring connection, up to a factor that all calls share.
+uint64_t trafficOf(const Shape& shape, const Task& task) {
+  const uint64_t bytes =
+      task.count * static_cast<uint64_t>(device::elementBytes(task.reduction.type));
+  const uint64_t ranks = static_cast<uint64_t>(shape.ranks);
+  switch (task.call) {
+    case Call::allReduce:
+      return 2 * bytes;
+    case Call::allGather:
+    case Call::reduceScatter:
+      return ranks * bytes;
+    default:
+      return bytes;
+  }
+}
+
+// Lays a run of collectives end to end and cuts the line into equal shares, one a channel: a call
+// begins in the middle of one channel and ends in the middle of another, so that small calls of a
+// group share launches and channels without idling any.
+class ChannelPacker {
+ public:
+  ChannelPacker(const Shape& shape, uint64_t traffic)
+      : shape_(shape), channels_(tuning::chooseChannels(shape.situation, traffic)) {
+    share_ = (traffic + static_cast<uint64_t>(channels_) - 1) / static_cast<uint64_t>(channels_);
+    share_ = std::max<uint64_t>(share_, 1);
+  }
+
+  int channels() const { return channels_; }
+
+  void place(uint64_t traffic, CollectiveWork& work) {
+    const uint64_t bytesPerElement =
+        static_cast<uint64_t>(device::elementBytes(work.reduction.type));
+    const uint64_t grain = kGrainBytes / bytesPerElement;
+    const uint64_t last = static_cast<uint64_t>(channels_) - 1;
+    const uint64_t begin = std::min(position_ / share_, last);
+    const uint64_t end = std::min((position_ + traffic - 1) / share_, last);
+    // Elements that stand for a span of traffic.
+    auto elements = [&](uint64_t span) {
+      const double exact = static_cast<double>(work.count) * static_cast<double>(span) /
+                           static_cast<double>(traffic);
+      return (static_cast<uint64_t>(exact) + grain - 1) / grain * grain;
+    };
+    uint64_t low = elements((begin + 1) * share_ - position_);
+    const uint64_t middle = elements(share_);
+    uint64_t channels = end - begin + 1;
+    if (channels == 1 || low >= work.count) {
+      channels = 1;
+      low = work.count;
+    } else {
+      // Rounding up may leave nothing for the last channels.
+      channels = std::min(channels, 1 + (work.count - low + middle - 1) / middle);
+    }
+    work.firstChannel = static_cast<uint16_t>(begin);
+    work.channels = static_cast<uint16_t>(channels);
+    work.low = low;
+    work.middle = middle;
+    work.high = channels == 1 ? low : work.count - low - (channels - 2) * middle;
+    position_ += traffic;
+  }
+
+ private:
+  const Shape& shape_;
+  int channels_;
+  uint64_t share_;
+  uint64_t position_ = 0;
+};
+
+uint32_t chunkElements(const Shape& shape, device::DataType type) {
+  return shape.slotBytes * shape.slicesPerChunk / static_cast<uint32_t>(device::elementBytes(type));
+}
+
+CollectiveWork workOf(const Shape& shape, const Task& task) {
+  CollectiveWork work{};
+  work.operation = shape.ranks == 1 ? Operation::local : operationOf(task.call);
+  work.root = task.peer;
+  work.reduction = task.reduction;
+  work.input = task.input;
+  work.output = task.output;
+  work.count = task.count;
+  work.chunkElements = chunkElements(shape, task.reduction.type);
+  return work;
+}
+
+OneShotLaunch oneShotLaunch(const Shape& shape, const Task& task, uint64_t bytes) {
+  const OneShotShape geometry = oneShotShape(bytes);
+  OneShotLaunch launch{geometry.blocks, geometry.threads, {}};
+  launch.arguments.rank = shape.rank;
+  launch.arguments.ranks = shape.ranks;
+  launch.arguments.linesPerRank = shape.situation.oneShotMaxBytes / 8;
+  launch.arguments.reduction = task.reduction;
+  launch.arguments.input = task.input;
+  launch.arguments.output = task.output;
+  launch.arguments.count = task.count;
+  return launch;
+}
+
+// A run of ring collectives that share launches.
+void planRings(const Shape& shape, const std::vector<Task>& run, Plan& plan) {
+  for (size_t first = 0; first < run.size(); first += device::kMaxCollectiveWorks) {
+    const size_t size = std::min<size_t>(run.size() - first, device::kMaxCollectiveWorks);
+    uint64_t traffic = 0;
+    for (size_t i = 0; i < size; i++) traffic += trafficOf(shape, run[first + i]);
+    ChannelPacker packer(shape, traffic);
+    CollectiveLaunch launch{};
+    for (size_t i = 0; i < size; i++) {
+      CollectiveWork& work = launch.arguments.work[launch.arguments.works++];
+      work = workOf(shape, run[first + i]);
+      packer.place(trafficOf(shape, run[first + i]), work);
+      launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
+    }
+    if (shape.ranks > 1) plan.ringChannels = std::max(plan.ringChannels, launch.blocks);
+    plan.launches.push_back(launch);
+  }
+}
+
+}  // namespace
+
+OneShotShape oneShotShape(uint64_t bytes) {
+  // Measured on H200 (shared by 2 and 4 GPUs): one block up to 4 KB, then a thread a line.
+  constexpr uint64_t kThreads = 512;
+  const uint64_t lines = (bytes + 7) / 8;
+  const uint64_t blocks =
+      std::clamp<uint64_t>((lines + kThreads - 1) / kThreads, 1, device::kOneShotMaxBlocks);
+  const uint64_t threads = std::clamp<uint64_t>((lines + 31) / 32 * 32, 64, kThreads);
+  return {static_cast<int>(blocks), static_cast<int>(threads)};
+}
+
+Plan makePlan(const Shape& shape, const std::vector<Task>& tasks) {
+  Plan plan;
+  std::vector<Task> run, messages;
+  auto endRun = [&] {
+    if (!run.empty()) planRings(shape, run, plan);
+    run.clear();
+  };
+  for (const Task& task : tasks) {
+    if (isMessage(task.call)) {
+      messages.push_back(task);
+      continue;
+    }
+    if (task.count == 0) continue;
+    const uint64_t bytes =
+        task.count * static_cast<uint64_t>(device::elementBytes(task.reduction.type));
+    if (task.call == Call::allReduce && shape.ranks > 1 &&
+        tuning::chooseAllReduce(shape.situation, bytes) == tuning::Algorithm::oneShot) {
+      endRun();
+      plan.launches.emplace_back(oneShotLaunch(shape, task, bytes));
+      plan.usesOneShot = true;
+    } else {
+      run.push_back(task);
+    }
+  }
+  endRun();
+  planMessages(shape, messages, plan);
+  return plan;
+}
+
+}  // namespace unisono::plan

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "device/work.h"
+#include "tuning/choice.h"
+
+// From the calls of a group to launches. Pure: the same calls on all ranks give launches that fit
+// together, whatever the rank.
+namespace unisono::plan {
+
+enum class Call : uint8_t {
+  allReduce,
+  allGather,
+  reduceScatter,
+  broadcast,
+  reduce,
+  send,
+  receive,
+  allToAll,
+  gather,
+  scatter,
+};
+
+// One call of the API, checked. `count` is what the API's count means for it.
+struct Task {
+  Call call;
+  const void* input;
+  void* output;
+  uint64_t count;
+  device::ReductionSpec reduction;  // `type` for every call
+  int peer;                         // of send and receive; root of rooted calls
+  bool outputIsOpen = false;        // other ranks of this process can store into `output`
+};
+
+// What plans depend on; all but `rank` is the same on every rank.
+struct Shape {
+  int rank = 0;
+  int ranks = 1;
+  tuning::Situation situation;  // choice of algorithm and channels
+  uint32_t slotBytes = 0;
+  uint32_t slicesPerChunk = 1;
+  int peerChannels = 1;          // channels of point-to-point messages, all peers together
+  int channelsPerPeer = 1;       // most channels of one message; divides peerChannels
+  uint64_t minBytesPerPart = 1;  // of a message on one of its channels
+  uint64_t directBytes = 0;      // messages from this size on are offered directly
+};
+
+struct CollectiveLaunch {
+  int blocks;
+  device::CollectiveArguments arguments;
+};
+struct SendReceiveLaunch {
+  int blocks;
+  device::SendReceiveArguments arguments;
+};
+struct OneShotLaunch {
+  int blocks;
+  int threads;
+  device::OneShotArguments
+      arguments;  // scratch, epochs and abort flag are left to the communicator
+};
+using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, OneShotLaunch>;
+
+// A connection that the launches use: this rank's end towards `peer` on channels
+// first .. first + channels - 1.
+struct PeerUse {
+  int peer;
+  bool sends;
+  int firstChannel;
+  int channels;
+};
+
+struct Plan {
+  std::vector<Launch> launches;  // in the order in which they run
+  int ringChannels = 0;          // rings 0 .. ringChannels - 1 are used
+  std::vector<PeerUse> peers;
+  bool usesOneShot = false;
+};
+
+// Calls that move nothing (count 0) leave no trace. Throws Error(invalidUsage) for a send to
+// oneself that no receive of the group matches, or the other way round.
+Plan makePlan(const Shape& shape, const std::vector<Task>& tasks);
+
+// The point-to-point part of makePlan: appends launches for the messages of `tasks` (send, receive,
+// all-to-all, gather, scatter).
+void planMessages(const Shape& shape, const std::vector<Task>& tasks, Plan& plan);
+
+// The geometry of a one-shot launch for `bytes` bytes: a thread a line of 8 bytes.
+struct OneShotShape {
+  int blocks;
+  int threads;
+};
+OneShotShape oneShotShape(uint64_t bytes);
+
+}  // namespace unisono::plan

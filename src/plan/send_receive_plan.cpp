@@ -1,0 +1,167 @@
+#include <algorithm>
+#include <deque>
+
+#include "base/error.h"
+#include "plan/plan.h"
+
+namespace unisono::plan {
+namespace {
+
+using device::SendReceiveWork;
+
+struct Message {
+  std::byte* buffer;
+  uint64_t bytes;
+  bool open;
+};
+
+// The messages of a group, in call order, by the peer at the other end.
+struct Mail {
+  std::vector<std::deque<Message>> to, from;
+  explicit Mail(int ranks) : to(static_cast<size_t>(ranks)), from(static_cast<size_t>(ranks)) {}
+
+  // Messages of no bytes are left out by both sides.
+  void send(int peer, const void* buffer, uint64_t bytes) {
+    if (bytes == 0) return;
+    auto* address = static_cast<std::byte*>(const_cast<void*>(buffer));
+    to[static_cast<size_t>(peer)].push_back({address, bytes, false});
+  }
+  void receive(int peer, void* buffer, uint64_t bytes, bool open) {
+    if (bytes == 0) return;
+    from[static_cast<size_t>(peer)].push_back({static_cast<std::byte*>(buffer), bytes, open});
+  }
+};
+
+void sort(const Shape& shape, const Task& task, Mail& mail) {
+  const uint64_t bytes =
+      task.count * static_cast<uint64_t>(device::elementBytes(task.reduction.type));
+  const auto* input = static_cast<const std::byte*>(task.input);
+  auto* output = static_cast<std::byte*>(task.output);
+  auto at = [bytes](auto* base, int rank) { return base + static_cast<uint64_t>(rank) * bytes; };
+  switch (task.call) {
+    case Call::send:
+      mail.send(task.peer, input, bytes);
+      break;
+    case Call::receive:
+      mail.receive(task.peer, output, bytes, task.outputIsOpen);
+      break;
+    case Call::allToAll:
+      for (int r = 0; r < shape.ranks; r++) {
+        mail.send(r, at(input, r), bytes);
+        mail.receive(r, at(output, r), bytes, task.outputIsOpen);
+      }
+      break;
+    case Call::gather:
+      mail.send(task.peer, input, bytes);
+      for (int r = 0; shape.rank == task.peer && r < shape.ranks; r++) {
+        mail.receive(r, at(output, r), bytes, task.outputIsOpen);
+      }
+      break;
+    case Call::scatter:
+      mail.receive(task.peer, output, bytes, task.outputIsOpen);
+      for (int r = 0; shape.rank == task.peer && r < shape.ranks; r++) {
+        mail.send(r, at(input, r), bytes);
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+struct Spread {
+  uint16_t firstChannel;
+  uint16_t channels;
+  uint64_t part;
+};
+
+// Where a message between two ranks `delta` apart goes; the same at both ends.
+Spread spread(const Shape& shape, int delta, uint64_t bytes) {
+  constexpr uint64_t kGrainBytes = 512;
+  const uint64_t most = std::clamp<uint64_t>(bytes / shape.minBytesPerPart, 1,
+                                             static_cast<uint64_t>(shape.channelsPerPeer));
+  const uint64_t part = ((bytes + most - 1) / most + kGrainBytes - 1) / kGrainBytes * kGrainBytes;
+  return {static_cast<uint16_t>(delta * shape.channelsPerPeer % shape.peerChannels),
+          static_cast<uint16_t>((bytes + part - 1) / part), part};
+}
+
+void checkMessagesToSelf(const Shape& shape, const Mail& mail) {
+  const auto& to = mail.to[static_cast<size_t>(shape.rank)];
+  const auto& from = mail.from[static_cast<size_t>(shape.rank)];
+  if (to.size() != from.size()) {
+    throw invalidUsage("{} sends to oneself and {} receives from oneself in one group", to.size(),
+                       from.size())
+        .rank(shape.rank)
+        .remedy("Put both between the same ncclGroupStart and ncclGroupEnd");
+  }
+  for (size_t i = 0; i < to.size(); i++) {
+    if (to[i].bytes != from[i].bytes) {
+      throw invalidUsage("A send of {} bytes to oneself meets a receive of {} bytes", to[i].bytes,
+                         from[i].bytes)
+          .rank(shape.rank)
+          .remedy("Give both the same count and type");
+    }
+  }
+}
+
+}  // namespace
+
+void planMessages(const Shape& shape, const std::vector<Task>& tasks, Plan& plan) {
+  Mail mail(shape.ranks);
+  for (const Task& task : tasks) sort(shape, task, mail);
+  checkMessagesToSelf(shape, mail);
+
+  SendReceiveLaunch launch{};
+  auto endLaunch = [&] {
+    if (launch.arguments.works > 0) plan.launches.emplace_back(launch);
+    launch = {};
+  };
+  // Rounds: in round `delta` every rank sends to the rank `delta` ahead and receives from the one
+  // `delta` behind, so each pair meets in the same round, and all ranks go through the rounds in
+  // the same order. Further messages of a pair wait for the next pass.
+  auto anyLeft = [&] {
+    auto notEmpty = [](const auto& queue) { return !queue.empty(); };
+    return std::any_of(mail.to.begin(), mail.to.end(), notEmpty) ||
+           std::any_of(mail.from.begin(), mail.from.end(), notEmpty);
+  };
+  while (anyLeft()) {
+    for (int delta = 0; delta < shape.ranks; delta++) {
+      const int to = (shape.rank + delta) % shape.ranks;
+      const int from = (shape.rank + shape.ranks - delta) % shape.ranks;
+      auto& outgoing = mail.to[static_cast<size_t>(to)];
+      auto& incoming = mail.from[static_cast<size_t>(from)];
+      if (outgoing.empty() && incoming.empty()) continue;
+      if (launch.arguments.works == device::kMaxSendReceiveWorks) endLaunch();
+      SendReceiveWork& work = launch.arguments.work[launch.arguments.works++];
+      work.sendPeer = work.receivePeer = -1;
+      if (!outgoing.empty()) {
+        const Spread where = spread(shape, delta, outgoing.front().bytes);
+        work.sendPeer = to;
+        work.sendFirstChannel = where.firstChannel;
+        work.sendChannels = where.channels;
+        work.sendPart = where.part;
+        work.sendBytes = outgoing.front().bytes;
+        work.input = outgoing.front().buffer;
+        if (delta != 0) plan.peers.push_back({to, true, where.firstChannel, where.channels});
+        launch.blocks = std::max(launch.blocks, where.firstChannel + where.channels);
+        outgoing.pop_front();
+      }
+      if (!incoming.empty()) {
+        const Spread where = spread(shape, delta, incoming.front().bytes);
+        work.receivePeer = from;
+        work.receiveFirstChannel = where.firstChannel;
+        work.receiveChannels = where.channels;
+        work.receivePart = where.part;
+        work.receiveBytes = incoming.front().bytes;
+        work.output = incoming.front().buffer;
+        work.offerDirect =
+            incoming.front().open && incoming.front().bytes >= shape.directBytes && delta != 0;
+        if (delta != 0) plan.peers.push_back({from, false, where.firstChannel, where.channels});
+        launch.blocks = std::max(launch.blocks, where.firstChannel + where.channels);
+        incoming.pop_front();
+      }
+    }
+  }
+  endLaunch();
+}
+
+}  // namespace unisono::plan
