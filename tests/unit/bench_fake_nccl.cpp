@@ -393,10 +393,6 @@ ncclResult_t unisonoHostFree(void* address) {
   std::free(address);
   return ncclSuccess;
 }
-ncclResult_t unisonoHostMemcpy(void* destination, const void* source, size_t bytes) {
-  std::memcpy(destination, source, bytes);
-  return ncclSuccess;
-}
 ncclResult_t unisonoHostStreamCreate(cudaStream_t* stream) {
   *stream = reinterpret_cast<cudaStream_t>(new Stream);
   return ncclSuccess;
@@ -407,4 +403,7 @@ ncclResult_t unisonoHostStreamDestroy(cudaStream_t stream) {
 }
 ncclResult_t unisonoHostStreamQuery(cudaStream_t stream) {
   return reinterpret_cast<Stream*>(stream)->pending == 0 ? ncclSuccess : ncclInProgress;
+}
+const char* unisonoHostGetLastError() {
+  return lastError.c_str();
 }

@@ -199,11 +199,11 @@ std::string callInProcess(const std::function<std::string()>& body) {
   pid_t child = ::fork();
   if (child < 0) throw systemError(errno, "fork");
   if (child == 0) {
-    std::string answer;
+    std::string answer(1, '+');
     try {
-      answer = "+" + body();
+      answer.append(body());
     } catch (const std::exception& error) {
-      answer = std::string("-") + error.what();
+      answer.assign(1, '-').append(error.what());
     }
     size_t done = 0;
     while (done < answer.size()) {

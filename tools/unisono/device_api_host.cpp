@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "base/error.h"
 #include "device_api.h"
 #include "unisono/host.h"
@@ -15,50 +17,52 @@ class HostDeviceApi : public DeviceApi {
     UNISONO_BENCH_REQUIRE(SetDevice)
     UNISONO_BENCH_REQUIRE(Malloc)
     UNISONO_BENCH_REQUIRE(Free)
-    UNISONO_BENCH_REQUIRE(Memcpy)
     UNISONO_BENCH_REQUIRE(StreamCreate)
     UNISONO_BENCH_REQUIRE(StreamDestroy)
     UNISONO_BENCH_REQUIRE(StreamQuery)
+    UNISONO_BENCH_REQUIRE(GetLastError)
 #undef UNISONO_BENCH_REQUIRE
   }
 
   int deviceCount() override {
     int count = 0;
-    library_.check(GetDeviceCount(&count), "unisonoHostGetDeviceCount");
+    check(GetDeviceCount(&count), "unisonoHostGetDeviceCount");
     return count;
   }
   void setDevice(int device) override {
-    library_.check(SetDevice(device), "unisonoHostSetDevice");
+    check(SetDevice(device), "unisonoHostSetDevice");
   }
   std::string deviceName(int) override {
     return "simulated GPU";
   }
   void* allocate(size_t bytes) override {
     void* address = nullptr;
-    library_.check(Malloc(&address, bytes), "unisonoHostMalloc");
+    check(Malloc(&address, bytes), "unisonoHostMalloc");
     return address;
   }
   void free(void* address) override {
-    library_.check(Free(address), "unisonoHostFree");
+    check(Free(address), "unisonoHostFree");
   }
+  // Device memory of this process is ordinary memory too (unisono/host.h). A copy of our own can be
+  // done by many threads at once, where the library's would wait for the default stream.
   void copyToDevice(void* destination, const void* source, size_t bytes) override {
-    library_.check(Memcpy(destination, source, bytes), "unisonoHostMemcpy");
+    std::memcpy(destination, source, bytes);
   }
   void copyToHost(void* destination, const void* source, size_t bytes) override {
-    library_.check(Memcpy(destination, source, bytes), "unisonoHostMemcpy");
+    std::memcpy(destination, source, bytes);
   }
   cudaStream_t createStream() override {
     cudaStream_t stream = nullptr;
-    library_.check(StreamCreate(&stream), "unisonoHostStreamCreate");
+    check(StreamCreate(&stream), "unisonoHostStreamCreate");
     return stream;
   }
   void destroyStream(cudaStream_t stream) override {
-    library_.check(StreamDestroy(stream), "unisonoHostStreamDestroy");
+    check(StreamDestroy(stream), "unisonoHostStreamDestroy");
   }
   bool streamDone(cudaStream_t stream) override {
     ncclResult_t result = StreamQuery(stream);
     if (result == ncclInProgress) return false;
-    library_.check(result, "unisonoHostStreamQuery");
+    check(result, "unisonoHostStreamQuery");
     return true;
   }
   std::unique_ptr<Stopwatch> createStopwatch() override {
@@ -75,16 +79,22 @@ class HostDeviceApi : public DeviceApi {
   }
 
  private:
+  void check(ncclResult_t result, const char* call) const {
+    if (result == ncclSuccess) return;
+    throw Error(static_cast<ErrorCode>(result),
+                fmt::format("{} failed in {}: {}", call, library_.path(), GetLastError()));
+  }
+
   const Library& library_;
 #define UNISONO_BENCH_MEMBER(name) decltype(&::unisonoHost##name) name = nullptr;
   UNISONO_BENCH_MEMBER(GetDeviceCount)
   UNISONO_BENCH_MEMBER(SetDevice)
   UNISONO_BENCH_MEMBER(Malloc)
   UNISONO_BENCH_MEMBER(Free)
-  UNISONO_BENCH_MEMBER(Memcpy)
   UNISONO_BENCH_MEMBER(StreamCreate)
   UNISONO_BENCH_MEMBER(StreamDestroy)
   UNISONO_BENCH_MEMBER(StreamQuery)
+  UNISONO_BENCH_MEMBER(GetLastError)
 #undef UNISONO_BENCH_MEMBER
 };
 

@@ -28,20 +28,17 @@ class Library {
   // Throws unisono::Error with the library's own words unless `result` is ncclSuccess.
   void check(ncclResult_t result, const char* call) const;
 
-#define UNISONO_BENCH_FUNCTIONS(X)                                                     \
-  X(ncclGetUniqueId)                                                                   \
-  X(ncclCommInitRank)                                                                  \
-  X(ncclCommDestroy)                                                                   \
-  X(ncclCommAbort) X(ncclGroupStart) X(ncclGroupEnd) X(ncclAllReduce) X(ncclAllGather) \
-      X(ncclReduceScatter) X(ncclBroadcast) X(ncclReduce) X(ncclSend) X(ncclRecv)      \
-          X(ncclCommGetAsyncError)
+// clang-format off
+#define UNISONO_BENCH_FUNCTIONS(X)                                                               \
+  X(ncclGetUniqueId) X(ncclCommInitRank) X(ncclCommDestroy) X(ncclCommAbort) X(ncclGroupStart)   \
+  X(ncclGroupEnd) X(ncclAllReduce) X(ncclAllGather) X(ncclReduceScatter) X(ncclBroadcast)        \
+  X(ncclReduce) X(ncclSend) X(ncclRecv) X(ncclCommGetAsyncError)
 // Later additions to the API: null where the library is older.
-#define UNISONO_BENCH_LATER_FUNCTIONS(X)                                                    \
-  X(ncclAlltoAll)                                                                           \
-  X(ncclGather)                                                                             \
-  X(ncclScatter)                                                                            \
-  X(ncclRedOpCreatePreMulSum) X(ncclRedOpDestroy) X(ncclCommRegister) X(ncclCommDeregister) \
-      X(ncclCommWindowRegister) X(ncclCommWindowDeregister) X(ncclMemAlloc) X(ncclMemFree)
+#define UNISONO_BENCH_LATER_FUNCTIONS(X)                                                         \
+  X(ncclAlltoAll) X(ncclGather) X(ncclScatter) X(ncclRedOpCreatePreMulSum) X(ncclRedOpDestroy)   \
+  X(ncclCommRegister) X(ncclCommDeregister) X(ncclCommWindowRegister)                            \
+  X(ncclCommWindowDeregister) X(ncclMemAlloc) X(ncclMemFree)
+// clang-format on
 #define UNISONO_BENCH_MEMBER(name) decltype(&::name) name = nullptr;
   UNISONO_BENCH_FUNCTIONS(UNISONO_BENCH_MEMBER)
   UNISONO_BENCH_LATER_FUNCTIONS(UNISONO_BENCH_MEMBER)
