@@ -1,7 +1,9 @@
 #include "runtime/runtime.h"
 
 #include <sys/random.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <mutex>
 
 #include "base/error.h"
@@ -45,13 +47,17 @@ Runtime& Runtime::get() {
 }
 
 uint64_t processToken() {
-  static const uint64_t token = [] {
-    uint64_t value = 0;
-    if (::getrandom(&value, sizeof(value), 0) != sizeof(value)) {
+  // A child of fork() is a process of its own.
+  static std::mutex mutex;
+  static pid_t process = 0;
+  static uint64_t token = 0;
+  std::lock_guard lock(mutex);
+  if (process != ::getpid()) {
+    if (::getrandom(&token, sizeof(token), 0) != sizeof(token)) {
       throw systemError(errno, "getrandom");
     }
-    return value;
-  }();
+    process = ::getpid();
+  }
   return token;
 }
 

@@ -14,6 +14,7 @@
 namespace unisono::runtime::host {
 namespace {
 
+using boost::context::detail::fcontext_t;
 using boost::context::detail::jump_fcontext;
 using boost::context::detail::make_fcontext;
 using boost::context::detail::transfer_t;
@@ -64,8 +65,10 @@ void FiberTask::switchToScheduler(Left how) {
   left_ = how;
   sanitizer::startSwitch(how == Left::ended ? nullptr : &fakeStack_, executor_.engineStack_,
                          executor_.engineStackBytes_);
+  // Read before ThreadSanitizer takes what follows for the scheduler's.
+  fcontext_t scheduler = scheduler_;
   sanitizer::switchFiber(executor_.tsanScheduler_, sanitizer::Order::currentBeforeTarget);
-  transfer_t from = jump_fcontext(scheduler_, nullptr);
+  transfer_t from = jump_fcontext(scheduler, nullptr);
   sanitizer::finishSwitch(fakeStack_, nullptr, nullptr);
   scheduler_ = from.fctx;
 }
@@ -274,8 +277,11 @@ void FiberExecutor::resume(FiberTask& task) {
   state = task.exceptions_;
   Task::setCurrent(&task);
   sanitizer::startSwitch(&schedulerFakeStack_, task.stack_.bottom, task.stack_.bytes);
+  // Read before ThreadSanitizer takes what follows for the fiber's.
+  fcontext_t context = task.context_;
   sanitizer::switchFiber(task.tsanFiber_, sanitizer::Order::none);
-  task.context_ = jump_fcontext(task.context_, nullptr).fctx;
+  context = jump_fcontext(context, nullptr).fctx;
+  task.context_ = context;
   sanitizer::finishSwitch(schedulerFakeStack_, nullptr, nullptr);
   Task::setCurrent(nullptr);
   task.exceptions_ = state;
@@ -289,12 +295,19 @@ void FiberExecutor::removeReady(size_t index) {
 
 void FiberExecutor::account(size_t index) {
   FiberTask* task = ready_[index];
-  if (task->left_ != FiberTask::Left::polling || task->worked_) {
+  FiberTask::Left left;
+  bool worked;
+  {
+    sanitizer::IgnoreScope ignore;
+    left = task->left_;
+    worked = task->worked_;
+  }
+  if (left != FiberTask::Left::polling || worked) {
     round_++;
     looked_ = 0;
     idleRounds_ = 0;
   }
-  switch (task->left_) {
+  switch (left) {
     case FiberTask::Left::ended: {
       removeReady(index);
       std::function<void()> afterEnd = std::move(task->request_.afterEnd);
@@ -344,6 +357,7 @@ void FiberExecutor::allPoll() {
 }
 
 std::vector<Waiter> FiberExecutor::pollingTasks() const {
+  sanitizer::IgnoreScope ignore;
   std::vector<Waiter> waiters;
   waiters.reserve(ready_.size());
   for (const FiberTask* task : ready_) waiters.push_back({task->info(), task->reason_});

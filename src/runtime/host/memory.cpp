@@ -140,7 +140,7 @@ PointerInfo MemoryManager::inspect(const void* address) {
   std::lock_guard lock(mutex_);
   auto range = find(address);
   if (range == ranges_.end()) return {};
-  return {PointerInfo::Kind::device, range->second.device};
+  return {PointerInfo::Kind::device, range->second.device, true};
 }
 
 MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {

@@ -48,7 +48,9 @@ inline void acquire([[maybe_unused]] void* object) {
 #endif
 }
 
-// Hides the executor's own queues: their lock would order tasks that are not.
+// Hides what the executor does for itself: the lock of its queue would order tasks that nothing
+// else orders, and what its scheduler reads of a fiber would look like a race with the fiber's next
+// write.
 class IgnoreScope {
  public:
   IgnoreScope() {

@@ -1,0 +1,322 @@
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "base/error.h"
+#include "runtime/descriptor_service.h"
+#include "runtime_host_testing.h"
+
+namespace unisono::runtime::host {
+namespace {
+
+std::string errorOf(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+testing::AssertionResult contains(const std::string& text, const char* part) {
+  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << '"' << text << "\" does not contain \"" << part << '"';
+}
+
+// A process that never used the runtime and does `body` with a channel to us. It is made before
+// this process has threads.
+class Child {
+ public:
+  explicit Child(const std::function<int(int)>& body) {
+    int pair[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) throw systemError(errno, "socketpair");
+    process_ = ::fork();
+    if (process_ == 0) {
+      ::close(pair[0]);
+      int status = 3;
+      try {
+        status = body(pair[1]);
+      } catch (const std::exception& error) {
+        fprintf(stderr, "child: %s\n", error.what());
+      }
+      ::_exit(status);
+    }
+    ::close(pair[1]);
+    channel_ = pair[0];
+  }
+  ~Child() {
+    ::close(channel_);
+    if (!ended_) wait();
+  }
+  int channel() const { return channel_; }
+  int wait() {
+    int status = 0;
+    ::waitpid(process_, &status, 0);
+    ended_ = true;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  pid_t process_ = -1;
+  int channel_ = -1;
+  bool ended_ = false;
+};
+
+template <typename T>
+void put(int channel, const T& value) {
+  ASSERT_EQ(::write(channel, &value, sizeof(value)), static_cast<ssize_t>(sizeof(value)));
+}
+template <typename T>
+T take(int channel) {
+  T value{};
+  if (::recv(channel, &value, sizeof(value), MSG_WAITALL) != sizeof(value)) {
+    throw internalError("the other process ended");
+  }
+  return value;
+}
+
+struct PingPong {
+  uint64_t* mine;
+  uint64_t* theirs;
+  uint64_t first;  // 1 for who starts
+};
+void pingPong(const void* raw, const HostGroupContext&) {
+  const auto& arguments = *static_cast<const PingPong*>(raw);
+  std::atomic_ref<uint64_t> mine(*arguments.mine), theirs(*arguments.theirs);
+  for (uint64_t i = 1; i <= 200; i++) {
+    if (arguments.first != 0) {
+      arguments.theirs[1] = i * i;
+      theirs.store(i, std::memory_order_release);
+    }
+    while (mine.load(std::memory_order_acquire) < i) poll({.what = "ball", .wanted = i});
+    progress();
+    if (arguments.mine[1] != i * i) throw internalError("ball {} came without its data", i);
+    if (arguments.first == 0) {
+      arguments.theirs[1] = i * i;
+      theirs.store(i, std::memory_order_release);
+    }
+  }
+}
+
+// One side of a game between two processes, each with its own memory that the other maps.
+int play(int channel, uint64_t first, size_t bytes, size_t offset) {
+  HostRuntime runtime(hostSettings());
+  auto memory = runtime.allocate(1, bytes, Sharing::otherProcesses);
+  auto* mine = static_cast<std::byte*>(memory->address()) + offset;
+  put(channel, runtime.exportMemory(mine, 64));
+  auto handle = take<MemoryHandle>(channel);
+  auto mapped = runtime.importMemory(handle, 0);
+  // Mapped once, however often.
+  auto again = runtime.importMemory(handle, 1);
+  if (again->address() != mapped->address()) return 4;
+  again.reset();
+  launch(runtime, nullptr, "ping-pong", pingPong,
+         PingPong{reinterpret_cast<uint64_t*>(mine), static_cast<uint64_t*>(mapped->address()),
+                  first});
+  runtime.synchronize(nullptr);
+  // Neither leaves before both have finished.
+  put(channel, 'x');
+  take<char>(channel);
+  return 0;
+}
+
+// First, while this process has no threads.
+TEST(AHostProcessTest, ExchangesDataThroughSharedMemory) {
+  for (size_t bytes : {size_t{4096}, size_t{8} << 20}) {
+    Child child([&](int channel) { return play(channel, 0, bytes, 1024); });
+    EXPECT_EQ(play(child.channel(), 1, bytes, 0), 0);
+    EXPECT_EQ(child.wait(), 0);
+  }
+}
+
+TEST(AHostProcessTest, MemoryOfAnEndedProcessCannotBeMapped) {
+  Child child([](int channel) {
+    HostRuntime runtime(hostSettings());
+    auto memory = runtime.allocate(0, 100, Sharing::otherProcesses);
+    put(channel, runtime.exportMemory(memory->address(), 100));
+    return 0;
+  });
+  auto handle = take<MemoryHandle>(child.channel());
+  EXPECT_EQ(child.wait(), 0);
+  HostRuntime runtime(hostSettings());
+  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(handle, 0); }), "has ended"));
+}
+
+TEST(AHostProcessTest, FreedMemoryAndForgedHandlesCannotBeMapped) {
+  Child child([](int channel) {
+    HostRuntime runtime(hostSettings());
+    auto kept = runtime.allocate(0, 2 << 20, Sharing::otherProcesses);
+    auto freed = runtime.allocate(0, 2 << 20, Sharing::otherProcesses);
+    put(channel, runtime.exportMemory(kept->address(), 100));
+    put(channel, runtime.exportMemory(freed->address(), 100));
+    freed.reset();
+    put(channel, 'f');
+    take<char>(channel);
+    return 0;
+  });
+  auto kept = take<MemoryHandle>(child.channel());
+  auto freed = take<MemoryHandle>(child.channel());
+  take<char>(child.channel());
+  HostRuntime runtime(hostSettings());
+  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(freed, 0); }), "no longer offered"));
+
+  MemoryHandle forged = kept;
+  forged.payload[sizeof(DescriptorTicket) - 1] ^= std::byte{1};  // the token
+  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(forged, 0); }), "never was"));
+  forged = kept;
+  forged.bytes = forged.baseBytes + 1;
+  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(forged, 0); }), "outside"));
+  forged = kept;
+  forged.address = forged.base - 8;
+  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(forged, 0); }), "outside"));
+  forged = kept;
+  forged.baseBytes *= 2;  // more than the descriptor has
+  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(forged, 0); }), "does not hold"));
+  forged = kept;
+  forged.kind = MemoryHandle::Kind::fabric;
+  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(forged, 0); }), "kind"));
+  EXPECT_EQ(errorOf([&] { runtime.importMemory(kept, 0); }), "");
+  put(child.channel(), 'e');
+  EXPECT_EQ(child.wait(), 0);
+}
+
+TEST(HostMemoryTest, IsZeroFilledAlignedAndKnown) {
+  HostRuntime runtime(hostSettings());
+  uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  std::vector<std::shared_ptr<DeviceMemory>> kept;
+  for (int i = 0; i < 600; i++) {
+    size_t bytes = i % 50 == 0 ? 3u << 20 : random() % 20000;
+    int device = static_cast<int>(random() % 8);
+    auto memory = runtime.allocate(device, bytes, Sharing::thisProcess);
+    auto* data = static_cast<unsigned char*>(memory->address());
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 512, 0u);
+    EXPECT_EQ(std::count(data, data + bytes, 0), static_cast<ptrdiff_t>(bytes));
+    std::memset(data, 0xee, bytes);
+    EXPECT_EQ(runtime.inspect(data).kind, PointerInfo::Kind::device);
+    EXPECT_EQ(runtime.inspect(data + (bytes > 0 ? bytes - 1 : 0)).device, device);
+    kept.push_back(std::move(memory));
+    if (random() % 2 == 0) {
+      std::swap(kept[random() % kept.size()], kept.back());
+      kept.pop_back();
+    }
+  }
+  int local = 0;
+  EXPECT_EQ(runtime.inspect(&local).kind, PointerInfo::Kind::host);
+  EXPECT_EQ(runtime.inspect(nullptr).kind, PointerInfo::Kind::host);
+  auto pinned = runtime.allocatePinned(64);
+  EXPECT_EQ(pinned->hostAddress(), pinned->deviceAddress());
+  EXPECT_EQ(runtime.inspect(pinned->hostAddress()).kind, PointerInfo::Kind::host);
+}
+
+TEST(HostMemoryTest, SmallAllocationsNeedFewDescriptors) {
+  HostRuntime runtime(hostSettings());
+  int before = ::dup(0);
+  ::close(before);
+  std::vector<std::shared_ptr<DeviceMemory>> kept;
+  for (int i = 0; i < 5000; i++) kept.push_back(runtime.allocate(0, 1000, Sharing::thisProcess));
+  int after = ::dup(0);
+  ::close(after);
+  EXPECT_LT(after - before, 10);
+}
+
+TEST(HostMemoryTest, SparsePagesCostNothing) {
+  HostRuntime runtime(hostSettings());
+  auto memory = runtime.allocate(0, size_t{1} << 40, Sharing::thisProcess);
+  static_cast<char*>(memory->address())[size_t{1} << 39] = 1;
+  EXPECT_EQ(static_cast<char*>(memory->address())[(size_t{1} << 39) + 1], 0);
+}
+
+TEST(HostMemoryTest, ExportChecksTheRange) {
+  HostRuntime runtime(hostSettings());
+  auto memory = runtime.allocate(3, 1000, Sharing::thisProcess);
+  auto* start = static_cast<std::byte*>(memory->address());
+  MemoryHandle handle = runtime.exportMemory(start + 10, 990);
+  EXPECT_EQ(handle.device, 3);
+  EXPECT_THROW(runtime.exportMemory(start + 10, 991), Error);
+  EXPECT_THROW(runtime.exportMemory(start + 1000, 0), Error);
+  int local = 0;
+  EXPECT_THROW(runtime.exportMemory(&local, 4), Error);
+  // In the exporter's own process the same address.
+  EXPECT_EQ(runtime.importMemory(handle, 0)->address(), start + 10);
+  memory.reset();
+  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(handle, 0); }), "freed"));
+}
+
+UniqueDescriptor callService(const DescriptorTicket& ticket) {
+  UniqueDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, ticket.service.data(), ticket.service.size());
+  auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
+                                       std::strlen(ticket.service.data()));
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  return socket;
+}
+
+TEST(DescriptorServiceTest, RefusesStrangersAndServesOnwards) {
+  int pipes[2];
+  ASSERT_EQ(::pipe(pipes), 0);
+  UniqueDescriptor reader(pipes[0]), writer(pipes[1]);
+  auto offer = offerDescriptor(writer.get());
+  // The offer is a duplicate.
+  writer.reset();
+
+  std::vector<UniqueDescriptor> silent;
+  for (int i = 0; i < 20; i++) silent.push_back(callService(offer->ticket()));
+  for (size_t bytes : {size_t{0}, size_t{1}, size_t{15}, size_t{17}, size_t{100000}}) {
+    UniqueDescriptor garbage = callService(offer->ticket());
+    std::vector<char> data(bytes, 'g');
+    ASSERT_EQ(::send(garbage.get(), data.data(), data.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes));
+    char answer;
+    EXPECT_EQ(::recv(garbage.get(), &answer, 1, 0), 0) << bytes << " bytes of garbage";
+  }
+  DescriptorTicket wrong = offer->ticket();
+  wrong.token[0] ^= std::byte{1};
+  EXPECT_TRUE(contains(errorOf([&] { fetchDescriptor(wrong); }), "no longer offered"));
+  wrong = offer->ticket();
+  wrong.service[9] = 'x';
+  EXPECT_TRUE(contains(errorOf([&] { fetchDescriptor(wrong); }), "has ended"));
+
+  UniqueDescriptor fetched = fetchDescriptor(offer->ticket());
+  ASSERT_EQ(::write(fetched.get(), "y", 1), 1);
+  char received = 0;
+  ASSERT_EQ(::read(reader.get(), &received, 1), 1);
+  EXPECT_EQ(received, 'y');
+
+  DescriptorTicket ticket = offer->ticket();
+  offer.reset();
+  EXPECT_TRUE(contains(errorOf([&] { fetchDescriptor(ticket); }), "no longer offered"));
+}
+
+TEST(DescriptorServiceTest, ServesManyThreads) {
+  int pipes[2];
+  ASSERT_EQ(::pipe(pipes), 0);
+  UniqueDescriptor reader(pipes[0]), writer(pipes[1]);
+  auto offer = offerDescriptor(writer.get());
+  std::atomic<int> fetched{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; t++) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; i++) fetched += fetchDescriptor(offer->ticket()).get() >= 0;
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(fetched, 400);
+}
+
+}  // namespace
+}  // namespace unisono::runtime::host
