@@ -177,8 +177,14 @@ class Checker {
     reader_.integerOr(node, "gdr", 0, 1, 0);
     reader_.integerOr(node, "coll", 0, 1, 0);
     reader_.numberOr(node, "latency", 0, 1e9, 0);
-    if (dev >= 0 && !netDevices_.emplace(host_, dev).second)
+    const std::string* name = node.find("name");
+    if (dev < 0) return;
+    const auto [at, isNew] = netDevices_.try_emplace({host_, dev}, name ? *name : "");
+    if (isNew) return;
+    // Dumps of virtual machines repeat a port that is no PCI device below each CPU.
+    if (at->second != (name ? *name : ""))
       reader_.fail(node, fmt::format("has dev {}, which another net of its host has", dev));
+    note(node, fmt::format("repeats dev {}", dev));
   }
 
   // Two GPUs that are linked must say so with the same count.
@@ -200,7 +206,8 @@ class Checker {
   XmlReader reader_;
   std::uint64_t host_ = 0;
   BusId pci_ = kNoBusId;
-  std::set<std::pair<std::uint64_t, long long>> numaNodes_, gpuDevices_, netDevices_;
+  std::set<std::pair<std::uint64_t, long long>> numaNodes_, gpuDevices_;
+  std::map<std::pair<std::uint64_t, long long>, std::string> netDevices_;
   std::map<std::pair<std::uint64_t, BusId>, const XmlNode*> devices_;
   std::set<std::pair<std::uint64_t, BusId>> gpus_;
   std::set<long long> ranks_;

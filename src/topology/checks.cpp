@@ -1,0 +1,236 @@
+#include "topology/checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace unisono::topology {
+
+namespace {
+
+constexpr int kAmpere = 80, kHopper = 90;
+
+RankFacts factsOf(const PathSettings& settings, int rank) {
+  const auto found = settings.ranks.find(rank);
+  return found == settings.ranks.end() ? RankFacts{} : found->second;
+}
+
+// The CPU that decides how far P2P reaches: the first one, as machines do not mix them.
+const CpuInfo& anyCpu(const Topology& topology) {
+  return topology.node(topology.of(NodeType::cpu).front()).cpu;
+}
+
+PathType defaultPeerLevel(const Topology& topology) {
+  // AMD's host bridges pass P2P, and with two GPUs nothing else competes for them.
+  if (!topology.of(NodeType::cpu).empty()) {
+    const CpuInfo& cpu = anyCpu(topology);
+    if (cpu.architecture == CpuArchitecture::x86 && cpu.vendor == CpuVendor::amd &&
+        topology.of(NodeType::gpu).size() <= 2)
+      return PathType::sys;
+  }
+  return PathType::pxb;
+}
+
+bool hasNvlink(const Topology& topology, int gpu) {
+  const auto& links = topology.node(gpu).links;
+  return std::any_of(links.begin(), links.end(),
+                     [](const Link& link) { return link.type == LinkType::nvlink; });
+}
+
+}  // namespace
+
+PeerVerdict checkPeer(const Topology& topology, const PathTable& paths,
+                      const PathSettings& settings, int gpuA, int gpuB) {
+  PeerVerdict verdict;
+  const Node& a = topology.node(gpuA);
+  const Node& b = topology.node(gpuB);
+  const Path& path = paths.wirePath(gpuA, gpuB);
+  verdict.level = settings.p2pLevel.value_or(defaultPeerLevel(topology));
+  const auto refuse = [&](std::string reason) {
+    verdict.reason = std::move(reason);
+    return verdict;
+  };
+
+  if (path.type == PathType::dis) return refuse("no wire leads from one to the other");
+  const RankFacts factsA = factsOf(settings, a.gpu.rank), factsB = factsOf(settings, b.gpu.rank);
+  if (a.host != b.host) {
+    if (!settings.multiNodeNvlink)
+      return refuse(
+          "they are on different hosts, and NCCL_MNNVL_ENABLE=0 forbids NVLink between "
+          "hosts");
+    if (factsA.fabric != factsB.fabric)
+      return refuse("they are on different hosts and in different NVLink fabrics");
+    if (path.type != PathType::nvl)
+      return refuse("they are on different hosts and no NVLink joins them");
+  } else if (factsA.shmDevice != factsB.shmDevice) {
+    return refuse(
+        "their processes do not share /dev/shm, so they are in different containers; "
+        "give both the same /dev/shm");
+  }
+  if (settings.p2pDisable) return refuse("NCCL_P2P_DISABLE=1 forbids it");
+  if (path.type > verdict.level)
+    return refuse(fmt::format("the path is {}, and P2P is used up to {} only ({})",
+                              nameOf(path.type), nameOf(verdict.level),
+                              settings.p2pLevel ? "NCCL_P2P_LEVEL" : "the default"));
+  if (settings.p2pRefused.contains(std::minmax(a.gpu.rank, b.gpu.rank)))
+    return refuse(
+        "the driver says that these GPUs cannot reach each other's memory; look for "
+        "PCI access control (ACS), an IOMMU or GPUs without P2P");
+
+  verdict.allowed = true;
+  if (path.type == PathType::nvb) {
+    for (const Hop& hop : paths.hops(gpuA, gpuB)) {
+      const int to = topology.node(hop.node).links[static_cast<std::size_t>(hop.link)].to;
+      if (to != gpuB && topology.node(to).type == NodeType::gpu) verdict.through = to;
+    }
+  }
+  verdict.read = path.type == PathType::nvl && a.gpu.sm == b.gpu.sm && a.gpu.sm == kAmpere;
+  verdict.reason = fmt::format("the path is {}, and P2P is used up to {}", nameOf(path.type),
+                               nameOf(verdict.level));
+  return verdict;
+}
+
+Verdict checkSharedMemory(const Topology& topology, const PathSettings& settings, int gpuA,
+                          int gpuB) {
+  const Node& a = topology.node(gpuA);
+  const Node& b = topology.node(gpuB);
+  if (settings.shmDisable) return {false, "NCCL_SHM_DISABLE=1 forbids it"};
+  if (a.host != b.host) return {false, "they are on different hosts"};
+  if (factsOf(settings, a.gpu.rank).shmDevice != factsOf(settings, b.gpu.rank).shmDevice)
+    return {false, "their processes do not share /dev/shm; give both containers the same one"};
+  return {true, "both are on one host and share /dev/shm"};
+}
+
+GdrVerdict checkGdr(const Topology& topology, const PathTable& paths, const PathSettings& settings,
+                    int gpu, int net, bool read) {
+  const Node& device = topology.node(gpu);
+  const Node& port = topology.node(net);
+  if (!port.net.gdr)
+    return {false, false, "the network port offers no access to GPU memory (gdr=\"0\")"};
+  if (!device.gpu.gdr)
+    return {false, false,
+            "the GPU's driver offers no access to its memory (gdr=\"0\"); load "
+            "nvidia-peermem or use a kernel with DMA-BUF"};
+  if (read) {
+    if (settings.gdrRead == false) return {false, false, "NCCL_NET_GDR_READ=0 forbids reads"};
+    // Before Ampere, reads by the NIC hurt other PCI traffic; with NVLink there is little.
+    if (!settings.gdrRead && device.gpu.sm < kAmpere && !hasNvlink(topology, gpu))
+      return {false, false,
+              "GPUs before Ampere without NVLink are not read by a NIC by default "
+              "(NCCL_NET_GDR_READ=1 allows it)"};
+  }
+  const Path& path = paths.wirePath(gpu, net);
+  const PathType level =
+      settings.gdrLevel.value_or(settings.gdrC2c ? PathType::p2c : PathType::pxb);
+  if (path.type > level)
+    return {
+        false, false,
+        fmt::format("the path is {}, and GPUDirect is used up to {} only ({})", nameOf(path.type),
+                    nameOf(level), settings.gdrLevel ? "NCCL_NET_GDR_LEVEL" : "the default")};
+  return {true, !read && device.gpu.sm < kHopper,
+          fmt::format("the path is {}, and GPUDirect is used up to {}", nameOf(path.type),
+                      nameOf(level))};
+}
+
+PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const PathSettings& settings,
+                    int gpu, int net) {
+  if (settings.pxnDisable) return {false, -1, "NCCL_PXN_DISABLE=1 forbids it"};
+  const std::vector<int> near = nearest(topology, paths, net, NodeType::gpu);
+  if (near.empty()) return {false, -1, "no GPU is near the port"};
+  // Of several GPUs as near, the one of the port's own place, so that ports share the work.
+  const std::vector<int> ports = nearest(topology, paths, near.front(), NodeType::net);
+  const auto place = std::find(ports.begin(), ports.end(), net) - ports.begin();
+  const int peer = near[static_cast<std::size_t>(place) % near.size()];
+  if (std::find(near.begin(), near.end(), gpu) != near.end())
+    return {false, -1, "no other GPU is nearer to the port"};
+
+  const Path& own = paths.wirePath(gpu, net);
+  const Path& far = paths.wirePath(peer, net);
+  const std::string name = topology.nameOf(peer);
+  const PathType level = settings.pxnC2c ? PathType::p2c : PathType::pxb;
+  if (topology.node(peer).host != topology.node(gpu).host)
+    return {false, -1, fmt::format("{}, the GPU near the port, is on another host", name)};
+  if (far.type > level)
+    return {
+        false, -1,
+        fmt::format("{}, the nearest GPU, reaches the port over {} only", name, nameOf(far.type))};
+  if (paths.wirePath(gpu, peer).type > PathType::nvl)
+    return {false, -1, fmt::format("no NVLink leads to {}, the GPU near the port", name)};
+  if (!checkPeer(topology, paths, settings, gpu, peer).allowed)
+    return {false, -1, fmt::format("P2P to {}, the GPU near the port, is not allowed", name)};
+  if (const GdrVerdict gdr = checkGdr(topology, paths, settings, peer, net, true); !gdr.allowed)
+    return {false, -1, fmt::format("{} cannot use GPUDirect with the port: {}", name, gdr.reason)};
+  if (far.bandwidth <= own.bandwidth && own.type <= PathType::pxn)
+    return {false, -1, fmt::format("the way through {} has no more bandwidth", name)};
+  return {true, peer,
+          fmt::format("{} is near the port ({}) and NVLink leads to it, which {}", name,
+                      nameOf(far.type),
+                      own.type > PathType::pxn ? "avoids the CPU" : "has more bandwidth")};
+}
+
+Verdict preferNet(const Topology& topology, const PathTable& paths, int gpuA, int gpuB) {
+  const Path& direct = paths.path(gpuA, gpuB);
+  const auto widest = [&](int gpu) {
+    Bandwidth best = 0;
+    for (const int net : topology.of(NodeType::net)) {
+      const Path& path = paths.path(gpu, net);
+      const Path& back = paths.path(net, gpu);
+      if (path.type > PathType::pxb || back.type > PathType::pxb) continue;
+      best = std::max(best,
+                      std::min({path.bandwidth, back.bandwidth, topology.node(net).net.bandwidth}));
+    }
+    return best;
+  };
+  const Bandwidth network = std::min(widest(gpuA), widest(gpuB));
+  if (network > direct.bandwidth)
+    return {true,
+            fmt::format("their NICs carry {:g} GB/s, the {} path between them {:g} GB/s",
+                        toGigabytes(network), nameOf(direct.type), toGigabytes(direct.bandwidth))};
+  return {false,
+          fmt::format("the {} path between them carries {:g} GB/s, their NICs {:g} GB/s",
+                      nameOf(direct.type), toGigabytes(direct.bandwidth), toGigabytes(network))};
+}
+
+std::string explainPath(const Topology& topology, const PathTable& paths,
+                        const PathSettings& settings, int from, int to) {
+  const Path& path = paths.path(from, to);
+  const Path& wire = paths.wirePath(from, to);
+  std::string text =
+      fmt::format("{} -> {}: {}, {:g} GB/s, {} hops\n", topology.nameOf(from), topology.nameOf(to),
+                  nameOf(path.type), toGigabytes(path.bandwidth), path.hops);
+  for (const Hop& hop : paths.hops(from, to)) {
+    const Link& link = topology.node(hop.node).links[static_cast<std::size_t>(hop.link)];
+    text += fmt::format("  {} -{} {:g}-> {}\n", topology.nameOf(hop.node), nameOf(link.type),
+                        toGigabytes(link.bandwidth), topology.nameOf(link.to));
+  }
+  if (path.via >= 0)
+    text += fmt::format("sent through {}; the wires alone give {}, {:g} GB/s\n",
+                        topology.nameOf(path.via), nameOf(wire.type), toGigabytes(wire.bandwidth));
+  const NodeType a = topology.node(from).type, b = topology.node(to).type;
+  const auto say = [&](std::string_view what, bool yes, const std::string& reason) {
+    text += fmt::format("{}: {}, {}\n", what, yes ? "yes" : "no", reason);
+  };
+  if (a == NodeType::gpu && b == NodeType::gpu && from != to) {
+    const PeerVerdict peer = checkPeer(topology, paths, settings, from, to);
+    say("P2P", peer.allowed, peer.reason);
+    if (peer.through >= 0)
+      text += fmt::format("intermediate GPU: {}\n", topology.nameOf(peer.through));
+    const Verdict memory = checkSharedMemory(topology, settings, from, to);
+    say("shared memory", memory.allowed, memory.reason);
+    const Verdict net = preferNet(topology, paths, from, to);
+    say("network instead", net.allowed, net.reason);
+  }
+  if ((a == NodeType::gpu && b == NodeType::net) || (a == NodeType::net && b == NodeType::gpu)) {
+    const bool sends = a == NodeType::gpu;
+    const int gpu = sends ? from : to, net = sends ? to : from;
+    const GdrVerdict gdr = checkGdr(topology, paths, settings, gpu, net, sends);
+    say(sends ? "GPUDirect read" : "GPUDirect write", gdr.allowed, gdr.reason);
+    if (sends) {
+      const PxnVerdict pxn = checkPxn(topology, paths, settings, gpu, net);
+      say("PXN", pxn.used, pxn.reason);
+    }
+  }
+  return text;
+}
+
+}  // namespace unisono::topology

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "topology/graph.h"
+#include "topology/xml_tree.h"
+
+// Graph files in NCCL's format (NCCL_GRAPH_FILE, NCCL_GRAPH_DUMP_FILE).
+namespace unisono::topology {
+
+// The numbers that graph files give to graphs.
+enum class GraphId : int { ring = 0, tree = 1, collnetChain = 2, nvls = 3, collnetDirect = 4 };
+
+struct NamedGraph {
+  GraphId id = GraphId::ring;
+  ChannelGraph graph;
+};
+
+// GPUs and ports are written as their dev, hexadecimal with 0x as NCCL does since 2.27; on several
+// hosts the host's number stands in the eight bits above 56.
+std::string writeGraphs(const std::vector<NamedGraph>& graphs, const Topology& topology);
+
+// Reads graphs for a machine. Throws Error(invalidArgument) "SOURCE:LINE: cause" for what is no
+// graph file, names GPUs or ports that the topology lacks, visits a GPU twice or not at all, or
+// gives another number of channels than it has. What the links carry is not looked at
+// (`validate` does that).
+std::vector<NamedGraph> parseGraphs(std::string_view text, std::string_view source,
+                                    const Topology& topology, const XmlLimits& limits = {});
+
+}  // namespace unisono::topology

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "topology/topology.h"
+
+namespace unisono::topology {
+
+// What a rank tells of itself beside the topology file. Ranks that are not named share one
+// /dev/shm per host and belong to no NVLink fabric.
+struct RankFacts {
+  std::uint64_t shmDevice = 0;  // device number of /dev/shm; equal numbers on a host share memory
+  std::uint64_t fabric = 0;     // NVLink fabric (cluster and clique) the GPU belongs to; 0: none
+};
+
+// What the user may set about paths. The names in comments are NCCL's variables.
+struct PathSettings {
+  bool p2pDisable = false;           // NCCL_P2P_DISABLE
+  std::optional<PathType> p2pLevel;  // NCCL_P2P_LEVEL
+  bool shmDisable = false;           // NCCL_SHM_DISABLE
+  std::optional<PathType> gdrLevel;  // NCCL_NET_GDR_LEVEL
+  std::optional<bool> gdrRead;       // NCCL_NET_GDR_READ
+  bool gdrC2c = true;                // NCCL_NET_GDR_C2C
+  bool pxnDisable = false;           // NCCL_PXN_DISABLE
+  bool pxnC2c = true;                // NCCL_PXN_C2C
+  bool nvbDisable = false;           // NCCL_NVB_DISABLE
+  bool multiNodeNvlink = true;       // NCCL_MNNVL_ENABLE
+  std::map<int, RankFacts> ranks;    // by rank
+  // Pairs of ranks (lower first) between which the driver (NVML) refuses P2P.
+  std::set<std::pair<int, int>> p2pRefused;
+};
+
+// The best way from one node to another.
+struct Path {
+  PathType type = PathType::dis;
+  Bandwidth bandwidth = 0;
+  int hops = 0;
+  int via = -1;  // node that the path was sent through against the shortest way; -1: none
+};
+
+// One hop of a path: link `link` of node `node`.
+struct Hop {
+  int node = -1;
+  int link = -1;
+};
+
+// The paths between all GPUs, NETs, CPUs and NVSwitches of a topology.
+class PathTable {
+ public:
+  // Breadth-first from every node: fewest hops, and of equally many the most bandwidth. Passes
+  // through a GPU only between two GPUs of one NVLink each. Then the rules: GPUs that may not
+  // talk directly go through their CPU (or are NET apart where they share no memory), a GPU
+  // reaches a far NIC through a GPU beside it (PXN), and a NIC that may not read GPU memory is
+  // reached through the CPU.
+  PathTable(const Topology& topology, const PathSettings& settings);
+
+  const Path& path(int from, int to) const { return final_[index(from, to)]; }
+  // Before the rules: what the wires alone give.
+  const Path& wirePath(int from, int to) const { return wires_[index(from, to)].path; }
+  // The links of path(from, to), in order.
+  std::vector<Hop> hops(int from, int to) const;
+
+ private:
+  struct Wire {
+    Path path;
+    int nextLink = -1;      // link of the node that leads on towards the base
+    int nextNode = -1;      // where that link leads
+    bool chipLink = false;  // passes a chip-to-chip link
+  };
+
+  std::size_t index(int from, int to) const {
+    return static_cast<std::size_t>(to) * count_ + static_cast<std::size_t>(from);
+  }
+  void spread(const Topology& topology, const PathSettings& settings, int base);
+  void divert(const Topology& topology, int from, int via, int to);
+  void applyPeerRules(const Topology& topology, const PathSettings& settings);
+  void applyNetRules(const Topology& topology, const PathSettings& settings);
+  void appendWire(int from, int to, std::vector<Hop>& hops) const;
+
+  std::size_t count_;
+  std::vector<Wire> wires_;  // [base][node]: from node to base
+  std::vector<Path> final_;
+};
+
+// The CPU nearest to a node; the first of equals; -1 if none can be reached.
+int localCpu(const Topology& topology, const PathTable& paths, int node);
+// GPUs nearest to a NET, or NETs nearest to a GPU, by the wires: best type, then bandwidth.
+std::vector<int> nearest(const Topology& topology, const PathTable& paths, int node, NodeType type);
+
+}  // namespace unisono::topology

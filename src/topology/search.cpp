@@ -1,0 +1,435 @@
+#include "topology/search.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "topology/balance_ports.h"
+#include "topology/search_try.h"
+
+namespace unisono::topology {
+
+namespace {
+
+constexpr int kAmpere = 80, kHopper = 90, kBlackwell = 100;
+constexpr int kMaxNvlsHeads = 32, kMaxDirectHeads = 8;
+// A try at less than about half of the speed found cannot win by having more channels.
+constexpr Bandwidth kLowestRatioPercent = 49;
+constexpr Bandwidth kFallbackSpeed = 100;
+
+// Speeds that channels are tried at, in MB/s, high to low.
+constexpr Bandwidth kIntra[] = {40000, 30000, 20000, 18000, 15000, 12000, 10000,
+                                9000,  7000,  6000,  5000,  4000,  3000};
+constexpr Bandwidth kInter[] = {48000, 30000, 28000, 24000, 20000, 18000, 15000, 12000, 10000, 9000,
+                                7000,  6000,  5000,  4000,  3000,  2400,  1200,  240,   120};
+constexpr Bandwidth kIntraHopper[] = {60000, 50000, 40000, 30000, 24000, 20000,
+                                      15000, 12000, 11000, 6000,  3000};
+constexpr Bandwidth kInterHopper[] = {48000, 45000, 42000, 40000, 30000, 24000, 22000, 20000, 17500,
+                                      15000, 12000, 6000,  3000,  2400,  1200,  240,   120};
+constexpr Bandwidth kIntraBlackwell[] = {90000, 80000, 70000, 60000, 50000, 45000,
+                                         40000, 30000, 24000, 20000, 19000, 18000};
+constexpr Bandwidth kInterBlackwell[] = {96000, 86000, 80000, 48000, 45100, 42000, 40000,
+                                         30000, 24000, 22000, 20000, 17500, 15000, 12000,
+                                         6000,  3000,  2400,  1200,  240,   120};
+
+std::span<const Bandwidth> speedsFor(int sm, bool nets) {
+  if (sm >= kBlackwell)
+    return nets ? std::span<const Bandwidth>(kInterBlackwell)
+                : std::span<const Bandwidth>(kIntraBlackwell);
+  if (sm >= kHopper)
+    return nets ? std::span<const Bandwidth>(kInterHopper)
+                : std::span<const Bandwidth>(kIntraHopper);
+  return nets ? std::span<const Bandwidth>(kInter) : std::span<const Bandwidth>(kIntra);
+}
+
+PathType farther(PathType type) {
+  return static_cast<PathType>(static_cast<int>(type) + 1);
+}
+
+// The search of one graph: which attempts to make, and when to stop.
+class Relaxation {
+ public:
+  Relaxation(const SearchSpace& space, const GraphRequest& request, const SearchSettings& settings)
+      : space_(space), request_(request), settings_(settings), search_(space) {
+    hasNets_ = space.netCount() > 0;
+    speeds_ = speedsFor(space.lowestSm(), hasNets_);
+    stepsLeft_ = settings.allSteps;
+    measure();
+  }
+
+  Solution find() {
+    chooseFirst();
+    firstPass();
+    repeatChannels();
+    secondPass();
+    balancePorts(space_, solution_);
+    return std::move(solution_);
+  }
+
+ private:
+  enum class Continue : bool { yes, no };
+
+  // The nearest and farthest paths that there are, and the bounds of what can be reached.
+  void measure() {
+    const auto widen = [](PathType type, PathType& low, PathType& high) {
+      if (type >= PathType::net) return;
+      low = std::min(low, type);
+      high = std::max(high, type);
+    };
+    const int gpus = space_.gpuCount(), nets = space_.netCount();
+    if (gpus > 1) {
+      nearestIntra_ = PathType::dis;
+      farthestIntra_ = PathType::loc;
+    }
+    if (nets > 0) {
+      nearestInter_ = PathType::dis;
+      farthestInter_ = PathType::pix;
+    }
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+      for (int other = 0; other < gpus; ++other)
+        if (other != gpu) widen(space_.gpuToGpu(gpu, other).type, nearestIntra_, farthestIntra_);
+      for (int net = 0; net < nets; ++net) {
+        widen(space_.gpuToNet(gpu, net).type, nearestInter_, farthestInter_);
+        widen(space_.netToGpu(net, gpu).type, nearestInter_, farthestInter_);
+      }
+    }
+    nearestIntra_ = std::min(nearestIntra_, PathType::sys);
+    nearestInter_ = std::min(nearestInter_, PathType::sys);
+    bounds_ = bandwidthBounds(space_.machine());
+    for (int type = 0; type < static_cast<int>(PathType::net); ++type) {
+      Outgoing& out = out_[static_cast<std::size_t>(type)];
+      for (int gpu = 0; gpu < gpus; ++gpu) {
+        const Bandwidth own = space_.outOf(gpu, static_cast<PathType>(type));
+        out.all += own;
+        out.least = gpu == 0 ? own : std::min(out.least, own);
+      }
+    }
+  }
+
+  const CpuInfo* anyCpu() const {
+    const auto& cpus = space_.machine().topology.of(NodeType::cpu);
+    return cpus.empty() ? nullptr : &space_.machine().topology.node(cpus.front()).cpu;
+  }
+
+  // Two groups of GPUs with NVLink inside and a slower link between (two sockets): a tree will be
+  // best, and it needs two channels.
+  bool isSplitByNvlink() const {
+    const int gpus = space_.gpuCount();
+    std::vector<int> group(static_cast<std::size_t>(gpus), -1);
+    std::vector<int> sizes;
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+      if (group[static_cast<std::size_t>(gpu)] >= 0) continue;
+      sizes.push_back(0);
+      for (int other = gpu; other < gpus; ++other) {
+        if (other != gpu && space_.gpuToGpu(gpu, other).type != PathType::nvl) continue;
+        if (group[static_cast<std::size_t>(other)] >= 0) continue;
+        group[static_cast<std::size_t>(other)] = static_cast<int>(sizes.size()) - 1;
+        ++sizes.back();
+      }
+    }
+    return sizes.size() == 2 && sizes[0] > 1 && sizes[1] > 1;
+  }
+
+  void chooseFirst() {
+    const int gpus = space_.gpuCount();
+    attempt_.pattern = request_.pattern;
+    attempt_.minChannels = request_.minChannels;
+    attempt_.maxChannels = request_.maxChannels;
+    attempt_.collnet = request_.collnet;
+    if (request_.pattern == Pattern::nvls)
+      attempt_.maxChannels = std::min({attempt_.maxChannels, kMaxNvlsHeads, gpus});
+    if (request_.pattern == Pattern::collnetDirect)
+      attempt_.maxChannels = std::min({attempt_.maxChannels, kMaxDirectHeads, gpus});
+    if (gpus == 1 && request_.pattern != Pattern::ring) attempt_.pattern = Pattern::tree;
+    // Inside a machine, NVLS must gather evenly from all GPUs.
+    if (!hasNets_ && request_.pattern == Pattern::nvls) attempt_.minChannels = attempt_.maxChannels;
+    // One GPU alone sends to nobody.
+    if (!hasNets_ && gpus == 1) attempt_.minChannels = attempt_.maxChannels = 1;
+    if (request_.pattern == Pattern::ring && attempt_.minChannels == 1 &&
+        attempt_.maxChannels >= 2 && isSplitByNvlink())
+      attempt_.minChannels = 2;
+
+    const bool mayCross = space_.netCount() > 1 && (request_.pattern == Pattern::ring ||
+                                                    request_.pattern == Pattern::balancedTree ||
+                                                    request_.pattern == Pattern::splitTree);
+    attempt_.crossNic = mayCross && settings_.crossNic == 1 ? 1 : 0;
+    triesCrossing_ =
+        mayCross && settings_.crossNic == 2 &&
+        (request_.pattern == Pattern::ring || request_.pattern == Pattern::balancedTree);
+
+    totalBound_ = bounds_.widestGpu;
+    if (gpus > 1 && request_.pattern != Pattern::ring)
+      totalBound_ = totalBound_ * gpus / (gpus - 1);
+    speedIndex_ = 0;
+    while (speedIndex_ + 1 < speeds_.size() &&
+           (speeds_[speedIndex_] > bounds_.widestPath ||
+            speeds_[speedIndex_] * attempt_.minChannels > totalBound_))
+      ++speedIndex_;
+  }
+
+  // Whether an attempt could give more than what was found: a ring inside the machine takes its
+  // speed out of every GPU, a chain out of all but the last, and each channel into one port.
+  bool isHopeless() const {
+    const Bandwidth speed = attempt_.speedIntra;
+    const int gpus = space_.gpuCount();
+    const Outgoing& out = out_[static_cast<std::size_t>(attempt_.typeIntra)];
+    long long channels = attempt_.maxChannels;
+    if (gpus > 1 && attempt_.pattern == Pattern::ring && !hasNets_)
+      channels = std::min<long long>(channels, out.least / speed);
+    else if (gpus > 1 && attempt_.pattern != Pattern::nvls &&
+             attempt_.pattern != Pattern::collnetDirect)
+      channels = std::min<long long>(channels, out.all / (speed * (gpus - 1)));
+    if (hasNets_) {
+      long long ports = 0;
+      for (const Bandwidth port : space_.portBandwidth()) ports += port / attempt_.speedInter;
+      channels = std::min(channels, ports);
+    }
+    if (channels < attempt_.minChannels || channels == 0) return true;
+    if (attempt_.pattern == Pattern::nvls)
+      return channels < static_cast<long long>(solution_.channels.size());
+    return channels * speed < solution_.totalIntra();
+  }
+
+  // Makes one attempt. No: nothing better can be found, or the budget is spent.
+  Continue tryIt() {
+    if (isHopeless()) return Continue::yes;
+    const long long budget = std::min(
+        attempt_.sameChannels ? settings_.sameChannelsSteps : settings_.triesSteps, stepsLeft_);
+    const SearchTry::Outcome outcome = search_.run(attempt_, solution_, budget);
+    stepsLeft_ -= outcome.steps;
+    timedOut_ = outcome.steps >= budget;
+    if (outcome.best) return Continue::no;
+    if (!solution_.channels.empty() && solution_.totalInter() >= totalBound_) return Continue::no;
+    return stepsLeft_ > 0 ? Continue::yes : Continue::no;
+  }
+
+  Continue tryWithAndWithoutSameChannels() {
+    if (request_.pattern != Pattern::nvls) {
+      attempt_.sameChannels = true;
+      if (tryIt() == Continue::no) return Continue::no;
+      // Through AMD's CPU links different channels would get in each other's way.
+      const CpuInfo* cpu = anyCpu();
+      if (cpu && cpu->architecture == CpuArchitecture::x86 && cpu->vendor == CpuVendor::amd &&
+          attempt_.typeIntra == PathType::sys)
+        return Continue::yes;
+    }
+    attempt_.sameChannels = false;
+    return tryIt();
+  }
+
+  Continue tryPatterns() {
+    const Pattern pattern = attempt_.pattern;
+    if (tryWithAndWithoutSameChannels() == Continue::no) return Continue::no;
+    if (space_.lowestSm() >= kHopper && pattern == Pattern::balancedTree) {
+      attempt_.pattern = Pattern::tree;
+      if (tryWithAndWithoutSameChannels() == Continue::no) return Continue::no;
+      attempt_.pattern = pattern;
+    }
+    return Continue::yes;
+  }
+
+  Continue tryPathTypes() {
+    const auto found = [&] { return !solution_.channels.empty(); };
+    attempt_.typeInter = nearestInter_;
+    while (true) {
+      const PathType limit =
+          hasNets_ ? std::max(attempt_.typeInter, nearestIntra_) : farthestIntra_;
+      attempt_.typeIntra = nearestIntra_;
+      while (true) {
+        if (tryPatterns() == Continue::no) return Continue::no;
+        if (attempt_.typeIntra >= std::min(limit, farthestIntra_) ||
+            (found() && attempt_.typeIntra >= solution_.attempt.typeIntra))
+          break;
+        attempt_.typeIntra = farther(attempt_.typeIntra);
+      }
+      if (!hasNets_ || attempt_.typeInter >= farthestInter_ ||
+          (found() && attempt_.typeInter >= solution_.attempt.typeInter &&
+           attempt_.typeInter >= PathType::pxn))
+        return Continue::yes;
+      attempt_.typeInter = farther(attempt_.typeInter);
+    }
+  }
+
+  void firstPass() {
+    for (;; ++speedIndex_) {
+      attempt_.speedIntra = attempt_.speedInter = speeds_[speedIndex_];
+      if (tryPathTypes() == Continue::no) return;
+      if (triesCrossing_) {
+        attempt_.crossNic = 2;
+        if (tryPathTypes() == Continue::no) return;
+        attempt_.crossNic = 0;
+      }
+      if (speedIndex_ + 1 == speeds_.size()) return;
+      if (!solution_.channels.empty() &&
+          speeds_[speedIndex_ + 1] * 100 <= solution_.attempt.speedInter * kLowestRatioPercent)
+        return;
+    }
+  }
+
+  // More channels of less speed keep more thread blocks busy. Not for NVLS, whose channels are its
+  // heads, nor where blocks are fast enough or links too narrow.
+  void repeatChannels() {
+    const int count = static_cast<int>(solution_.channels.size());
+    constexpr Bandwidth kWide = 25000, kWideForHopper = 50000;
+    if (count == 0 || solution_.attempt.pattern == Pattern::nvls ||
+        solution_.attempt.pattern == Pattern::collnetDirect)
+      return;
+    if (solution_.attempt.speedIntra < kWide) return;
+    if (space_.lowestSm() > kAmpere && solution_.attempt.speedIntra < kWideForHopper && count > 4)
+      return;
+    const int wanted = std::min(2 * count, solution_.attempt.maxChannels);
+    if (wanted <= count) return;
+    // Alternating rings stay in pairs: a last one without partner gets its copy as such.
+    const bool lastFirst = solution_.attempt.crossNic == 2 && count % 2 == 1;
+    for (int i = 0; i < wanted - count; ++i) {
+      const int source = lastFirst ? (i + count - 1) % count : i;
+      solution_.channels.push_back(solution_.channels[static_cast<std::size_t>(source)]);
+    }
+    const int share = (wanted + count - 1) / count;
+    solution_.attempt.speedIntra /= share;
+    solution_.attempt.speedInter /= share;
+    solution_.hops *= share;
+  }
+
+  // With the number of channels found, are they faster than the speed that found them?
+  void secondPass() {
+    if (solution_.channels.empty() || stepsLeft_ <= 0) return;
+    attempt_ = solution_.attempt;
+    attempt_.minChannels = static_cast<int>(solution_.channels.size());
+    speedIndex_ = 0;
+    while (speedIndex_ + 1 < speeds_.size() && speeds_[speedIndex_] > solution_.attempt.speedInter)
+      ++speedIndex_;
+    attempt_.speedIntra = attempt_.speedInter = speeds_[speedIndex_];
+    timedOut_ = false;
+    while (speedIndex_ > 0 && !timedOut_ && stepsLeft_ > 0) {
+      if (request_.pattern == Pattern::ring) {
+        attempt_.speedIntra = attempt_.speedInter = speeds_[--speedIndex_];
+      } else if (request_.pattern == Pattern::nvls) {
+        if (attempt_.speedInter != solution_.attempt.speedInter ||
+            attempt_.speedInter >= 2 * attempt_.speedIntra)
+          return;
+        attempt_.maxChannels = attempt_.minChannels;
+        attempt_.speedInter = speeds_[--speedIndex_];
+      } else {
+        // Two nodes, or a network that reduces, leave trees time for more inside.
+        if (attempt_.speedIntra != solution_.attempt.speedIntra ||
+            attempt_.speedIntra >= 2 * attempt_.speedInter)
+          return;
+        attempt_.speedIntra = speeds_[--speedIndex_];
+      }
+      tryIt();
+    }
+  }
+
+  const SearchSpace& space_;
+  const GraphRequest& request_;
+  const SearchSettings& settings_;
+  SearchTry search_;
+  Attempt attempt_;
+  Solution solution_;
+  std::span<const Bandwidth> speeds_;
+  std::size_t speedIndex_ = 0;
+  bool hasNets_ = false, triesCrossing_ = false, timedOut_ = false;
+  PathType nearestIntra_ = PathType::loc, farthestIntra_ = PathType::loc;
+  PathType nearestInter_ = PathType::pix, farthestInter_ = PathType::pix;
+  BandwidthBounds bounds_;
+  struct Outgoing {
+    Bandwidth all = 0, least = 0;
+  };
+  std::array<Outgoing, static_cast<int>(PathType::net)> out_;  // of the GPUs, by path type
+  Bandwidth totalBound_ = 0;
+  long long stepsLeft_ = 0;
+};
+
+// One plain chain through all GPUs, for machines where nothing else was found.
+Solution plainChain(const SearchSpace& space, const GraphRequest& request) {
+  Solution solution;
+  solution.attempt.pattern = request.pattern;
+  solution.attempt.speedIntra = solution.attempt.speedInter = kFallbackSpeed;
+  solution.attempt.typeIntra = solution.attempt.typeInter = PathType::sys;
+  Channel channel;
+  for (int gpu = 0; gpu < space.gpuCount(); ++gpu) channel.gpus.push_back(gpu);
+  if (space.netCount() > 0) channel.netIn = channel.netOut = 0;
+  solution.channels.push_back(std::move(channel));
+  return solution;
+}
+
+ChannelGraph toGraph(const SearchSpace& space, const Solution& solution) {
+  ChannelGraph graph;
+  const Attempt& attempt = solution.attempt;
+  graph.pattern = attempt.pattern;
+  graph.speedIntra = attempt.speedIntra;
+  graph.speedInter = attempt.speedInter;
+  graph.typeIntra = attempt.typeIntra;
+  graph.typeInter = attempt.typeInter;
+  graph.sameChannels = attempt.sameChannels;
+  graph.crossNic = attempt.crossNic;
+  for (const Channel& found : solution.channels) {
+    Channel channel;
+    for (const int gpu : found.gpus) channel.gpus.push_back(space.gpuNode(gpu));
+    if (found.netIn >= 0) {
+      channel.netIn = space.netNode(found.netIn);
+      channel.netOut = space.netNode(found.netOut);
+      graph.latencyInterUs = std::max(graph.latencyInterUs, space.net(found.netIn).latencyUs);
+    }
+    // The head of CollNet direct gathers from all others, in order.
+    if (attempt.pattern == Pattern::collnetDirect)
+      for (int gpu = 0; gpu < space.gpuCount(); ++gpu)
+        if (gpu != found.gpus.front()) channel.gpus.push_back(space.gpuNode(gpu));
+    graph.channels.push_back(std::move(channel));
+  }
+  return graph;
+}
+
+bool canReduceInSwitch(const SearchSpace& space) {
+  if (!space.hasSwitch() || space.lowestSm() < kHopper || space.gpuCount() < 2) return false;
+  for (int gpu = 0; gpu < space.gpuCount(); ++gpu)
+    if (space.gpuToSwitch(gpu).type != PathType::nvl) return false;
+  return true;
+}
+
+ChannelGraph searchIn(const SearchSpace& space, const GraphRequest& request,
+                      const SearchSettings& settings) {
+  ChannelGraph none;
+  none.pattern = request.pattern;
+  const bool optional = request.pattern == Pattern::nvls ||
+                        request.pattern == Pattern::collnetDirect || request.collnet;
+  if (request.pattern == Pattern::nvls && !canReduceInSwitch(space)) return none;
+  if (request.pattern == Pattern::collnetDirect && space.netCount() == 0) return none;
+  if (request.collnet && space.netCount() == 0) return none;
+  Solution solution = Relaxation(space, request, settings).find();
+  if (solution.channels.empty()) {
+    if (optional) return none;
+    solution = plainChain(space, request);
+  }
+  return toGraph(space, solution);
+}
+
+}  // namespace
+
+ChannelGraph searchGraph(const Machine& machine, const GraphRequest& request,
+                         const SearchSettings& settings) {
+  return searchIn(SearchSpace(machine), request, settings);
+}
+
+GraphSet searchGraphs(const Machine& machine, const SearchSettings& settings) {
+  const SearchSpace space(machine);
+  GraphSet graphs;
+  graphs.ring = searchIn(space, {Pattern::ring, 1, settings.maxRingChannels, false}, settings);
+  const int channels = static_cast<int>(graphs.ring.channels.size());
+  graphs.tree = searchIn(space, {Pattern::balancedTree, channels, channels, false}, settings);
+  graphs.collnetChain.pattern = Pattern::tree;
+  graphs.collnetDirect.pattern = Pattern::collnetDirect;
+  graphs.nvls.pattern = Pattern::nvls;
+  if (settings.collnet) {
+    graphs.collnetChain = searchIn(space, {Pattern::tree, channels, channels, true}, settings);
+    graphs.collnetDirect =
+        searchIn(space, {Pattern::collnetDirect, 1, settings.maxChannels, true}, settings);
+  }
+  if (settings.nvls)
+    graphs.nvls =
+        searchIn(space, {Pattern::nvls, 1, settings.maxChannels, settings.collnet}, settings);
+  return graphs;
+}
+
+}  // namespace unisono::topology

@@ -1,0 +1,390 @@
+#include "topology/search.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <random>
+
+#include "topology/graph_xml.h"
+#include "topology/presets.h"
+#include "topology/validate.h"
+#include "topology_testing.h"
+
+namespace unisono::topology {
+namespace {
+
+using testing::errorOf;
+using testing::foreignTopology;
+using testing::ownTopology;
+using testing::readFile;
+
+std::vector<NamedGraph> named(const GraphSet& graphs) {
+  return {{GraphId::ring, graphs.ring},
+          {GraphId::tree, graphs.tree},
+          {GraphId::collnetDirect, graphs.collnetDirect},
+          {GraphId::collnetChain, graphs.collnetChain},
+          {GraphId::nvls, graphs.nvls}};
+}
+
+void expectValid(const GraphSet& graphs, const Machine& machine, const std::string& what) {
+  EXPECT_FALSE(graphs.ring.channels.empty()) << what;
+  EXPECT_FALSE(graphs.tree.channels.empty()) << what;
+  for (const NamedGraph& graph : named(graphs))
+    for (const std::string& violation : validate(graph.graph, machine))
+      ADD_FAILURE() << what << ": " << violation << "\n"
+                    << describeGraph(graph.graph, machine.topology);
+}
+
+Machine machineOf(const XmlTopology& file, int rankCount, PathSettings settings = {}) {
+  return trimMachine(buildTopology(file), settings, -1, rankCount);
+}
+
+void shuffle(XmlNode& node, std::mt19937& random) {
+  std::shuffle(node.children.begin(), node.children.end(), random);
+  for (XmlNode& child : node.children) shuffle(child, random);
+}
+
+TEST(Search, GivesValidGraphsForEveryPreset) {
+  for (const std::string& name : presetNames()) {
+    const MachineDescription description = preset(name);
+    for (const int rankCount : {0, description.gpus}) {
+      for (const bool collnet : {false, true}) {
+        XmlTopology file = describeMachine(description);
+        const Machine machine = machineOf(file, rankCount);
+        SearchSettings settings;
+        settings.collnet = collnet;
+        expectValid(searchGraphs(machine, settings), machine, name);
+      }
+    }
+  }
+}
+
+TEST(Search, GivesTheSameForEveryOrderOfTheFile) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  std::vector<XmlTopology> files{
+      parseTopologyXml(ownTopology("h800x8-vm.detected.xml"), "h800x8-vm")};
+  for (const char* name : {"dgx-a100", "dgx1-v100", "rtx3090-x8"})
+    files.push_back(describeMachine(preset(name)));
+  for (const XmlTopology& file : files) {
+    const auto answer = [&](const XmlTopology& version) {
+      const Machine machine = machineOf(version, 0);
+      return describeTopology(machine) + describePaths(machine) +
+             writeGraphs(named(searchGraphs(machine, {})), machine.topology);
+    };
+    const std::string first = answer(file);
+    for (int round = 0; round < 5; ++round) {
+      XmlNode shuffled = file.system;
+      shuffle(shuffled, random);
+      EXPECT_EQ(answer(checkTopologyXml(std::move(shuffled), file.source)), first) << file.source;
+    }
+  }
+}
+
+TEST(Search, GivesValidGraphsForRandomMachines) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  const auto pick = [&](std::initializer_list<int> choices) {
+    return *(choices.begin() + random() % choices.size());
+  };
+  for (int round = 0; round < 150; ++round) {
+    MachineDescription machine;
+    machine.name = "random machine " + std::to_string(round);
+    machine.gpus = 1 + static_cast<int>(random() % 12);
+    machine.nics = static_cast<int>(random() % 10);
+    machine.sockets = pick({1, 2, 4});
+    machine.switches = pick({0, 0, 2, 3, 8});
+    machine.sm = pick({60, 70, 80, 86, 90, 100});
+    machine.gdr = random() % 3 != 0;
+    machine.cpuVendor = random() % 2 ? "GenuineIntel" : "AuthenticAMD";
+    machine.cpuModel = pick({79, 106, 143, 207});
+    machine.pciSpeed = random() % 2 ? "16.0 GT/s PCIe" : "32.0 GT/s PCIe";
+    machine.nicMegabits = pick({-1, 10'000, 100'000, 200'000, 400'000});
+    if (random() % 2) machine.switchNvlinks = pick({4, 8, 12, 18});
+    if (machine.switchNvlinks == 0 && random() % 2) {
+      const std::size_t gpus = static_cast<std::size_t>(machine.gpus);
+      machine.peerNvlinks.assign(gpus, std::vector<int>(gpus, 0));
+      for (std::size_t a = 0; a < gpus; ++a)
+        for (std::size_t b = a + 1; b < gpus; ++b)
+          machine.peerNvlinks[a][b] = machine.peerNvlinks[b][a] = pick({0, 0, 1, 2});
+    }
+    PathSettings paths;
+    paths.p2pDisable = random() % 5 == 0;
+    paths.pxnDisable = random() % 3 == 0;
+    if (random() % 3 == 0) paths.p2pLevel = PathType::sys;
+    SearchSettings settings;
+    settings.crossNic = pick({0, 1, 2});
+    settings.collnet = random() % 2;
+    const Machine built = machineOf(describeMachine(machine), 0, paths);
+    const auto begin = std::chrono::steady_clock::now();
+    const GraphSet graphs = searchGraphs(built, settings);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+    expectValid(graphs, built, machine.name + "\n" + writeTopologyXml(describeMachine(machine)));
+    if (HasFailure()) return;
+  }
+}
+
+TEST(Search, EndsWithinItsBudget) {
+  const Machine machine = machineOf(describeMachine(preset("scale-16x16")), 0);
+  SearchSettings settings;
+  settings.triesSteps = settings.sameChannelsSteps = 100;
+  settings.allSteps = 200;
+  expectValid(searchGraphs(machine, settings), machine, "hardly any budget");
+  settings.triesSteps = settings.sameChannelsSteps = settings.allSteps = 1;
+  const GraphSet graphs = searchGraphs(machine, settings);
+  expectValid(graphs, machine, "no budget");
+  EXPECT_EQ(graphs.ring.channels.size(), 1u);
+}
+
+TEST(Search, Of16GpusAnd16NicsIsFast) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
+  GTEST_SKIP() << "times count in a release build only";
+#endif
+  const XmlTopology file = describeMachine(preset("scale-16x16"));
+  auto best = std::chrono::nanoseconds::max();
+  for (int round = 0; round < 3; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    const Machine machine = machineOf(file, 0);
+    const GraphSet graphs = searchGraphs(machine, {});
+    best = std::min<std::chrono::nanoseconds>(best, std::chrono::steady_clock::now() - begin);
+    EXPECT_EQ(graphs.ring.channels.size(), 16u);
+  }
+  EXPECT_LT(best, std::chrono::milliseconds(100));
+}
+
+TEST(Search, UsesEveryPortOfARailMachine) {
+  const Machine machine = machineOf(describeMachine(preset("dgx-h100")), 0);
+  const GraphSet graphs = searchGraphs(machine, {});
+  for (const ChannelGraph* graph : {&graphs.ring, &graphs.tree, &graphs.nvls}) {
+    EXPECT_EQ(graph->channels.size(), 8u);
+    EXPECT_EQ(graph->speedInter, 48000);
+    EXPECT_EQ(graph->typeInter, PathType::pix);
+  }
+  EXPECT_EQ(graphs.nvls.speedIntra, 40000);
+}
+
+TEST(Search, OfOneGpu) {
+  MachineDescription one = preset("hgx-h200x4");
+  one.gpus = 1;
+  const Machine alone = machineOf(describeMachine(one), 1);
+  const GraphSet graphs = searchGraphs(alone, {});
+  expectValid(graphs, alone, "one GPU");
+  EXPECT_EQ(graphs.ring.channels.size(), 1u);
+  EXPECT_TRUE(graphs.nvls.channels.empty());
+  one.nics = 2;
+  const Machine many = machineOf(describeMachine(one), 2);
+  expectValid(searchGraphs(many, {}), many, "one GPU a node");
+  EXPECT_EQ(searchGraphs(many, {}).tree.pattern, Pattern::tree);
+}
+
+TEST(Search, FallsBackToOnePlainChain) {
+  // GPUs whose NIC is so slow that no speed fits.
+  MachineDescription slow = preset("dgx-h100");
+  slow.nics = 1;
+  slow.nicMegabits = 8;
+  const Machine machine = machineOf(describeMachine(slow), 0);
+  const ChannelGraph graph = searchGraph(machine, {Pattern::ring, 1, 32, false}, {});
+  ASSERT_EQ(graph.channels.size(), 1u);
+  EXPECT_EQ(graph.channels[0].gpus.size(), 8u);
+  EXPECT_EQ(graph.speedIntra, 100);
+}
+
+TEST(Search, ReplaysTheMachineWithoutPeerAccess) {
+  // Eight GPUs on two sockets whose driver refuses P2P: all traffic goes through the CPUs.
+  PathSettings settings;
+  for (int a = 0; a < 8; ++a)
+    for (int b = a + 1; b < 8; ++b) settings.p2pRefused.insert({a, b});
+  const Machine machine = machineOf(describeMachine(preset("rtx3090-x8")), 0, settings);
+  const GraphSet graphs = searchGraphs(machine, {});
+  expectValid(graphs, machine, "no P2P");
+  EXPECT_GE(graphs.ring.totalIntra(), 4000);
+  EXPECT_EQ(graphs.ring.typeIntra, PathType::sys);
+}
+
+// A graph that is right, to be spoiled.
+struct Spoiled {
+  Machine machine = machineOf(describeMachine(preset("dgx-h100")), 0);
+  GraphSet graphs = searchGraphs(machine, {});
+
+  std::string after(ChannelGraph graph, const std::function<void(ChannelGraph&)>& change) const {
+    EXPECT_TRUE(validate(graph, machine).empty());
+    change(graph);
+    std::string all;
+    for (const std::string& violation : validate(graph, machine)) all += violation + "\n";
+    return all;
+  }
+};
+
+TEST(Validator, SeesWhatIsWrong) {
+  const Spoiled spoiled;
+  const auto expect = [&](const ChannelGraph& graph, std::string_view part,
+                          const std::function<void(ChannelGraph&)>& change) {
+    const std::string found = spoiled.after(graph, change);
+    EXPECT_NE(found.find(part), std::string::npos) << part << " not in:\n" << found;
+  };
+  const ChannelGraph& ring = spoiled.graphs.ring;
+  const ChannelGraph& tree = spoiled.graphs.tree;
+  const ChannelGraph& nvls = spoiled.graphs.nvls;
+  expect(ring, "visits GPU/0 twice",
+         [](ChannelGraph& g) { g.channels[0].gpus[3] = g.channels[0].gpus[0]; });
+  expect(ring, "has 7 GPUs, not 8", [](ChannelGraph& g) { g.channels[0].gpus.pop_back(); });
+  expect(ring, "which is no GPU", [](ChannelGraph& g) { g.channels[0].gpus[0] = 10000; });
+  expect(ring, "does not enter and leave", [](ChannelGraph& g) { g.channels[0].netIn = -1; });
+  expect(ring, "does not alternate",
+         [](ChannelGraph& g) { std::swap(g.channels[0].netOut, g.channels[2].netOut); });
+  expect(ring, "farther than the LOC claimed",
+         [](ChannelGraph& g) { g.typeIntra = PathType::loc; });
+  expect(ring, "carries", [](ChannelGraph& g) { g.speedIntra = 60000; });
+  expect(ring, "of adapter", [](ChannelGraph& g) { g.speedInter = 51000; });
+  expect(ring, "not positive", [](ChannelGraph& g) { g.speedIntra = 0; });
+  expect(ring, "called the same", [](ChannelGraph& g) { g.sameChannels = true; });
+  expect(ring, "as fast and as near, serves", [](ChannelGraph& g) {
+    g.speedInter = 1000;
+    for (Channel& channel : g.channels) channel.netIn = channel.netOut = g.channels[0].netIn;
+    g.typeInter = PathType::sys;
+    g.crossNic = 0;
+  });
+  expect(tree, "leaves by another port",
+         [](ChannelGraph& g) { g.channels[0].netOut = g.channels[1].netOut; });
+  expect(nvls, "two channels have the head",
+         [](ChannelGraph& g) { g.channels[1] = g.channels[0]; });
+  expect(nvls, "carries", [](ChannelGraph& g) { g.speedIntra = 42000; });
+}
+
+TEST(GraphXml, IsReadAsItWasWritten) {
+  for (const std::string& name : presetNames()) {
+    const Machine machine = machineOf(describeMachine(preset(name)), 0);
+    const std::string text = writeGraphs(named(searchGraphs(machine, {})), machine.topology);
+    const auto graphs = parseGraphs(text, name, machine.topology);
+    ASSERT_EQ(graphs.size(), 5u);
+    EXPECT_EQ(writeGraphs(graphs, machine.topology), text);
+  }
+}
+
+TEST(GraphXml, TakesDecimalAndHexadecimalNumbers) {
+  const Machine machine = machineOf(describeMachine(preset("scale-16x16")), 16);
+  std::string gpus;
+  for (int gpu = 0; gpu < 16; ++gpu)
+    gpus +=
+        gpu % 2 ? fmt::format("<gpu dev=\"{:#x}\"/>", gpu) : fmt::format("<gpu dev=\"{}\"/>", gpu);
+  const auto text = [&](std::string_view members, int count) {
+    return fmt::format(
+        "<graphs version=\"1\">\n<graph id=\"0\" pattern=\"4\" nchannels=\"{}\" speedintra=\"20\" "
+        "speedinter=\"20\" typeintra=\"NVL\" typeinter=\"PIX\">\n<channel>\n{}\n"
+        "</channel></graph></graphs>",
+        count, members);
+  };
+  const auto graphs = parseGraphs(text(gpus, 1), "file", machine.topology);
+  EXPECT_TRUE(validate(graphs[0].graph, machine).empty());
+  EXPECT_EQ(machine.topology.node(graphs[0].graph.channels[0].gpus[11]).gpu.dev, 11);
+
+  const auto error = [&](std::string_view members, int count) {
+    return errorOf([&] { parseGraphs(text(members, count), "file", machine.topology); });
+  };
+  EXPECT_EQ(error(gpus, 2), "file:2: <graph> says nchannels=\"2\" and has 1 channels");
+  EXPECT_EQ(error(gpus + "<gpu dev=\"99\"/>", 1),
+            "file:4: <gpu> has dev \"99\", which the topology lacks");
+  EXPECT_EQ(error(gpus + "<gpu dev=\"0\"/>", 1), "file:4: <gpu> is a second time in its channel");
+  EXPECT_EQ(error("<gpu dev=\"0\"/>", 1), "file:3: <channel> has 1 GPUs, the topology has 16");
+  EXPECT_EQ(error("<gpu dev=\"a\"/>", 1),
+            "file:4: <gpu> has dev=\"a\", which is not a whole number of at most 64 bits");
+  EXPECT_EQ(error("<gpu/>", 1), "file:4: <gpu> has no attribute dev");
+  EXPECT_EQ(error("<net dev=\"0\"/>", 1), "file:4: <net> has dev \"0\", which the topology lacks");
+}
+
+// What NCCL chose on machines that are known, and what we choose.
+struct Known {
+  const char* topology;
+  const char* graphs;
+  int gpus;       // of the machine that take part
+  int rankCount;  // 0: the communicator spans several nodes
+};
+
+TEST(KnownMachines, AreServedAtLeastAsWellAsByNccl) {
+  int seen = 0;
+  for (const Known& known : {Known{"h800x8-vm.detected.xml", "h800x8-vm.graphs.xml", 8, 0},
+                             Known{"h200x4-vm.detected.xml", "h200x4-vm.graphs.xml", 4, 4},
+                             Known{"h200x4-vm.detected.xml", "h200x2-of-x4-vm.graphs.xml", 2, 2}}) {
+    const auto topologyFile = foreignTopology(known.topology);
+    const auto graphsFile = foreignTopology(known.graphs);
+    if (!topologyFile || !graphsFile) continue;
+    ++seen;
+    std::string text = readFile(*topologyFile);
+    for (int rank = known.gpus; rank < 8; ++rank) {
+      const std::string attribute = fmt::format("rank=\"{}\"", rank);
+      if (const std::size_t at = text.find(attribute); at != std::string::npos)
+        text.replace(at, attribute.size(), "rank=\"-1\"");
+    }
+    const Machine machine = machineOf(parseTopologyXml(text, known.topology), known.rankCount);
+    SearchSettings settings;
+    settings.collnet = known.rankCount == 0;
+    const GraphSet ours = searchGraphs(machine, settings);
+    expectValid(ours, machine, known.graphs);
+    const auto theirs = parseGraphs(readFile(*graphsFile), known.graphs, machine.topology);
+    for (const NamedGraph& their : theirs) {
+      for (const NamedGraph& our : named(ours)) {
+        if (our.id != their.id || their.graph.channels.empty()) continue;
+        SCOPED_TRACE(std::string(known.graphs) +
+                     "\nours: " + describeGraph(our.graph, machine.topology) +
+                     "theirs: " + describeGraph(their.graph, machine.topology));
+        EXPECT_GE(our.graph.totalIntra(), their.graph.totalIntra());
+        EXPECT_GE(our.graph.totalInter(), their.graph.totalInter());
+        EXPECT_LE(our.graph.typeIntra, their.graph.typeIntra);
+        EXPECT_LE(our.graph.typeInter, their.graph.typeInter);
+      }
+    }
+  }
+  if (seen == 0) GTEST_SKIP() << "the files of known machines are not beside this checkout";
+}
+
+TEST(KnownMachines, TheSimulatedHostOfFourGpusGetsItsRings) {
+  const auto path = foreignTopology("simccl-4A100_2CX6.xml");
+  if (!path) GTEST_SKIP() << "the files of known machines are not beside this checkout";
+  const Machine machine = machineOf(parseTopologyXml(readFile(*path), "4A100"), 0);
+  const GraphSet graphs = searchGraphs(machine, {});
+  expectValid(graphs, machine, "4A100");
+  EXPECT_EQ(graphs.ring.totalInter(), 48000);
+  EXPECT_EQ(graphs.tree.totalIntra(), 96000);
+  EXPECT_EQ(graphs.tree.totalInter(), 48000);
+}
+
+TEST(KnownMachines, AGraphMadeByHandCanPromiseTooMuch) {
+  const auto topology = foreignTopology("azure-ncv4-topo.xml");
+  const auto graphs = foreignTopology("azure-ncv4.graphs.xml");
+  if (!topology || !graphs) GTEST_SKIP() << "the files are not beside this checkout";
+  const Machine machine = machineOf(parseTopologyXml(readFile(*topology), "ncv4"), 4);
+  // Two rings at 12 GB/s leave GPU 0 by one PCI link that the file gives no speed, taken for 12.
+  const auto theirs = parseGraphs(readFile(*graphs), "ncv4", machine.topology);
+  EXPECT_FALSE(validate(theirs[0].graph, machine).empty());
+  const GraphSet ours = searchGraphs(machine, {});
+  expectValid(ours, machine, "ncv4");
+  EXPECT_EQ(ours.ring.totalIntra(), 12000);
+}
+
+TEST(KnownMachines, GiveTheNumbersOfPublishedRuns) {
+  // HGX H200: ring and tree 12 channels at 30, NVLS 8 heads at 40 / 60.
+  const Machine h200 = machineOf(describeMachine(preset("hgx-h200x8")), 8);
+  const GraphSet hopper = searchGraphs(h200, {});
+  EXPECT_EQ(hopper.ring.channels.size(), 12u);
+  EXPECT_EQ(hopper.ring.speedIntra, 30000);
+  EXPECT_GE(hopper.tree.totalIntra(), 360'000);
+  EXPECT_EQ(hopper.nvls.channels.size(), 8u);
+  EXPECT_EQ(hopper.nvls.speedIntra, 40000);
+  EXPECT_EQ(hopper.nvls.speedInter, 60000);
+  // HGX B200: ring 16 at 45, tree 16 at 40, NVLS 8 heads at 80 / 90.
+  const Machine b200 = machineOf(describeMachine(preset("hgx-b200x8")), 8);
+  const GraphSet blackwell = searchGraphs(b200, {});
+  EXPECT_EQ(blackwell.ring.channels.size(), 16u);
+  EXPECT_EQ(blackwell.ring.speedIntra, 45000);
+  EXPECT_GE(blackwell.tree.totalIntra(), 640'000);
+  EXPECT_EQ(blackwell.nvls.channels.size(), 8u);
+  EXPECT_EQ(blackwell.nvls.speedIntra, 80000);
+  EXPECT_EQ(blackwell.nvls.speedInter, 90000);
+}
+
+}  // namespace
+}  // namespace unisono::topology
