@@ -97,6 +97,7 @@ struct PointerInfo {
   enum class Kind { host, device, managed };
   Kind kind = Kind::host;  // what is not known to the device runtime is host memory
   int device = -1;
+  bool openToPeers = false;  // kernels on other devices of this process can reach it
 };
 
 // Where one group of one block of a launch stands, on the host backend.
@@ -168,6 +169,8 @@ class Runtime {
   virtual std::shared_ptr<void> createStream(int device) = 0;
   virtual std::unique_ptr<Event> createEvent(int device) = 0;
   virtual void synchronize(Stream stream) = 0;
+  // Waits for all work of a device.
+  virtual void synchronizeDevice(int device) = 0;
   virtual CaptureState captureState(Stream stream) = 0;
 };
 

@@ -22,12 +22,12 @@ UNISONO_DEVICE void oneShotAllReduce(const OneShotArguments& arguments, uint32_t
 
   for (uint64_t base = lane; base < packs; base += lanes * kLinesPerPass) {
     uint64_t own[kLinesPerPass];
-#pragma unroll
+    UNISONO_UNROLL
     for (int l = 0; l < kLinesPerPass; l++) {
       const uint64_t index = base + l * lanes;
       if (index >= packs) break;
       own[l] = loadPack(arguments.input, index, bytes, elementSize);
-#pragma unroll
+      UNISONO_UNROLL
       for (int k = 1; k < kRanks; k++) {
         if (k >= ranks) break;
         // Every rank starts with another peer, so that no receiver is everybody's first.
@@ -36,18 +36,18 @@ UNISONO_DEVICE void oneShotAllReduce(const OneShotArguments& arguments, uint32_t
         storeLine(theirs + me * capacity + index, own[l], epoch);
       }
     }
-#pragma unroll
+    UNISONO_UNROLL
     for (int l = 0; l < kLinesPerPass; l++) {
       const uint64_t index = base + l * lanes;
       if (index >= packs) break;
       Line line[kRanks];
       auto allHere = [&] {
-#pragma unroll
+        UNISONO_UNROLL
         for (int r = 0; r < kRanks; r++) {
           if (r < ranks && r != me) line[r] = loadLine(mine + r * capacity + index);
         }
         bool here = true;
-#pragma unroll
+        UNISONO_UNROLL
         for (int r = 0; r < kRanks; r++) {
           if (r < ranks && r != me) here = here && lineHolds(line[r], epoch);
         }
@@ -57,7 +57,7 @@ UNISONO_DEVICE void oneShotAllReduce(const OneShotArguments& arguments, uint32_t
         return;
       }
       uint64_t pack[kMaxPacks] = {};
-#pragma unroll
+      UNISONO_UNROLL
       for (int r = 0; r < kRanks; r++) pack[r] = r == me ? own[l] : lineData(line[r]);
       const uint64_t result = reducePacks(arguments.reduction, ranks, pack[0], pack[1], pack[2],
                                           pack[3], pack[4], pack[5], pack[6], pack[7]);

@@ -67,20 +67,20 @@ UNISONO_DEVICE_CALL uint64_t reducePacksAs(const ReductionSpec& spec, int packs,
   const uint64_t pack[kMaxPacks] = {p0, p1, p2, p3, p4, p5, p6, p7};
   const Reducer<Element, kReduction> reducer(spec);
   constexpr int kElements = 8 / sizeof(Element);
-  typename Reducer<Element, kReduction>::Accumulator value[kElements];
-#pragma unroll
+  typename Reducer<Element, kReduction>::Accumulator value[kElements] = {};
+  UNISONO_UNROLL
   for (int p = 0; p < kMaxPacks; p++) {
     if (p >= packs) break;
     Element element[kElements];
     memcpy(element, &pack[p], sizeof(element));
-#pragma unroll
+    UNISONO_UNROLL
     for (int e = 0; e < kElements; e++) {
       auto operand = reducer.prepare(element[e]);
       value[e] = p == 0 ? operand : reducer.combine(value[e], operand);
     }
   }
   Element result[kElements];
-#pragma unroll
+  UNISONO_UNROLL
   for (int e = 0; e < kElements; e++) {
     result[e] = Arithmetic<Element>::narrow(reducer.finish(value[e]));
   }

@@ -80,29 +80,30 @@ UNISONO_DEVICE void reduceElements(const Group& group, const R& reducer, const R
 template <typename Element>
 inline constexpr int kReduceVectors = sizeof(Element) >= 4 ? 4 : static_cast<int>(sizeof(Element));
 
-template <typename R>
-UNISONO_DEVICE void reduceVectors(const Group& group, const R& reducer, const ReduceCopy& work,
-                                  uint64_t firstElement, uint64_t end) {
+// Vectors `begin` to `end`, kVectors at a time a lane, as far as they fill whole rounds of the
+// group. Returns where it stopped.
+template <int kVectors, typename R>
+UNISONO_DEVICE uint64_t reduceVectors(const Group& group, const R& reducer, const ReduceCopy& work,
+                                      uint64_t firstElement, uint64_t begin, uint64_t end) {
   using Element = typename R::Element;
-  constexpr int kVectors = kReduceVectors<Element>;
   constexpr int kPerVector = 16 / sizeof(Element);
   const uint64_t stride = group.size();
-  for (uint64_t v = group.rank(); v < end; v += stride * kVectors) {
+  const uint64_t rounds = (end - begin) / (stride * kVectors);
+  uint64_t v = begin + group.rank();
+  for (uint64_t round = 0; round < rounds; round++, v += stride * kVectors) {
     typename R::Accumulator value[kVectors][kPerVector];
     auto load = [&](int s, auto apply) {
       const Element* base = static_cast<const Element*>(work.source[s]) + firstElement;
       Vector16 raw[kVectors];
-#pragma unroll
+      UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
-        if (v + u * stride < end) {
-          raw[u] = loadVector(reinterpret_cast<const Vector16*>(base) + v + u * stride);
-        }
+        raw[u] = loadVector(reinterpret_cast<const Vector16*>(base) + v + u * stride);
       }
-#pragma unroll
+      UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
         Element element[kPerVector];
         memcpy(element, &raw[u], sizeof(element));
-#pragma unroll
+        UNISONO_UNROLL
         for (int e = 0; e < kPerVector; e++) {
           apply(value[u][e], operandOf(reducer, element[e], work.prepare >> s & 1));
         }
@@ -112,11 +113,10 @@ UNISONO_DEVICE void reduceVectors(const Group& group, const R& reducer, const Re
     for (int s = 1; s < work.sources; s++) {
       load(s, [](auto& into, auto operand) { into = R::combine(into, operand); });
     }
-#pragma unroll
+    UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
-      if (v + u * stride >= end) break;
       Element element[kPerVector];
-#pragma unroll
+      UNISONO_UNROLL
       for (int e = 0; e < kPerVector; e++) {
         element[e] = resultOf(reducer, value[u][e], work.finish);
       }
@@ -128,6 +128,7 @@ UNISONO_DEVICE void reduceVectors(const Group& group, const R& reducer, const Re
       }
     }
   }
+  return begin + rounds * stride * kVectors;
 }
 
 template <typename Element, Reduction kReduction>
@@ -137,9 +138,10 @@ UNISONO_DEVICE_CALL void reduceWith(const Group& group, const ReductionSpec& spe
   constexpr int kPerVector = 16 / sizeof(Element);
   uint64_t before = elementsBeforeVectors<Element>(work);
   reduceElements(group, reducer, work, 0, before);
-  uint64_t vectors = (work.elements - before) / kPerVector;
-  reduceVectors(group, reducer, work, before, vectors);
-  reduceElements(group, reducer, work, before + vectors * kPerVector, work.elements);
+  const uint64_t vectors = (work.elements - before) / kPerVector;
+  uint64_t done = reduceVectors<kReduceVectors<Element>>(group, reducer, work, before, 0, vectors);
+  done = reduceVectors<1>(group, reducer, work, before, done, vectors);
+  reduceElements(group, reducer, work, before + done * kPerVector, work.elements);
 }
 
 // Called through tables, by DataType: the compiler would inline a switch over direct calls, and
@@ -211,12 +213,12 @@ UNISONO_DEVICE_CALL void copyBytes(const Group& group, const ReduceCopy& work, u
   uint64_t v = group.rank();
   for (; v + (kUnroll - 1) * stride < vectors; v += kUnroll * stride) {
     Vector16 raw[kUnroll];
-#pragma unroll
+    UNISONO_UNROLL
     for (int u = 0; u < kUnroll; u++) raw[u] = loadVector(from + v + u * stride);
     for (int d = 0; d < work.destinations; d++) {
       Vector16* to =
           reinterpret_cast<Vector16*>(static_cast<std::byte*>(work.destination[d]) + before);
-#pragma unroll
+      UNISONO_UNROLL
       for (int u = 0; u < kUnroll; u++) storeVector(to + v + u * stride, raw[u]);
     }
   }

@@ -5,6 +5,7 @@
 #define UNISONO_DEVICE __device__ __forceinline__
 // One body for all callers, where inlining would multiply code.
 #define UNISONO_DEVICE_CALL __device__ __noinline__
+#define UNISONO_UNROLL _Pragma("unroll")
 // A constant table in device memory.
 #define UNISONO_DEVICE_TABLE __device__ const
 #define UNISONO_TARGET cuda_target

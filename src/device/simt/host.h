@@ -8,6 +8,7 @@
 
 #define UNISONO_DEVICE inline
 #define UNISONO_DEVICE_CALL inline
+#define UNISONO_UNROLL
 #define UNISONO_DEVICE_TABLE inline const
 #define UNISONO_TARGET host_target
 

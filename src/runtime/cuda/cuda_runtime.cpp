@@ -102,6 +102,7 @@ class CudaRuntime final : public Runtime {
     return std::make_unique<CudaEvent>(device);
   }
   void synchronize(Stream stream) override;
+  void synchronizeDevice(int device) override;
   CaptureState captureState(Stream stream) override;
 
  private:
@@ -221,6 +222,12 @@ void CudaRuntime::synchronize(Stream stream) {
   }
   CaptureRelaxedScope relaxed;
   check(cudaStreamSynchronize(cudaStream(stream)), "cudaStreamSynchronize");
+}
+
+void CudaRuntime::synchronizeDevice(int device) {
+  DeviceCallScope scope(device);
+  CaptureRelaxedScope relaxed;
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device);
 }
 
 CaptureState CudaRuntime::captureState(Stream stream) {

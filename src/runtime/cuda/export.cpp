@@ -122,12 +122,13 @@ PointerInfo inspectPointer(const void* address) {
   unsigned type = 0;
   unsigned managed = 0;
   int device = -1;
-  CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                      CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
-  void* values[] = {&type, &managed, &device};
+  unsigned legacy = 0;
+  CUpointer_attribute attributes[] = {
+      CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE};
+  void* values[] = {&type, &managed, &device, &legacy};
   PointerInfo info;
-  if (!quietly(driver().pointerGetAttributes(3, attributes, values, devicePointer(address)))) {
+  if (!quietly(driver().pointerGetAttributes(4, attributes, values, devicePointer(address)))) {
     return info;
   }
   if (managed != 0) {
@@ -136,6 +137,8 @@ PointerInfo inspectPointer(const void* address) {
   } else if (type == CU_MEMORYTYPE_DEVICE) {
     info.kind = PointerInfo::Kind::device;
     info.device = device;
+    // cudaMalloc memory: reachable as soon as peer access is enabled, which connecting does.
+    info.openToPeers = legacy != 0;
   }
   return info;
 }

@@ -1,0 +1,146 @@
+#include "api/arguments.h"
+
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+#include "device/reduce/element.h"
+
+namespace unisono::api {
+namespace {
+
+using device::DataType;
+using device::Reduction;
+
+template <typename T>
+uint64_t bitsOf(T value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(value));
+  return bits;
+}
+
+template <typename T>
+T valueAt(const void* address) {
+  T value;
+  std::memcpy(&value, address, sizeof(value));
+  return value;
+}
+
+// 1 / n in the type that `type` accumulates in.
+uint64_t reciprocalBits(DataType type, int n) {
+  return type == DataType::float64 ? bitsOf(1.0 / n) : bitsOf(1.0f / static_cast<float>(n));
+}
+
+}  // namespace
+
+DataType checkType(ncclDataType_t type) {
+  if (static_cast<int>(type) < 0 || static_cast<int>(type) >= device::kDataTypes) {
+    throw invalidArgument("{} is not a data type", static_cast<int>(type))
+        .remedy("Use one of ncclInt8 (0) to ncclFloat8e5m2 (11)");
+  }
+  return static_cast<DataType>(type);
+}
+
+void checkRank(const comm::Communicator& communicator, int rank, const char* name) {
+  if (rank < 0 || rank >= communicator.ranks()) {
+    throw invalidArgument("{} is {}, but the communicator has ranks 0 to {}", name, rank,
+                          communicator.ranks() - 1)
+        .rank(communicator.rank())
+        .remedy("Pass a rank of this communicator");
+  }
+}
+
+runtime::PointerInfo checkBuffer(const comm::Communicator& communicator, const void* buffer,
+                                 uint64_t elements, DataType type, const char* name) {
+  if (elements == 0) return {};
+  if (buffer == nullptr) {
+    throw invalidArgument("{} is null, but {} elements are to be moved", name, elements)
+        .rank(communicator.rank())
+        .remedy("Pass device memory, or a count of 0");
+  }
+  const auto size = static_cast<uint64_t>(device::elementBytes(type));
+  if (reinterpret_cast<uint64_t>(buffer) % size != 0) {
+    throw invalidArgument("{} ({}) is not aligned to its elements of {} bytes", name, buffer, size)
+        .rank(communicator.rank())
+        .remedy("Pass an address that is a multiple of the element size");
+  }
+  auto& runtime = const_cast<comm::Communicator&>(communicator).runtime();
+  const runtime::PointerInfo info = runtime.inspect(buffer);
+  if (info.kind == runtime::PointerInfo::Kind::host) {
+    throw invalidArgument("{} ({}) is not device memory", name, buffer)
+        .rank(communicator.rank())
+        .device(communicator.device())
+        .remedy(runtime.backend() == runtime::Backend::cuda
+                    ? "Copy the data to the GPU first (cudaMalloc, cudaMemcpy)"
+                    : "Allocate it with unisonoHostMalloc or ncclMemAlloc");
+  }
+  if (info.kind == runtime::PointerInfo::Kind::device && info.device != communicator.device()) {
+    throw invalidArgument("{} ({}) lies on device {}, but the communicator's rank is on device {}",
+                          name, buffer, info.device, communicator.device())
+        .rank(communicator.rank())
+        .remedy("Pass a buffer of the communicator's device, or the communicator of the buffer's");
+  }
+  return info;
+}
+
+void checkCount(size_t count, int parts, DataType type) {
+  const uint64_t most = static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) /
+                        static_cast<uint64_t>(parts) /
+                        static_cast<uint64_t>(device::elementBytes(type));
+  if (count > most) {
+    throw invalidArgument("The count {} is impossible: at most {} elements can be addressed", count,
+                          most)
+        .remedy("Pass the number of elements; a negative number was perhaps converted");
+  }
+}
+
+device::ReductionSpec checkReduction(const comm::Communicator& communicator, ncclRedOp_t op,
+                                     DataType type) {
+  switch (static_cast<int>(op)) {
+    case ncclSum:
+      return {type, Reduction::sum, false, 0};
+    case ncclProd:
+      return {type, Reduction::prod, false, 0};
+    case ncclMax:
+      return {type, Reduction::max, false, 0};
+    case ncclMin:
+      return {type, Reduction::min, false, 0};
+    case ncclAvg:
+      if (device::isFloatingPoint(type)) {
+        return {type, Reduction::preMulSum, false, reciprocalBits(type, communicator.ranks())};
+      }
+      return {type, Reduction::sumPostDivide, false, static_cast<uint64_t>(communicator.ranks())};
+    default:
+      break;
+  }
+  const comm::CustomReduction custom =
+      communicator.reduction(static_cast<int>(op) - static_cast<int>(ncclNumOps));
+  if (custom.type != type) {
+    throw invalidArgument("The reduction operator was made for data type {}, the call has {}",
+                          static_cast<int>(custom.type), static_cast<int>(type))
+        .rank(communicator.rank())
+        .remedy("Make one operator for each data type");
+  }
+  return {type, Reduction::preMulSum, custom.scalarIsPointer, custom.scalar};
+}
+
+uint64_t scalarBits(const void* value, DataType type) {
+  using namespace device::host_target;
+  switch (type) {
+    case DataType::float16:
+      return bitsOf(valueAt<Float16>(value).toFloat());
+    case DataType::bfloat16:
+      return bitsOf(valueAt<BFloat16>(value).toFloat());
+    case DataType::float8e4m3:
+      return bitsOf(valueAt<Float8E4M3>(value).toFloat());
+    case DataType::float8e5m2:
+      return bitsOf(valueAt<Float8E5M2>(value).toFloat());
+    default: {
+      uint64_t bits = 0;
+      std::memcpy(&bits, value, static_cast<size_t>(device::elementBytes(type)));
+      return bits;
+    }
+  }
+}
+
+}  // namespace unisono::api

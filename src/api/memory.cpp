@@ -1,0 +1,95 @@
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "api/arguments.h"
+#include "api/boundary.h"
+#include "api/twins.h"
+#include "comm/registry.h"
+
+using namespace unisono;
+
+namespace {
+
+std::mutex mutex;
+
+// What ncclMemAlloc gave out.
+auto& allocations() {
+  static auto* map = new std::map<void*, std::shared_ptr<runtime::DeviceMemory>>;
+  return *map;
+}
+
+// Handles of ncclCommRegister: the address of an entry. Buffers need no registration, so there is
+// nothing to keep but that the handle is real.
+struct Registration {
+  ncclComm_t communicator;
+};
+auto& registrations() {
+  static auto* set = new std::set<Registration*>;
+  return *set;
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
+  return api::guarded([&] {
+    api::checkNotNull(ptr, "ptr");
+    if (size == 0) {
+      throw invalidArgument("A size of 0 bytes cannot be allocated").remedy("Ask for at least 1");
+    }
+    auto& runtime = runtime::Runtime::get();
+    auto memory = runtime.allocate(runtime.currentDevice(), size, runtime::Sharing::otherProcesses);
+    void* address = memory->address();
+    std::lock_guard lock(mutex);
+    allocations().emplace(address, std::move(memory));
+    *ptr = address;
+  });
+}
+
+ncclResult_t ncclMemFree(void* ptr) {
+  return api::guarded([&] {
+    if (ptr == nullptr) return;
+    std::shared_ptr<runtime::DeviceMemory> memory;  // released outside the lock
+    std::lock_guard lock(mutex);
+    auto entry = allocations().find(ptr);
+    if (entry == allocations().end()) {
+      throw invalidArgument("{} was not allocated by ncclMemAlloc, or was freed already", ptr)
+          .remedy("Free each address that ncclMemAlloc gave once");
+    }
+    memory = std::move(entry->second);
+    allocations().erase(entry);
+  });
+}
+
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buff, size_t size, void** handle) {
+  return api::guarded([&] {
+    api::checkNotNull(handle, "handle");
+    const auto communicator = comm::findHandle(comm)->communicator();
+    api::checkBuffer(*communicator, buff, size, device::DataType::uint8, "buff");
+    std::lock_guard lock(mutex);
+    *handle = *registrations().insert(new Registration{comm}).first;
+  });
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
+  return api::guarded([&] {
+    comm::findHandle(comm);
+    std::lock_guard lock(mutex);
+    auto entry = registrations().find(static_cast<Registration*>(handle));
+    if (entry == registrations().end() || (*entry)->communicator != comm) {
+      throw invalidArgument("{} is not a registration of this communicator", handle)
+          .remedy("Pass what ncclCommRegister gave for the same communicator, once");
+    }
+    delete *entry;
+    registrations().erase(entry);
+  });
+}
+
+}  // extern "C"
+
+UNISONO_TWIN(ncclMemAlloc);
+UNISONO_TWIN(ncclMemFree);
+UNISONO_TWIN(ncclCommRegister);
+UNISONO_TWIN(ncclCommDeregister);

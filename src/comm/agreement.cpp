@@ -1,0 +1,200 @@
+#include "comm/agreement.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace unisono::comm {
+namespace {
+
+struct Defaults {
+  int channels;
+  uint32_t slotBytes;
+  int peerChannels;
+  int mostChannelsPerPeer;
+  size_t minBytesPerChannel;
+  uint64_t minBytesPerPart;
+};
+
+// CUDA: as many rings as H200 needs to fill its links with one block each, and FIFOs that cover
+// the latency of a link several times over. Host: small, so that hundreds of ranks fit.
+constexpr Defaults kCuda{24, 128 << 10, 32, 16, 32 << 10, 64 << 10};
+constexpr Defaults kHost{2, 32 << 10, 4, 2, 64 << 10, 64 << 10};
+
+constexpr uint32_t kSlots = 8;
+constexpr uint32_t kSlicesPerChunk = 2;
+constexpr size_t kOneShotMaxBytes = 256 << 10;
+constexpr int64_t kSlotGrain = 512;
+constexpr int64_t kMostChannels = 64;
+// Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
+constexpr uint64_t kDirectBytes = 256 << 10;
+
+// The value that every rank can live with of a setting that ranks may set differently.
+template <typename Member, typename Choose>
+int64_t settingOf(const std::vector<RankFacts>& ranks, Member member, Choose choose) {
+  int64_t result = 0;
+  for (const RankFacts& facts : ranks) {
+    const int64_t value = facts.*member;
+    if (value > 0) result = result == 0 ? value : choose(result, value);
+  }
+  return result;
+}
+
+// Ranks node by node, nodes in the order of their first rank: every ring enters and leaves a node
+// once.
+std::vector<int32_t> ringByNode(const std::vector<RankFacts>& ranks) {
+  std::map<uint64_t, int32_t> firstOf;
+  for (size_t r = 0; r < ranks.size(); r++) firstOf.emplace(ranks[r].host, static_cast<int32_t>(r));
+  std::vector<int32_t> order(ranks.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return firstOf[ranks[static_cast<size_t>(a)].host] <
+           firstOf[ranks[static_cast<size_t>(b)].host];
+  });
+  return order;
+}
+
+}  // namespace
+
+void checkFacts(const std::vector<RankFacts>& ranks) {
+  const RankFacts& first = ranks.front();
+  for (size_t r = 0; r < ranks.size(); r++) {
+    const RankFacts& facts = ranks[r];
+    if (facts.layout != first.layout) {
+      throw invalidUsage("Rank {} on {} runs another version of the library than rank 0 on {}", r,
+                         facts.hostName.data(), first.hostName.data())
+          .remedy("Load the same libnccl.so.2 on all ranks");
+    }
+    if (facts.backend != first.backend) {
+      throw invalidUsage("Rank {} on {} uses another backend than rank 0", r, facts.hostName.data())
+          .remedy("Set UNISONO_BACKEND alike on all ranks");
+    }
+    if (facts.machine != first.machine) {
+      throw invalidUsage(
+          "Ranks 0 and {} are on different machines ({} and {}), and there is no "
+          "network transport yet",
+          r, first.hostName.data(), facts.hostName.data())
+          .remedy("Run all ranks on one machine");
+    }
+  }
+  std::map<std::pair<uint64_t, std::array<std::byte, 16>>, size_t> devices;
+  for (size_t r = 0; r < ranks.size(); r++) {
+    const auto [other, added] = devices.emplace(std::pair(ranks[r].host, ranks[r].deviceUuid), r);
+    if (!added && (ranks[r].multiRankDevice == 0 || ranks[other->second].multiRankDevice == 0)) {
+      throw invalidUsage("Ranks {} and {} are both on device {} ({}) of {}", other->second, r,
+                         ranks[r].device, ranks[r].busId.data(), ranks[r].hostName.data())
+          .remedy(
+              "Give every rank a device of its own (cudaSetDevice before the communicator is "
+              "made), "
+              "or set NCCL_MULTI_RANK_GPU_ENABLE=1 on all ranks to share one");
+    }
+  }
+}
+
+Decision decide(const std::vector<RankFacts>& ranks, int rank) {
+  const bool cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
+  const Defaults& defaults = cuda ? kCuda : kHost;
+  auto smaller = [](int64_t a, int64_t b) { return std::min(a, b); };
+  auto larger = [](int64_t a, int64_t b) { return std::max(a, b); };
+
+  int64_t channels = defaults.channels;
+  const int64_t least = settingOf(ranks, &RankFacts::minChannels, larger);
+  const int64_t most = settingOf(ranks, &RankFacts::maxChannels, smaller);
+  if (least > 0) channels = std::max(channels, least);
+  if (most > 0) channels = std::min(channels, most);
+  channels = std::clamp<int64_t>(channels, 1, kMostChannels);
+
+  const int64_t buffer = settingOf(ranks, &RankFacts::bufferBytes, smaller);
+  int64_t slotBytes = defaults.slotBytes;
+  if (buffer > 0) slotBytes = std::max(buffer / kSlots / kSlotGrain * kSlotGrain, kSlotGrain);
+
+  tuning::AllowedAlgorithms allowed;
+  bool allReach = true;
+  for (const RankFacts& facts : ranks) {
+    for (int a = 0; a < tuning::kAlgorithms; a++) {
+      allowed.allowed[a] = allowed.allowed[a] && facts.algorithms.allowed[a];
+    }
+    allReach = allReach && facts.reachesPeers != 0;
+  }
+
+  Decision decision;
+  plan::Shape& shape = decision.shape;
+  shape.rank = rank;
+  shape.ranks = static_cast<int>(ranks.size());
+  shape.situation.ranks = shape.ranks;
+  shape.situation.channels = static_cast<int>(channels);
+  shape.situation.allowed = allowed;
+  shape.situation.minBytesPerChannel = defaults.minBytesPerChannel;
+  shape.situation.oneShotMaxBytes =
+      allReach && shape.ranks <= device::kOneShotMaxRanks ? kOneShotMaxBytes : 0;
+  shape.slotBytes = static_cast<uint32_t>(slotBytes);
+  shape.slicesPerChunk = kSlicesPerChunk;
+  shape.peerChannels = most > 0 ? static_cast<int>(std::bit_floor(static_cast<uint64_t>(
+                                      std::min<int64_t>(most, defaults.peerChannels))))
+                                : defaults.peerChannels;
+  const int peers =
+      static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(shape.ranks - 1, 1))));
+  shape.channelsPerPeer = std::clamp(shape.peerChannels / peers, 1,
+                                     std::min(shape.peerChannels, defaults.mostChannelsPerPeer));
+  shape.minBytesPerPart = defaults.minBytesPerPart;
+  shape.directBytes = kDirectBytes;
+  decision.slots = kSlots;
+  decision.ringOrders.assign(static_cast<size_t>(channels), ringByNode(ranks));
+  std::map<uint64_t, int> hosts;
+  for (const RankFacts& facts : ranks) hosts[facts.host]++;
+  decision.nodes = static_cast<int32_t>(hosts.size());
+  return decision;
+}
+
+DecisionSummary summarize(const Decision& decision) {
+  const plan::Shape& shape = decision.shape;
+  uint64_t hash = 14695981039346656037u;  // FNV-1a over ranks
+  for (const auto& ring : decision.ringOrders) {
+    for (int32_t rank : ring) hash = (hash ^ static_cast<uint64_t>(rank)) * 1099511628211u;
+  }
+  return {shape.situation.channels,
+          shape.slotBytes,
+          decision.slots,
+          shape.slicesPerChunk,
+          shape.peerChannels,
+          shape.channelsPerPeer,
+          static_cast<int64_t>(shape.situation.oneShotMaxBytes),
+          decision.nodes,
+          hash};
+}
+
+void checkSummaries(const std::vector<DecisionSummary>& summaries) {
+  struct Field {
+    const char* name;
+    int64_t DecisionSummary::*value;
+  };
+  static constexpr Field kFields[] = {
+      {"channels", &DecisionSummary::channels},
+      {"bytes of a slot", &DecisionSummary::slotBytes},
+      {"slots", &DecisionSummary::slots},
+      {"slices of a chunk", &DecisionSummary::slicesPerChunk},
+      {"point-to-point channels", &DecisionSummary::peerChannels},
+      {"channels of a peer", &DecisionSummary::channelsPerPeer},
+      {"one-shot limit", &DecisionSummary::oneShotMaxBytes},
+      {"nodes", &DecisionSummary::nodes},
+  };
+  const DecisionSummary& first = summaries.front();
+  for (size_t r = 1; r < summaries.size(); r++) {
+    for (const Field& field : kFields) {
+      if (summaries[r].*field.value != first.*field.value) {
+        throw internalError("Ranks 0 and {} decided differently on {}: {} and {}", r, field.name,
+                            first.*field.value, summaries[r].*field.value)
+            .remedy("Load the same libnccl.so.2 on all ranks");
+      }
+    }
+    if (summaries[r].ringHash != first.ringHash) {
+      throw internalError("Ranks 0 and {} decided on different rings", r)
+          .remedy("Load the same libnccl.so.2 on all ranks");
+    }
+  }
+}
+
+}  // namespace unisono::comm

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/settings.h"
+#include "plan/plan.h"
+#include "runtime/runtime.h"
+
+// What all ranks of a communicator must agree on, decided by pure functions from what all ranks
+// told each other.
+namespace unisono::comm {
+
+// What a rank says of itself in the first all-gather. Plain data; text is NUL-terminated.
+struct RankFacts {
+  uint32_t layout;  // of this structure: differs between versions of the library
+  int32_t backend;
+  int32_t device;  // ordinal in its process
+  int32_t computeCapability;
+  uint64_t process;
+  uint64_t machine;  // a hash: equal on one operating system
+  uint64_t host;     // a hash: equal on one (maybe simulated) node
+  std::array<std::byte, 16> deviceUuid;
+  std::array<char, 64> hostName;
+  std::array<char, 32> busId;
+  int32_t multiRankDevice;
+  // The settings that shape the communicator, 0 where automatic.
+  int64_t minChannels, maxChannels, bufferBytes;
+  tuning::AllowedAlgorithms algorithms;
+  int32_t reachesPeers;  // second look: whether this rank's device reaches all others
+};
+
+inline constexpr uint32_t kRankFactsLayout = 1 << 16 | sizeof(RankFacts);
+
+// Throws Error(invalidUsage) when the ranks cannot form a communicator: different versions or
+// backends, two ranks on one device (unless allowed), machines with no transport between them.
+void checkFacts(const std::vector<RankFacts>& ranks);
+
+// The decision: everything that shapes plans and connections. The same on every rank but for
+// shape.rank.
+struct Decision {
+  plan::Shape shape;
+  uint32_t slots;  // of a connection's FIFO
+  int32_t nodes;
+  std::vector<std::vector<int32_t>> ringOrders;  // [channel][position]: rank
+};
+Decision decide(const std::vector<RankFacts>& ranks, int rank);
+
+// A summary for the check that all ranks decided alike, field by field.
+struct DecisionSummary {
+  int64_t channels, slotBytes, slots, slicesPerChunk, peerChannels, channelsPerPeer,
+      oneShotMaxBytes, nodes;
+  uint64_t ringHash;
+};
+DecisionSummary summarize(const Decision& decision);
+// Throws Error(internalError) that names the field and the two ranks that differ.
+void checkSummaries(const std::vector<DecisionSummary>& summaries);
+
+}  // namespace unisono::comm

@@ -1,0 +1,253 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/identity.h"
+#include "device/kernels.h"
+
+namespace unisono::comm {
+namespace {
+
+constexpr size_t kSlabBytes = 2 << 20;  // the granularity of CUDA's virtual memory
+
+template <size_t kSize>
+void copyText(std::array<char, kSize>& to, const std::string& from) {
+  const size_t length = std::min(from.size(), kSize - 1);
+  std::memcpy(to.data(), from.data(), length);
+  to[length] = '\0';
+}
+
+}  // namespace
+
+AbortSignal::AbortSignal(runtime::Runtime& runtime)
+    : flag_(runtime.allocatePinned(sizeof(uint32_t))) {}
+
+void AbortSignal::raise() {
+  raised_.store(true, std::memory_order_release);
+  std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(flag_->hostAddress()))
+      .store(1, std::memory_order_release);
+}
+
+const uint32_t* AbortSignal::deviceFlag() const {
+  return static_cast<const uint32_t*>(flag_->deviceAddress());
+}
+
+std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
+                                                   std::unique_ptr<bootstrap::Bootstrap> bootstrap,
+                                                   int device, const Settings& settings,
+                                                   const Options& options,
+                                                   std::shared_ptr<AbortSignal> abort) {
+  runtime::DeviceScope scope(runtime, device);
+  std::shared_ptr<Communicator> communicator(
+      new Communicator(runtime, std::move(bootstrap), device, settings, options, std::move(abort)));
+  communicator->agree();
+  return communicator;
+}
+
+Communicator::Communicator(runtime::Runtime& runtime,
+                           std::unique_ptr<bootstrap::Bootstrap> bootstrap, int device,
+                           const Settings& settings, const Options& options,
+                           std::shared_ptr<AbortSignal> abort)
+    : runtime_(runtime),
+      abort_(std::move(abort)),
+      settings_(settings),
+      options_(options),
+      device_(device),
+      bootstrap_(std::move(bootstrap)) {}
+
+Communicator::~Communicator() {
+  try {
+    if (launched_) finish();
+  } catch (const Error& error) {
+    logWarn("A communicator ended while its device reported: {}", error.what());
+  }
+}
+
+RankFacts Communicator::facts() const {
+  const runtime::DeviceProperties properties = runtime_.properties(device_);
+  RankFacts facts{};
+  facts.layout = kRankFactsLayout;
+  facts.backend = static_cast<int32_t>(runtime_.backend());
+  facts.device = device_;
+  facts.computeCapability = properties.computeCapability;
+  facts.process = runtime::processToken();
+  facts.machine = machineHash();
+  facts.host = hostHash(settings_);
+  facts.deviceUuid = properties.uuid;
+  copyText(facts.hostName, hostName());
+  copyText(facts.busId, properties.busId);
+  facts.multiRankDevice = settings_.multiRankDevice ? 1 : 0;
+  facts.minChannels = options_.minChannels > 0 ? options_.minChannels : settings_.minChannels;
+  facts.maxChannels = options_.maxChannels > 0 ? options_.maxChannels : settings_.maxChannels;
+  facts.bufferBytes = settings_.bufferBytes;
+  facts.algorithms = tuning::parseAlgorithms(settings_.algorithm);
+  return facts;
+}
+
+void Communicator::agree() {
+  std::vector<RankFacts> ranks = bootstrap_->allGather(facts());
+  checkFacts(ranks);
+
+  // Whether this device reaches every other one can be said only now. A device that this process
+  // does not see is left to the attempt to map its memory.
+  RankFacts mine = ranks[static_cast<size_t>(bootstrap_->rank())];
+  mine.reachesPeers = 1;
+  for (const RankFacts& peer : ranks) {
+    for (int device = 0; device < runtime_.deviceCount(); device++) {
+      if (device != device_ && runtime_.properties(device).uuid == peer.deviceUuid &&
+          !runtime_.canAccessPeer(device_, device)) {
+        mine.reachesPeers = 0;
+      }
+    }
+  }
+  ranks = bootstrap_->allGather(mine);
+  decision_ = decide(ranks, bootstrap_->rank());
+  checkSummaries(bootstrap_->allGather(summarize(decision_)));
+
+  for (const auto* kernel : {&device::collectiveKernel(), &device::sendReceiveKernel(),
+                             &device::oneShotKernel(decision_.shape.ranks)}) {
+    runtime_.prepare(*kernel, device_);
+  }
+  const plan::Shape& shape = decision_.shape;
+  device::Communicator head{};
+  head.rank = shape.rank;
+  head.ranks = shape.ranks;
+  head.slotBytes = shape.slotBytes;
+  head.slots = decision_.slots;
+  head.slicesPerChunk = shape.slicesPerChunk;
+  head.abortFlag = abort_->deviceFlag();
+  arena_ = std::make_unique<memory::Arena>(runtime_, device_, kSlabBytes);
+  mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
+  tables_ = std::make_unique<transport::DeviceTables>(
+      runtime_, device_,
+      transport::DeviceTables::Sizes{shape.ranks, shape.situation.channels, shape.peerChannels},
+      head);
+  std::vector<transport::PeerPlace> places;
+  for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.device});
+  connector_ = std::make_unique<transport::Connector>(runtime_, *bootstrap_, *arena_, *mappings_,
+                                                      *tables_, shape, decision_.slots,
+                                                      std::move(places), decision_.ringOrders);
+  order_ = runtime_.createEvent(device_);
+  logInfo("communicator{}{}: rank {} of {} on device {} ({}), {} node(s), {} channels",
+          options_.name.empty() ? "" : " ", options_.name, shape.rank, shape.ranks, device_,
+          runtime_.properties(device_).busId, decision_.nodes, shape.situation.channels);
+}
+
+Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& tasks) const {
+  Prepared prepared;
+  std::vector<plan::Task> calls;
+  calls.reserve(tasks.size());
+  for (const StreamTask& task : tasks) {
+    calls.push_back(task.task);
+    if (std::find(prepared.streams.begin(), prepared.streams.end(), task.stream) ==
+        prepared.streams.end()) {
+      prepared.streams.push_back(task.stream);
+    }
+  }
+  prepared.plan = plan::makePlan(decision_.shape, calls);
+  return prepared;
+}
+
+bool Communicator::isConnected(const Prepared& prepared) const {
+  return connector_->isConnected(prepared.plan);
+}
+
+void Communicator::connect(const Prepared& prepared) {
+  runtime::DeviceScope scope(runtime_, device_);
+  connector_->connect(prepared.plan);
+}
+
+void Communicator::launch(Prepared& prepared) {
+  if (prepared.plan.launches.empty()) return;
+  runtime::DeviceScope scope(runtime_, device_);
+  const runtime::Stream stream = prepared.streams.front();
+  orderBehindEarlierLaunches(stream);
+  for (size_t i = 1; i < prepared.streams.size(); i++) {
+    order_->record(prepared.streams[i]);
+    order_->makeWait(stream);
+  }
+  for (plan::Launch& launch : prepared.plan.launches) launchOne(launch, stream);
+  if (prepared.streams.size() > 1) {
+    order_->record(stream);
+    for (size_t i = 1; i < prepared.streams.size(); i++) order_->makeWait(prepared.streams[i]);
+  }
+  launched_ = true;
+  lastStream_ = stream;
+}
+
+// Launches of one communicator share counters and buffers, so they run in call order, also when the
+// calls are made on different streams. A captured launch is ordered by its graph.
+void Communicator::orderBehindEarlierLaunches(runtime::Stream stream) {
+  if (!launched_ || lastStream_ == stream) return;
+  if (runtime_.captureState(stream) != runtime::CaptureState::none ||
+      runtime_.captureState(lastStream_) != runtime::CaptureState::none) {
+    return;
+  }
+  order_->record(lastStream_);
+  order_->makeWait(stream);
+}
+
+void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
+  runtime::LaunchShape shape;
+  if (auto* collective = std::get_if<plan::CollectiveLaunch>(&launch)) {
+    collective->arguments.communicator = tables_->address();
+    shape.blocks = collective->blocks;
+    shape.threadsPerBlock = device::kChannelThreads;
+    shape.argumentBytes = sizeof(collective->arguments);
+    runtime_.launch(device::collectiveKernel(), shape, &collective->arguments, stream);
+  } else if (auto* messages = std::get_if<plan::SendReceiveLaunch>(&launch)) {
+    messages->arguments.communicator = tables_->address();
+    shape.blocks = messages->blocks;
+    shape.threadsPerBlock = device::kChannelThreads;
+    shape.groupsPerBlock = device::kSendReceiveGroups;
+    shape.argumentBytes = sizeof(messages->arguments);
+    runtime_.launch(device::sendReceiveKernel(), shape, &messages->arguments, stream);
+  } else if (auto* oneShot = std::get_if<plan::OneShotLaunch>(&launch)) {
+    const transport::OneShotMemory& memory = connector_->oneShot();
+    std::copy(memory.scratch.begin(), memory.scratch.end(), oneShot->arguments.scratch);
+    oneShot->arguments.epochs = memory.epochs;
+    oneShot->arguments.abortFlag = abort_->deviceFlag();
+    shape.blocks = oneShot->blocks;
+    shape.threadsPerBlock = oneShot->threads;
+    shape.argumentBytes = sizeof(oneShot->arguments);
+    runtime_.launch(device::oneShotKernel(decision_.shape.ranks), shape, &oneShot->arguments,
+                    stream);
+  }
+}
+
+void Communicator::finish() {
+  runtime_.synchronizeDevice(device_);
+}
+
+int Communicator::addReduction(const CustomReduction& reduction) {
+  std::lock_guard lock(reductionsMutex_);
+  auto free = std::find_if(reductions_.begin(), reductions_.end(),
+                           [](const auto& entry) { return !entry.first; });
+  if (free == reductions_.end()) free = reductions_.insert(free, {false, {}});
+  *free = {true, reduction};
+  return static_cast<int>(free - reductions_.begin());
+}
+
+void Communicator::removeReduction(int index) {
+  reduction(index);
+  std::lock_guard lock(reductionsMutex_);
+  reductions_[static_cast<size_t>(index)].first = false;
+}
+
+CustomReduction Communicator::reduction(int index) const {
+  std::lock_guard lock(reductionsMutex_);
+  if (index < 0 || static_cast<size_t>(index) >= reductions_.size() ||
+      !reductions_[static_cast<size_t>(index)].first) {
+    throw invalidArgument("The reduction operator is not one of this communicator")
+        .rank(rank())
+        .remedy(
+            "Use ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg or an operator that "
+            "ncclRedOpCreatePreMulSum made on the same communicator and that still exists");
+  }
+  return reductions_[static_cast<size_t>(index)].second;
+}
+
+}  // namespace unisono::comm

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/agreement.h"
+#include "transport/connector.h"
+
+namespace unisono::comm {
+
+// Ends every wait of a communicator, on the CPU and in kernels. Made before the communicator, so
+// that its making can be aborted too.
+class AbortSignal {
+ public:
+  explicit AbortSignal(runtime::Runtime& runtime);
+  void raise();
+  bool raised() const { return raised_.load(std::memory_order_acquire); }
+  const uint32_t* deviceFlag() const;
+
+ private:
+  std::atomic<bool> raised_{false};
+  std::shared_ptr<runtime::PinnedMemory> flag_;
+};
+
+// What a user may ask of one communicator; 0 or empty: as the settings say.
+struct Options {
+  int minChannels = 0;
+  int maxChannels = 0;
+  std::string name;
+};
+
+// A factor of a pre-multiplied sum, by the number of its operator.
+struct CustomReduction {
+  device::DataType type;
+  bool scalarIsPointer;
+  uint64_t scalar;  // as in device::ReductionSpec
+};
+
+// A call with the stream it was made on.
+struct StreamTask {
+  plan::Task task;
+  runtime::Stream stream;
+};
+
+// One rank of a communicator. Calls come from one thread at a time, abort() from any.
+class Communicator {
+ public:
+  // Collective over the ranks of `bootstrap`; `device` is this rank's. Throws Error.
+  static std::shared_ptr<Communicator> create(runtime::Runtime& runtime,
+                                              std::unique_ptr<bootstrap::Bootstrap> bootstrap,
+                                              int device, const Settings& settings,
+                                              const Options& options,
+                                              std::shared_ptr<AbortSignal> abort);
+  // Waits for what was launched; other ranks need not be there any more.
+  ~Communicator();
+
+  int rank() const { return decision_.shape.rank; }
+  int ranks() const { return decision_.shape.ranks; }
+  int device() const { return device_; }
+  const Decision& decision() const { return decision_; }
+  const Settings& settings() const { return settings_; }
+  const Options& options() const { return options_; }
+  bootstrap::Bootstrap& bootstrap() { return *bootstrap_; }
+  runtime::Runtime& runtime() { return runtime_; }
+
+  // The three stages of a group of calls. A failure of the first changes nothing.
+  struct Prepared {
+    plan::Plan plan;
+    std::vector<runtime::Stream> streams;  // those of the calls, each once; the first launches
+  };
+  Prepared prepare(const std::vector<StreamTask>& tasks) const;
+  bool isConnected(const Prepared& prepared) const;
+  void connect(const Prepared& prepared);
+  void launch(Prepared& prepared);
+
+  // Waits until everything launched so far is done.
+  void finish();
+
+  int addReduction(const CustomReduction& reduction);
+  void removeReduction(int index);
+  CustomReduction reduction(int index) const;
+
+ private:
+  Communicator(runtime::Runtime& runtime, std::unique_ptr<bootstrap::Bootstrap> bootstrap,
+               int device, const Settings& settings, const Options& options,
+               std::shared_ptr<AbortSignal> abort);
+  void agree();
+  RankFacts facts() const;
+  void orderBehindEarlierLaunches(runtime::Stream stream);
+  void launchOne(plan::Launch& launch, runtime::Stream stream);
+
+  runtime::Runtime& runtime_;
+  std::shared_ptr<AbortSignal> abort_;
+  Settings settings_;
+  Options options_;
+  int device_;
+  std::unique_ptr<bootstrap::Bootstrap> bootstrap_;
+  Decision decision_;
+  std::unique_ptr<memory::Arena> arena_;
+  std::unique_ptr<memory::MappingCache> mappings_;
+  std::unique_ptr<transport::DeviceTables> tables_;
+  std::unique_ptr<transport::Connector> connector_;
+
+  bool launched_ = false;
+  runtime::Stream lastStream_ = nullptr;
+  std::unique_ptr<runtime::Event> order_;
+
+  mutable std::mutex reductionsMutex_;
+  std::vector<std::pair<bool, CustomReduction>> reductions_;  // (in use, factor)
+};
+
+}  // namespace unisono::comm

@@ -1,0 +1,37 @@
+#include "comm/identity.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <string_view>
+
+namespace unisono::comm {
+namespace {
+
+uint64_t hashOf(std::string_view text) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return hash;
+}
+
+}  // namespace
+
+std::string hostName() {
+  char name[256] = {};
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+uint64_t machineHash() {
+  // Not the host name: containers of one machine have different ones and can share memory.
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string bootId;
+  std::getline(file, bootId);
+  return hashOf(bootId.empty() ? hostName() : bootId);
+}
+
+uint64_t hostHash(const Settings& settings) {
+  return settings.hostId.empty() ? machineHash() : hashOf(settings.hostId);
+}
+
+}  // namespace unisono::comm

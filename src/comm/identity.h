@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/settings.h"
+
+namespace unisono::comm {
+
+// Hashes that tell whether two processes run on the same operating system, and whether they count
+// as one node (the same, unless NCCL_HOSTID says otherwise).
+uint64_t machineHash();
+uint64_t hostHash(const Settings& settings);
+std::string hostName();
+
+}  // namespace unisono::comm

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "device/work.h"
+#include "runtime/runtime.h"
+
+namespace unisono::transport {
+
+// The communicator's tables in device memory (device::Communicator and what it points to). Kernels
+// keep counters in them, so entries are written once, when a connection is made.
+class DeviceTables {
+ public:
+  struct Sizes {
+    int ranks;
+    int rings;  // most channels of rings
+    int peerChannels;
+  };
+
+  // `head` is copied but for its table pointers.
+  DeviceTables(runtime::Runtime& runtime, int device, const Sizes& sizes,
+               device::Communicator head);
+
+  device::Communicator* address() const { return communicator_; }
+
+  // `order` as device::RingChannel::order, one entry a rank.
+  void setRing(int channel, const device::Connection& receive, const device::Connection& send,
+               const std::vector<int32_t>& order, int position);
+  void setPeer(bool sends, int peer, int firstChannel,
+               const std::vector<device::Connection>& connections);
+
+ private:
+  void write(void* destination, const void* source, size_t bytes);
+
+  runtime::Runtime& runtime_;
+  Sizes sizes_;
+  std::shared_ptr<runtime::DeviceMemory> memory_;
+  std::shared_ptr<void> stream_;
+  device::Communicator* communicator_;
+  device::RingChannel* rings_;
+  int32_t* orders_;
+  device::Connection* send_;
+  device::Connection* receive_;
+};
+
+}  // namespace unisono::transport
