@@ -1,17 +1,18 @@
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <random>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "runtime/descriptor_service.h"
@@ -34,8 +35,22 @@ testing::AssertionResult contains(const std::string& text, const char* part) {
   return testing::AssertionFailure() << '"' << text << "\" does not contain \"" << part << '"';
 }
 
-// A process that never used the runtime and does `body` with a channel to us. It is made before
-// this process has threads.
+template <typename T>
+void put(int channel, const T& value) {
+  ASSERT_EQ(::send(channel, &value, sizeof(value), MSG_NOSIGNAL),
+            static_cast<ssize_t>(sizeof(value)));
+}
+template <typename T>
+T take(int channel) {
+  T value{};
+  if (::recv(channel, &value, sizeof(value), MSG_WAITALL) != sizeof(value)) {
+    throw internalError("the other process ended");
+  }
+  return value;
+}
+
+// A process that does `body` with a channel to us, once start() says so. All are made while this
+// program has no threads, before main(): ThreadSanitizer allows no others.
 class Child {
  public:
   explicit Child(const std::function<int(int)>& body) {
@@ -45,10 +60,13 @@ class Child {
     if (process_ == 0) {
       ::close(pair[0]);
       int status = 3;
+      bool started = false;
       try {
+        take<char>(pair[1]);
+        started = true;
         status = body(pair[1]);
       } catch (const std::exception& error) {
-        fprintf(stderr, "child: %s\n", error.what());
+        if (started) std::fprintf(stderr, "child: %s\n", error.what());
       }
       ::_exit(status);
     }
@@ -60,6 +78,7 @@ class Child {
     if (!ended_) wait();
   }
   int channel() const { return channel_; }
+  void start() { put(channel_, 's'); }
   int wait() {
     int status = 0;
     ::waitpid(process_, &status, 0);
@@ -72,19 +91,6 @@ class Child {
   int channel_ = -1;
   bool ended_ = false;
 };
-
-template <typename T>
-void put(int channel, const T& value) {
-  ASSERT_EQ(::write(channel, &value, sizeof(value)), static_cast<ssize_t>(sizeof(value)));
-}
-template <typename T>
-T take(int channel) {
-  T value{};
-  if (::recv(channel, &value, sizeof(value), MSG_WAITALL) != sizeof(value)) {
-    throw internalError("the other process ended");
-  }
-  return value;
-}
 
 struct PingPong {
   uint64_t* mine;
@@ -131,64 +137,76 @@ int play(int channel, uint64_t first, size_t bytes, size_t offset) {
   return 0;
 }
 
-// First, while this process has no threads.
-TEST(AHostProcessTest, ExchangesDataThroughSharedMemory) {
-  for (size_t bytes : {size_t{4096}, size_t{8} << 20}) {
-    Child child([&](int channel) { return play(channel, 0, bytes, 1024); });
-    EXPECT_EQ(play(child.channel(), 1, bytes, 0), 0);
-    EXPECT_EQ(child.wait(), 0);
+constexpr size_t kGameBytes[] = {4096, 8 << 20};  // pooled, and on its own
+
+Child smallGame([](int channel) { return play(channel, 0, kGameBytes[0], 1024); });
+Child largeGame([](int channel) { return play(channel, 0, kGameBytes[1], 1024); });
+
+TEST(HostProcessTest, ExchangesDataThroughSharedMemory) {
+  size_t game = 0;
+  for (Child* child : {&smallGame, &largeGame}) {
+    child->start();
+    EXPECT_EQ(play(child->channel(), 1, kGameBytes[game++], 0), 0);
+    EXPECT_EQ(child->wait(), 0);
   }
 }
 
-TEST(AHostProcessTest, MemoryOfAnEndedProcessCannotBeMapped) {
-  Child child([](int channel) {
-    HostRuntime runtime(hostSettings());
-    auto memory = runtime.allocate(0, 100, Sharing::otherProcesses);
-    put(channel, runtime.exportMemory(memory->address(), 100));
-    return 0;
-  });
-  auto handle = take<MemoryHandle>(child.channel());
-  EXPECT_EQ(child.wait(), 0);
+Child shortLived([](int channel) {
+  HostRuntime runtime(hostSettings());
+  auto memory = runtime.allocate(0, 100, Sharing::otherProcesses);
+  put(channel, runtime.exportMemory(memory->address(), 100));
+  return 0;
+});
+
+TEST(HostProcessTest, MemoryOfAnEndedProcessCannotBeMapped) {
+  shortLived.start();
+  auto handle = take<MemoryHandle>(shortLived.channel());
+  EXPECT_EQ(shortLived.wait(), 0);
   HostRuntime runtime(hostSettings());
   EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(handle, 0); }), "has ended"));
 }
 
-TEST(AHostProcessTest, FreedMemoryAndForgedHandlesCannotBeMapped) {
-  Child child([](int channel) {
-    HostRuntime runtime(hostSettings());
-    auto kept = runtime.allocate(0, 2 << 20, Sharing::otherProcesses);
-    auto freed = runtime.allocate(0, 2 << 20, Sharing::otherProcesses);
-    put(channel, runtime.exportMemory(kept->address(), 100));
-    put(channel, runtime.exportMemory(freed->address(), 100));
-    freed.reset();
-    put(channel, 'f');
-    take<char>(channel);
-    return 0;
-  });
-  auto kept = take<MemoryHandle>(child.channel());
-  auto freed = take<MemoryHandle>(child.channel());
-  take<char>(child.channel());
+Child exporter([](int channel) {
+  HostRuntime runtime(hostSettings());
+  auto kept = runtime.allocate(0, 2 << 20, Sharing::otherProcesses);
+  auto freed = runtime.allocate(0, 2 << 20, Sharing::otherProcesses);
+  put(channel, runtime.exportMemory(kept->address(), 100));
+  put(channel, runtime.exportMemory(freed->address(), 100));
+  freed.reset();
+  put(channel, 'f');
+  take<char>(channel);
+  return 0;
+});
+
+TEST(HostProcessTest, FreedMemoryAndForgedHandlesCannotBeMapped) {
+  exporter.start();
+  auto kept = take<MemoryHandle>(exporter.channel());
+  auto freed = take<MemoryHandle>(exporter.channel());
+  take<char>(exporter.channel());
   HostRuntime runtime(hostSettings());
   EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(freed, 0); }), "no longer offered"));
 
-  MemoryHandle forged = kept;
-  forged.payload[sizeof(DescriptorTicket) - 1] ^= std::byte{1};  // the token
-  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(forged, 0); }), "never was"));
-  forged = kept;
-  forged.bytes = forged.baseBytes + 1;
-  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(forged, 0); }), "outside"));
-  forged = kept;
-  forged.address = forged.base - 8;
-  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(forged, 0); }), "outside"));
-  forged = kept;
-  forged.baseBytes *= 2;  // more than the descriptor has
-  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(forged, 0); }), "does not hold"));
-  forged = kept;
-  forged.kind = MemoryHandle::Kind::fabric;
-  EXPECT_TRUE(contains(errorOf([&] { runtime.importMemory(forged, 0); }), "kind"));
+  auto errorOfForged = [&](const std::function<void(MemoryHandle&)>& forge) {
+    MemoryHandle handle = kept;
+    forge(handle);
+    return errorOf([&] { runtime.importMemory(handle, 0); });
+  };
+  EXPECT_TRUE(contains(errorOfForged([](MemoryHandle& handle) {
+                         handle.payload[sizeof(DescriptorTicket) - 1] ^= std::byte{1};  // token
+                       }),
+                       "never was"));
+  auto outside = [](MemoryHandle& handle) { handle.bytes = handle.baseBytes + 1; };
+  EXPECT_TRUE(contains(errorOfForged(outside), "outside"));
+  auto before = [](MemoryHandle& handle) { handle.address = handle.base - 8; };
+  EXPECT_TRUE(contains(errorOfForged(before), "outside"));
+  auto larger = [](MemoryHandle& handle) { handle.baseBytes *= 2; };
+  EXPECT_TRUE(contains(errorOfForged(larger), "does not hold"));
+  auto otherKind = [](MemoryHandle& handle) { handle.kind = MemoryHandle::Kind::fabric; };
+  EXPECT_TRUE(contains(errorOfForged(otherKind), "kind"));
+
   EXPECT_EQ(errorOf([&] { runtime.importMemory(kept, 0); }), "");
-  put(child.channel(), 'e');
-  EXPECT_EQ(child.wait(), 0);
+  put(exporter.channel(), 'e');
+  EXPECT_EQ(exporter.wait(), 0);
 }
 
 TEST(HostMemoryTest, IsZeroFilledAlignedAndKnown) {

@@ -124,6 +124,7 @@ TEST_P(HostStreamTest, EventsOrderStreams) {
   runtime.synchronize(second.get());
   EXPECT_EQ(seen[0], 5u);
   EXPECT_TRUE(runtime.query(second.get()));
+  runtime.synchronize(first.get());
   EXPECT_TRUE(runtime.query(first.get()));
 }
 
