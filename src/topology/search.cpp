@@ -207,10 +207,10 @@ class Relaxation {
     if (request_.pattern != Pattern::nvls) {
       attempt_.sameChannels = true;
       if (tryIt() == Continue::no) return Continue::no;
-      // Through AMD's CPU links different channels would get in each other's way.
+      // Between AMD's sockets different channels get in each other's way; better than none.
       const CpuInfo* cpu = anyCpu();
-      if (cpu && cpu->architecture == CpuArchitecture::x86 && cpu->vendor == CpuVendor::amd &&
-          attempt_.typeIntra == PathType::sys)
+      if (!solution_.channels.empty() && cpu && cpu->architecture == CpuArchitecture::x86 &&
+          cpu->vendor == CpuVendor::amd && attempt_.typeIntra == PathType::sys)
         return Continue::yes;
     }
     attempt_.sameChannels = false;

@@ -50,6 +50,7 @@ SearchTry::Outcome SearchTry::run(const Attempt& attempt, Solution& solution, lo
   frames_.clear();
   moves_.clear();
   startNets_ = space_.netsFor(-1, attempt.typeInter);
+  leaveNets_.assign(static_cast<std::size_t>(space_.gpuCount()), {});
 
   Outcome outcome;
   pushMoves();
@@ -214,7 +215,9 @@ void SearchTry::addLeaves() {
     moves_.push_back({Kind::leave, Order::free, channel.gpus.back(), channel.netOut});
     return;
   }
-  for (const int net : space_.netsFor(channel.gpus.back(), attempt_.typeInter)) {
+  std::vector<int>& nets = leaveNets_[static_cast<std::size_t>(channel.gpus.back())];
+  if (nets.empty()) nets = space_.netsFor(channel.gpus.back(), attempt_.typeInter);
+  for (const int net : nets) {
     if (attempt_.pattern == Pattern::tree && net != channel.netIn) continue;
     if (attempt_.pattern == Pattern::ring && attempt_.crossNic == 2) {
       if (number % 2 == 1 && net != channels_[number - 1].netIn) continue;

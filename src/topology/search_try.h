@@ -105,6 +105,7 @@ class SearchTry {
   std::vector<Frame> frames_;
   std::vector<Move> moves_;
   std::vector<int> startNets_;
+  std::vector<std::vector<int>> leaveNets_;  // by GPU, filled when first asked for
   std::unordered_map<std::uint64_t, std::vector<int>> nextCache_;
 };
 

@@ -147,7 +147,7 @@ class Checker {
         !deviceClass->starts_with("0x12"))
       reader_.fail(node, fmt::format("is in a <pci> of class {}, which is no GPU", *deviceClass));
     const long long dev = reader_.integer(node, "dev", 0, kMaxNumber);
-    reader_.integer(node, "sm", 1, 1000);
+    reader_.integerOr(node, "sm", 1, 1000, 0);
     const long long rank = reader_.integerOr(node, "rank", -1, kMaxNumber * 64LL, -1);
     reader_.integerOr(node, "gdr", 0, 1, 0);
     if (!gpuDevices_.emplace(host_, dev).second)
@@ -219,7 +219,7 @@ void collectGpus(const XmlReader& reader, const XmlNode& node, GpuDescription wh
   if (node.name == "pci") where.busId = parseBusId(reader.text(node, "busid"));
   if (node.name == "gpu") {
     where.dev = static_cast<int>(reader.integer(node, "dev", 0, kMaxNumber));
-    where.sm = static_cast<int>(reader.integer(node, "sm", 1, 1000));
+    where.sm = static_cast<int>(reader.integerOr(node, "sm", 1, 1000, 0));
     where.rank = static_cast<int>(reader.integerOr(node, "rank", -1, kMaxNumber * 64LL, -1));
     gpus.push_back(where);
   }

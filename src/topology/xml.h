@@ -50,7 +50,7 @@ std::string writeTopologyXml(const XmlTopology& topology);
 struct GpuDescription {
   int dev = 0;  // its number on its host (NVML's)
   BusId busId = kNoBusId;
-  int sm = 0;                  // compute capability, 90 is 9.0
+  int sm = 0;                  // compute capability, 90 is 9.0; 0: left to detection
   int rank = -1;               // -1: the file gives none
   int numa = -1;               // NUMA node; -1: unknown
   int cpu = 0;                 // index of the <cpu> element in the file

@@ -101,9 +101,12 @@ TEST(TopologyGraph, EveryLinkHasItsOtherDirection) {
     for (int node = 0; node < static_cast<int>(topology.nodes.size()); ++node) {
       for (const Link& link : topology.node(node).links) {
         const auto& links = topology.node(link.to).links;
-        EXPECT_TRUE(std::any_of(links.begin(), links.end(), [&](const Link& back) {
-          return back.to == node && back.type == link.type && back.bandwidth == link.bandwidth;
-        })) << name << " " << topology.nameOf(node) << " " << topology.nameOf(link.to);
+        EXPECT_TRUE(std::any_of(links.begin(), links.end(),
+                                [&](const Link& back) {
+                                  return back.to == node && back.type == link.type &&
+                                         back.bandwidth == link.bandwidth;
+                                }))
+            << name << " " << topology.nameOf(node) << " " << topology.nameOf(link.to);
       }
     }
   }
@@ -157,6 +160,16 @@ TEST(TopologyGraph, RefusesAMachineOfNothing) {
   };
   EXPECT_EQ(build("<system version=\"1\"/>"), "file: there is no <cpu>");
   EXPECT_EQ(build("<system version=\"1\"><cpu numaid=\"0\"/></system>"), "file: there is no <gpu>");
+}
+
+TEST(TopologyGraph, NeedsWhatAPlatformFileMayLeaveOut) {
+  // Such a file is completed by detection before a graph is built from it.
+  const XmlTopology file = parseTopologyXml(
+      "<system version=\"1\"><cpu numaid=\"0\">\n<pci busid=\"0000:01:00.0\"><gpu dev=\"0\"/></pci>"
+      "</cpu></system>",
+      "file");
+  EXPECT_EQ(gpusOf(file).front().sm, 0);
+  EXPECT_EQ(errorOf([&] { buildTopology(file); }), "file:2: <gpu> has no attribute sm");
 }
 
 TEST(TopologyGraph, HoldsMoreThan256Nodes) {

@@ -120,7 +120,7 @@ TEST(TopologyXml, ErrorsNameLineAndCause) {
   EXPECT_EQ(error("sm=\"80\"", "sm=\"eighty\""),
             "file:9: <gpu> has sm=\"eighty\", which is not a whole number");
   EXPECT_EQ(error("sm=\"80\"", "sm=\"80\" sm=\"90\""), "file:9: <gpu> has attribute sm twice");
-  EXPECT_EQ(error("sm=\"80\"", ""), "file:9: <gpu> has no attribute sm");
+  EXPECT_EQ(error("dev=\"1\"", ""), "file:9: <gpu> has no attribute dev");
   EXPECT_EQ(error("count=\"4\"", "count=\"-4\""),
             "file:10: <nvlink> has count=\"-4\", allowed are 1 to 1024");
   EXPECT_EQ(error("\"0x030200\" link_speed", "\"0x060400\" link_speed"),
