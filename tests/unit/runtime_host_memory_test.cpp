@@ -209,6 +209,29 @@ TEST(HostProcessTest, FreedMemoryAndForgedHandlesCannotBeMapped) {
   EXPECT_EQ(exporter.wait(), 0);
 }
 
+// A child of a process that used the devices has no engine: it is told so and does not hang.
+int forkLate() {
+  HostRuntime runtime(hostSettings());
+  runtime.fillAsync(runtime.allocate(0, 8, Sharing::thisProcess)->address(), std::byte{1}, 8,
+                    nullptr);
+  runtime.synchronize(nullptr);
+  pid_t child = ::fork();
+  if (child == 0) {
+    char target;
+    std::string error = errorOf([&] { runtime.fillAsync(&target, std::byte{1}, 1, nullptr); });
+    ::_exit(error.find("forked after") != std::string::npos ? 0 : 5);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+Child lateForker([](int) { return forkLate(); });
+
+TEST(HostProcessTest, AForkedChildIsToldThatItHasNoDevices) {
+  lateForker.start();
+  EXPECT_EQ(lateForker.wait(), 0);
+}
+
 TEST(HostMemoryTest, IsZeroFilledAlignedAndKnown) {
   HostRuntime runtime(hostSettings());
   uint32_t seed = std::random_device{}();

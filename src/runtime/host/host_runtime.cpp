@@ -1,6 +1,9 @@
 #include "runtime/host/host_runtime.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <exception>
 
 #include "base/error.h"
 #include "runtime/host/devices.h"
@@ -20,6 +23,15 @@ class HostPinned final : public PinnedMemory {
  private:
   AlignedStorage storage_;
 };
+
+// How many times a fork led to this process, counted from the first call: a child has none of its
+// parent's threads.
+int forksBefore() {
+  static std::atomic<int> forks{0};
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { forks++; });
+  if (registered != 0) throw systemError(registered, "pthread_atfork");
+  return forks;
+}
 
 }  // namespace
 
@@ -45,7 +57,8 @@ class HostEvent final : public Event {
   std::shared_ptr<EventPoint> point_;
 };
 
-HostRuntime::HostRuntime(const Settings& settings) : executor_(createExecutor(settings)) {
+HostRuntime::HostRuntime(const Settings& settings)
+    : forks_(forksBefore()), executor_(createExecutor(settings)) {
   for (DeviceProperties& properties : simulatedDevices(settings)) {
     auto device = std::make_unique<Device>();
     device->properties = std::move(properties);
@@ -131,6 +144,10 @@ int HostRuntime::deviceOf(Stream stream) {
 }
 
 void HostRuntime::enqueue(Operation operation, Stream stream) {
+  if (forks_ != forksBefore()) {
+    throw invalidUsage("This process was forked after its parent used the simulated devices")
+        .remedy("Fork first, or start processes by exec (Python: the start method spawn)");
+  }
   streamOf(stream)->enqueue(std::move(operation));
 }
 
@@ -183,7 +200,15 @@ void HostRuntime::synchronizeDevice(int device) {
       if (stream != nullptr && stream->device() == device) streams.push_back(std::move(stream));
     }
   }
-  for (const auto& stream : streams) stream->synchronize();
+  std::exception_ptr first;
+  for (const auto& stream : streams) {
+    try {
+      stream->synchronize();
+    } catch (const Error&) {
+      if (first == nullptr) first = std::current_exception();
+    }
+  }
+  if (first != nullptr) std::rethrow_exception(first);
 }
 
 CaptureState HostRuntime::captureState(Stream stream) {

@@ -74,6 +74,7 @@ class HostRuntime final : public Runtime {
   std::shared_ptr<HostStream> streamOf(Stream stream);
   void enqueue(Operation operation, Stream stream);
 
+  const int forks_;  // of the process that made this
   // Destroyed last to first: the executor waits for its tasks, which use the rest.
   std::vector<std::unique_ptr<Device>> devices_;
   std::shared_ptr<MemoryManager> memory_ = std::make_shared<MemoryManager>();
