@@ -53,7 +53,12 @@ class Relaxation {
       : space_(space), request_(request), settings_(settings), search_(space) {
     hasNets_ = space.netCount() > 0;
     speeds_ = speedsFor(space.lowestSm(), hasNets_);
-    stepsLeft_ = settings.allSteps;
+    // Each channel tries about one move a GPU when nothing stands in its way.
+    const long long onePass = 1LL * request.maxChannels * (space.gpuCount() + 4);
+    triesSteps_ = settings.triesSteps > 0 ? settings.triesSteps : std::max(8192LL, 4 * onePass);
+    sameSteps_ =
+        settings.sameChannelsSteps > 0 ? settings.sameChannelsSteps : std::max(1024LL, 2 * onePass);
+    stepsLeft_ = settings.allSteps > 0 ? settings.allSteps : 32 * triesSteps_;
     measure();
   }
 
@@ -184,18 +189,30 @@ class Relaxation {
       for (const Bandwidth port : space_.portBandwidth()) ports += port / attempt_.speedInter;
       channels = std::min(channels, ports);
     }
-    if (channels < attempt_.minChannels || channels == 0) return true;
+    channels = std::min<long long>(channels, reachableHeads());
+    if (channels < attempt_.minChannels || channels <= 0) return true;
     if (attempt_.pattern == Pattern::nvls)
       return channels < static_cast<long long>(solution_.channels.size());
     return channels * speed < solution_.totalIntra();
   }
 
+  // With NVLS every GPU moves one share for each head, and heads move one more.
+  int reachableHeads() const {
+    if (attempt_.pattern != Pattern::nvls) return attempt_.maxChannels;
+    Bandwidth least = kLocalBandwidth, most = 0;
+    for (int gpu = 0; gpu < space_.gpuCount(); ++gpu) {
+      least = std::min(least, space_.gpuToSwitch(gpu).bandwidth);
+      most = std::max(most, space_.gpuToSwitch(gpu).bandwidth);
+    }
+    return static_cast<int>(std::min<Bandwidth>(
+        {attempt_.maxChannels, least / attempt_.speedIntra, most / attempt_.speedIntra - 1}));
+  }
+
   // Makes one attempt. No: nothing better can be found, or the budget is spent.
   Continue tryIt() {
     if (isHopeless()) return Continue::yes;
-    const long long budget = std::min(
-        attempt_.sameChannels ? settings_.sameChannelsSteps : settings_.triesSteps, stepsLeft_);
-    const SearchTry::Outcome outcome = search_.run(attempt_, solution_, budget);
+    const long long budget = std::min(attempt_.sameChannels ? sameSteps_ : triesSteps_, stepsLeft_);
+    const SearchTry::Outcome outcome = search_.run(attempt_, solution_, budget, reachableHeads());
     stepsLeft_ -= outcome.steps;
     timedOut_ = outcome.steps >= budget;
     if (outcome.best) return Continue::no;
@@ -338,7 +355,7 @@ class Relaxation {
   };
   std::array<Outgoing, static_cast<int>(PathType::net)> out_;  // of the GPUs, by path type
   Bandwidth totalBound_ = 0;
-  long long stepsLeft_ = 0;
+  long long triesSteps_ = 0, sameSteps_ = 0, stepsLeft_ = 0;
 };
 
 // One plain chain through all GPUs, for machines where nothing else was found.

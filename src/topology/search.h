@@ -12,10 +12,11 @@ struct SearchSettings {
   int maxChannels = 64;
   bool collnet = false;  // the network reduces, and the user wants it
   bool nvls = true;      // NVLink multicast is there, and the user wants it
-  // Moves that the search may try: in one try, in one where all channels are alike, in all.
-  long long triesSteps = 1 << 13;
-  long long sameChannelsSteps = 1 << 10;
-  long long allSteps = 1 << 18;
+  // Moves that the search may try: in one try, in one where all channels are alike, in all. 0
+  // takes 8192, 1024 and 32 tries, and more where one pass through all channels and GPUs needs it.
+  long long triesSteps = 0;
+  long long sameChannelsSteps = 0;
+  long long allSteps = 0;
 };
 
 // What is wanted of one graph.
@@ -30,7 +31,7 @@ struct GraphRequest {
 // to low and, at each, from strict to lax: all channels alike, then not; a plainer tree (from
 // Hopper on); a farther path between GPUs; a farther path to ports; leaving by another port. Then
 // copies the channels where that helps, and raises speeds again. Ends within
-// `settings.allSteps` moves. A ring or a tree always comes out, at worst one plain chain at 0.1
+// a budget of moves. A ring or a tree always comes out, at worst one plain chain at 0.1
 // GB/s; NVLS and CollNet come out empty where the machine cannot.
 ChannelGraph searchGraph(const Machine& machine, const GraphRequest& request,
                          const SearchSettings& settings);

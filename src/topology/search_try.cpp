@@ -36,7 +36,8 @@ Bandwidth SearchTry::leaveSpeed() const {
   return attempt_.speedInter;
 }
 
-SearchTry::Outcome SearchTry::run(const Attempt& attempt, Solution& solution, long long budget) {
+SearchTry::Outcome SearchTry::run(const Attempt& attempt, Solution& solution, long long budget,
+                                  int reachable) {
   attempt_ = attempt;
   solution_ = &solution;
   free_ = LinkBudget(space_.linkBandwidth());
@@ -73,6 +74,8 @@ SearchTry::Outcome SearchTry::run(const Attempt& attempt, Solution& solution, lo
       outcome.best = true;
       return outcome;
     }
+    if (move.kind == Kind::finish && static_cast<int>(channels_.size()) >= reachable)
+      return outcome;
     pushMoves();
   }
   return outcome;

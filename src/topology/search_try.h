@@ -45,8 +45,9 @@ class SearchTry {
     long long steps = 0;  // taken of the budget
     bool best = false;    // nothing can be better: all channels that were asked for
   };
-  // Replaces `solution` by anything better, in at most `budget` steps.
-  Outcome run(const Attempt& attempt, Solution& solution, long long budget);
+  // Replaces `solution` by anything better, in at most `budget` steps. Stops at `reachable`
+  // channels, where the caller knows that links allow no more.
+  Outcome run(const Attempt& attempt, Solution& solution, long long budget, int reachable);
 
  private:
   // Where a channel's GPUs come from: tried one by one, the order of the topology, the channel
