@@ -132,18 +132,11 @@ GdrVerdict checkGdr(const Topology& topology, const PathTable& paths, const Path
                       nameOf(level))};
 }
 
-PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const PathSettings& settings,
-                    int gpu, int net) {
-  if (settings.pxnDisable) return {false, -1, "NCCL_PXN_DISABLE=1 forbids it"};
-  const std::vector<int> near = nearest(topology, paths, net, NodeType::gpu);
-  if (near.empty()) return {false, -1, "no GPU is near the port"};
-  // Of several GPUs as near, the one of the port's own place, so that ports share the work.
-  const std::vector<int> ports = nearest(topology, paths, near.front(), NodeType::net);
-  const auto place = std::find(ports.begin(), ports.end(), net) - ports.begin();
-  const int peer = near[static_cast<std::size_t>(place) % near.size()];
-  if (std::find(near.begin(), near.end(), gpu) != near.end())
-    return {false, -1, "no other GPU is nearer to the port"};
+namespace {
 
+// Whether `peer`, one of the GPUs nearest to the port, can stand in for `gpu`.
+PxnVerdict checkPxnThrough(const Topology& topology, const PathTable& paths,
+                           const PathSettings& settings, int gpu, int net, int peer) {
   const Path& own = paths.wirePath(gpu, net);
   const Path& far = paths.wirePath(peer, net);
   const std::string name = topology.nameOf(peer);
@@ -166,6 +159,29 @@ PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const Path
           fmt::format("{} is near the port ({}) and NVLink leads to it, which {}", name,
                       nameOf(far.type),
                       own.type > PathType::pxn ? "avoids the CPU" : "has more bandwidth")};
+}
+
+}  // namespace
+
+PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const PathSettings& settings,
+                    int gpu, int net) {
+  if (settings.pxnDisable) return {false, -1, "NCCL_PXN_DISABLE=1 forbids it"};
+  const std::vector<int> near = nearest(topology, paths, net, NodeType::gpu);
+  if (near.empty()) return {false, -1, "no GPU is near the port"};
+  if (std::find(near.begin(), near.end(), gpu) != near.end())
+    return {false, -1, "no other GPU is nearer to the port"};
+  // Of several GPUs as near, first the one of the port's own place, so that ports share the work.
+  const std::vector<int> ports = nearest(topology, paths, near.front(), NodeType::net);
+  const std::size_t place =
+      static_cast<std::size_t>(std::find(ports.begin(), ports.end(), net) - ports.begin());
+  PxnVerdict first;
+  for (std::size_t i = 0; i < near.size(); ++i) {
+    const int peer = near[(place + i) % near.size()];
+    PxnVerdict verdict = checkPxnThrough(topology, paths, settings, gpu, net, peer);
+    if (verdict.used) return verdict;
+    if (i == 0) first = std::move(verdict);
+  }
+  return first;
 }
 
 Verdict preferNet(const Topology& topology, const PathTable& paths, int gpuA, int gpuB) {

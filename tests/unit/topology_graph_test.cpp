@@ -240,6 +240,14 @@ TEST(Paths, OfAMeshGoThroughOneGpuAtMost) {
   EXPECT_EQ(without.path(gpu(without, 0), gpu(without, 5)).type, PathType::sys);
 }
 
+TEST(Paths, ToAFarPortGoThroughAnyGpuBesideIt) {
+  // GPUs 6 and 7 are beside the last port; only 7 has NVLink to 3.
+  const Machine machine(presetTopology("dgx1-v100"), {});
+  EXPECT_EQ(machine.path(gpu(machine, 3), net(machine, 3)).via, gpu(machine, 7));
+  EXPECT_EQ(machine.path(gpu(machine, 2), net(machine, 3)).via, gpu(machine, 6));
+  EXPECT_EQ(machine.path(gpu(machine, 0), net(machine, 3)).type, PathType::sys);
+}
+
 TEST(Paths, OverTheChipLink) {
   const Machine machine(presetTopology("gh200-x4"), {});
   EXPECT_EQ(machine.path(gpu(machine, 0), machine.topology.of(NodeType::cpu)[0]).type,
