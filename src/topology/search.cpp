@@ -17,17 +17,20 @@ constexpr int kMaxNvlsHeads = 32, kMaxDirectHeads = 8;
 constexpr Bandwidth kLowestRatioPercent = 49;
 constexpr Bandwidth kFallbackSpeed = 100;
 
-// Speeds that channels are tried at, in MB/s, high to low.
-constexpr Bandwidth kIntra[] = {40000, 30000, 20000, 18000, 15000, 12000, 10000,
-                                9000,  7000,  6000,  5000,  4000,  3000};
+// Speeds that channels are tried at, in MB/s, high to low. The last ones inside a machine (from
+// 2.4 GB/s down, on Blackwell from 15 down) are beyond the original's: GPUs of a generation that
+// is known for NVLink are also sold without.
+constexpr Bandwidth kIntra[] = {40000, 30000, 20000, 18000, 15000, 12000, 10000, 9000, 7000,
+                                6000,  5000,  4000,  3000,  2400,  1200,  240,   120};
 constexpr Bandwidth kInter[] = {48000, 30000, 28000, 24000, 20000, 18000, 15000, 12000, 10000, 9000,
                                 7000,  6000,  5000,  4000,  3000,  2400,  1200,  240,   120};
-constexpr Bandwidth kIntraHopper[] = {60000, 50000, 40000, 30000, 24000, 20000,
-                                      15000, 12000, 11000, 6000,  3000};
+constexpr Bandwidth kIntraHopper[] = {60000, 50000, 40000, 30000, 24000, 20000, 15000, 12000,
+                                      11000, 6000,  3000,  2400,  1200,  240,   120};
 constexpr Bandwidth kInterHopper[] = {48000, 45000, 42000, 40000, 30000, 24000, 22000, 20000, 17500,
                                       15000, 12000, 6000,  3000,  2400,  1200,  240,   120};
-constexpr Bandwidth kIntraBlackwell[] = {90000, 80000, 70000, 60000, 50000, 45000,
-                                         40000, 30000, 24000, 20000, 19000, 18000};
+constexpr Bandwidth kIntraBlackwell[] = {90000, 80000, 70000, 60000, 50000, 45000, 40000,
+                                         30000, 24000, 20000, 19000, 18000, 15000, 12000,
+                                         6000,  3000,  2400,  1200,  240,   120};
 constexpr Bandwidth kInterBlackwell[] = {96000, 86000, 80000, 48000, 45100, 42000, 40000,
                                          30000, 24000, 22000, 20000, 17500, 15000, 12000,
                                          6000,  3000,  2400,  1200,  240,   120};

@@ -126,10 +126,37 @@ class Builder {
   }
 
   void addChildren(const XmlNode& xml, int parent) {
-    for (const XmlNode& child : xml.children) {
-      if (child.name == "pci") addPci(child, parent);
-      if (child.name == "nic") addNic(child, parent, kNoBusId, kLocalBandwidth);
+    for (const XmlNode* child : inOrder(xml)) {
+      if (child->name == "pci") addPci(*child, parent);
+      if (child->name == "nic") addNic(*child, parent, kNoBusId, kLocalBandwidth);
     }
+  }
+
+  // The children of an element in an order that does not depend on the file: devices by bus id,
+  // ports by number, adapters by their first port.
+  std::vector<const XmlNode*> inOrder(const XmlNode& xml) const {
+    std::vector<std::pair<long long, const XmlNode*>> keyed;
+    for (const XmlNode& child : xml.children) {
+      long long key = -1;
+      if (child.name == "pci") key = parseBusId(reader_.text(child, "busid"));
+      if (child.name == "net") key = portNumber(child);
+      if (child.name == "nic") {
+        key = INT32_MAX;
+        for (const XmlNode& net : child.children)
+          if (net.name == "net" && portNumber(net) >= 0)
+            key = std::min<long long>(key, portNumber(net));
+      }
+      keyed.emplace_back(key, &child);
+    }
+    std::stable_sort(keyed.begin(), keyed.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<const XmlNode*> children;
+    for (const auto& [key, child] : keyed) children.push_back(child);
+    return children;
+  }
+
+  int portNumber(const XmlNode& net) const {
+    return static_cast<int>(reader_.integerOr(net, "dev", 0, INT32_MAX, -1));
   }
 
   static const XmlNode* childOf(const XmlNode& xml, std::string_view name) {
@@ -168,9 +195,9 @@ class Builder {
         if (child.name == "pcilink")
           pciLinks_.emplace_back(children, parseBusId(reader_.text(child, "target")));
     }
-    for (const XmlNode& child : xml.children) {
-      if (child.name == "pci") addPci(child, children);
-      if (child.name == "nic") addNic(child, parent, busId, bandwidth);
+    for (const XmlNode* child : inOrder(xml)) {
+      if (child->name == "pci") addPci(*child, children);
+      if (child->name == "nic") addNic(*child, parent, busId, bandwidth);
     }
   }
 
@@ -179,9 +206,10 @@ class Builder {
 
   void addNic(const XmlNode& xml, int parent, BusId busId, Bandwidth bandwidth) {
     int nic = -1;
-    for (const XmlNode& child : xml.children) {
-      if (child.name != "net") continue;
-      const int dev = static_cast<int>(reader_.integerOr(child, "dev", 0, INT32_MAX, -1));
+    for (const XmlNode* port : inOrder(xml)) {
+      if (port->name != "net") continue;
+      const XmlNode& child = *port;
+      const int dev = portNumber(child);
       // A platform file names ports that the network transport does not offer.
       if (dev < 0) continue;
       if (!nets_.emplace(host_, dev).second) continue;
@@ -253,7 +281,12 @@ class Builder {
         addLink(gpu, device->second, LinkType::nvlink, weaker);
         if (!namesTarget(device->second, at(gpu).id))
           addLink(device->second, gpu, LinkType::nvlink, weaker);
-      } else if (targetClass && targetClass->starts_with("0x0680")) {
+      } else if (!targetClass && device == devices_.end() && target != kHiddenBusId) {
+        topology_.notes.push_back(
+            fmt::format("{}:{}: <nvlink> leads to an unknown device and is "
+                        "left out",
+                        file_.source, child.line));
+      } else if (!targetClass || targetClass->starts_with("0x0680")) {
         if (nvSwitch_ < 0) {
           nvSwitch_ = addNode(NodeType::nvs, 0);
           at(nvSwitch_).host = 0;

@@ -1,5 +1,7 @@
 #include "topology/types.h"
 
+#include <iterator>
+
 namespace unisono::topology {
 
 namespace {
@@ -26,6 +28,14 @@ std::optional<PathType> pathTypeOf(std::string_view name) {
     ++number;
   }
   return std::nullopt;
+}
+
+std::optional<PathType> pathLevelOf(std::string_view text) {
+  if (const auto named = pathTypeOf(text)) return named;
+  constexpr PathType kNumbered[] = {PathType::loc, PathType::pix, PathType::pxb, PathType::phb};
+  if (text.size() != 1 || text[0] < '0' || text[0] > '9') return std::nullopt;
+  const std::size_t number = static_cast<std::size_t>(text[0] - '0');
+  return number < std::size(kNumbered) ? kNumbered[number] : PathType::sys;
 }
 
 }  // namespace unisono::topology

@@ -45,4 +45,8 @@ std::string_view nameOf(PathType type);  // "PIX"
 // The path type of a name in capitals; nothing if there is none.
 std::optional<PathType> pathTypeOf(std::string_view name);
 
+// The value of NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL: a path type's name, or a number as of old
+// (0 LOC, 1 PIX, 2 PXB, 3 PHB, 4 and more SYS); nothing if it is neither.
+std::optional<PathType> pathLevelOf(std::string_view text);
+
 }  // namespace unisono::topology

@@ -19,11 +19,13 @@ class Validator {
   std::vector<std::string> run() {
     if (graph_.channels.empty()) return {};
     if (graph_.speedIntra <= 0 || graph_.speedInter <= 0) violated("a speed is not positive");
+    // A channel with members that are not there is looked at no further.
+    for (number_ = 0; number_ < graph_.channels.size(); ++number_)
+      sound_.push_back(checkMembers(graph_.channels[number_]));
     for (number_ = 0; number_ < graph_.channels.size(); ++number_) {
-      const Channel& channel = graph_.channels[number_];
-      if (!checkMembers(channel)) continue;
-      checkPorts(channel);
-      addTraffic(channel);
+      if (!sound_[number_]) continue;
+      checkPorts(graph_.channels[number_]);
+      addTraffic(graph_.channels[number_]);
     }
     checkLoads();
     checkHeads();
@@ -101,6 +103,7 @@ class Validator {
       violated("channel {} leaves by another port, and crossnic is 0", number_);
     if (graph_.crossNic == 2 && isRing()) {
       const bool alone = number_ % 2 == 0 && number_ + 1 == graph_.channels.size();
+      if (!alone && !sound_[number_ ^ 1]) return;
       const Channel& partner = alone ? channel : graph_.channels[number_ ^ 1];
       if (portOf(partner.netIn) != portOf(channel.netOut) ||
           portOf(partner.netOut) != portOf(channel.netIn))
@@ -226,9 +229,10 @@ class Validator {
   void checkHeads() {
     if (hasChain()) return;
     std::set<int> heads;
-    for (const Channel& channel : graph_.channels)
-      if (!channel.gpus.empty() && !heads.insert(channel.gpus.front()).second)
-        violated("two channels have the head {}", topology_.nameOf(channel.gpus.front()));
+    for (std::size_t i = 0; i < graph_.channels.size(); ++i)
+      if (sound_[i] && !heads.insert(graph_.channels[i].gpus.front()).second)
+        violated("two channels have the head {}",
+                 topology_.nameOf(graph_.channels[i].gpus.front()));
   }
 
   // A channel may not share its port while a port like it serves two less and could easily take it.
@@ -244,7 +248,7 @@ class Validator {
     }
     for (number_ = 0; number_ < graph_.channels.size(); ++number_) {
       const Channel& channel = graph_.channels[number_];
-      if (channel.netIn < 0 || channel.gpus.empty()) continue;
+      if (!sound_[number_] || channel.netIn < 0) continue;
       const Port own = portOf(channel.netIn);
       for (const int net : topology_.of(NodeType::net)) {
         const Port other = portOf(net);
@@ -302,6 +306,7 @@ class Validator {
   const Machine& machine_;
   const Topology& topology_;
   std::size_t number_ = 0;
+  std::vector<bool> sound_;
   std::vector<std::string> violations_;
   std::map<std::pair<int, int>, Bandwidth> loads_;
   std::map<Port, Bandwidth> in_, out_;

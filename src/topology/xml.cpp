@@ -101,6 +101,7 @@ class Checker {
     const long long numa = reader_.integerOr(node, "numaid", -1, kMaxNumber, -1);
     reader_.integerOr(node, "familyid", -1, INT32_MAX, -1);
     reader_.integerOr(node, "modelid", -1, INT32_MAX, -1);
+    numa_ = numa;
     if (!numaNodes_.emplace(host_, numa).second)
       reader_.fail(node, fmt::format("names NUMA node {} a second time", numa));
     if (const std::string* affinity = node.find("affinity")) {
@@ -179,11 +180,13 @@ class Checker {
     reader_.numberOr(node, "latency", 0, 1e9, 0);
     const std::string* name = node.find("name");
     if (dev < 0) return;
-    const auto [at, isNew] = netDevices_.try_emplace({host_, dev}, name ? *name : "");
+    const Port port{name ? *name : "", numa_};
+    const auto [at, isNew] = netDevices_.try_emplace({host_, dev}, port);
     if (isNew) return;
     // Dumps of virtual machines repeat a port that is no PCI device below each CPU.
-    if (at->second != (name ? *name : ""))
+    if (at->second.name != port.name || at->second.numa == port.numa)
       reader_.fail(node, fmt::format("has dev {}, which another net of its host has", dev));
+    at->second.numa = port.numa;
     note(node, fmt::format("repeats dev {}", dev));
   }
 
@@ -207,7 +210,12 @@ class Checker {
   std::uint64_t host_ = 0;
   BusId pci_ = kNoBusId;
   std::set<std::pair<std::uint64_t, long long>> numaNodes_, gpuDevices_;
-  std::map<std::pair<std::uint64_t, long long>, std::string> netDevices_;
+  struct Port {
+    std::string name;
+    long long numa = -1;  // of the CPU that it was seen below last
+  };
+  std::map<std::pair<std::uint64_t, long long>, Port> netDevices_;
+  long long numa_ = -1;
   std::map<std::pair<std::uint64_t, BusId>, const XmlNode*> devices_;
   std::set<std::pair<std::uint64_t, BusId>> gpus_;
   std::set<long long> ranks_;

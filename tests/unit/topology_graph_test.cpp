@@ -63,6 +63,17 @@ TEST(Bandwidths, AreThoseOfTheLinks) {
   EXPECT_EQ(cpuLinkBandwidth(CpuArchitecture::arm, CpuVendor::unknown, 0), 6000);
 }
 
+TEST(PathTypes, HaveNamesAndOldNumbers) {
+  for (int type = 0; type <= static_cast<int>(PathType::dis); ++type)
+    EXPECT_EQ(pathTypeOf(nameOf(static_cast<PathType>(type))), static_cast<PathType>(type));
+  EXPECT_EQ(pathLevelOf("PXB"), PathType::pxb);
+  EXPECT_EQ(pathLevelOf("0"), PathType::loc);
+  EXPECT_EQ(pathLevelOf("3"), PathType::phb);
+  EXPECT_EQ(pathLevelOf("5"), PathType::sys);
+  for (const char* text : {"", "pxb", "10", "-1", "NVLINK"})
+    EXPECT_FALSE(pathLevelOf(text).has_value()) << text;
+}
+
 TEST(TopologyGraph, HoldsADetectedMachine) {
   const Topology topology =
       buildTopology(parseTopologyXml(ownTopology("h800x8-vm.detected.xml"), "h800"));

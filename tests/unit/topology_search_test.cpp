@@ -69,6 +69,22 @@ TEST(Search, GivesTheSameForEveryOrderOfTheFile) {
       parseTopologyXml(ownTopology("h800x8-vm.detected.xml"), "h800x8-vm")};
   for (const char* name : {"dgx-a100", "dgx1-v100", "rtx3090-x8"})
     files.push_back(describeMachine(preset(name)));
+  // Several functions of one adapter on different links, ports that are no PCI devices, one of them
+  // named below both CPUs.
+  files.push_back(parseTopologyXml(R"(<system version="1"><cpu numaid="0" arch="x86_64">
+    <pci busid="0000:01:00.0" class="0x030200" link_speed="16 GT/s" link_width="16">
+      <gpu dev="0" sm="80"/></pci>
+    <pci busid="0000:02:00.0" class="0x020700" link_speed="16 GT/s" link_width="16">
+      <nic><net name="a" dev="1" port="1" guid="0x7" speed="100000"/>
+           <net name="b" dev="0" port="2" guid="0x7" speed="100000"/></nic></pci>
+    <pci busid="0000:02:00.1" class="0x020700" link_speed="8 GT/s" link_width="8">
+      <nic><net name="c" dev="2" port="3" guid="0x7" speed="100000"/></nic></pci>
+    <nic><net name="e" dev="4"/><net name="d" dev="3"/></nic></cpu>
+    <cpu numaid="1" arch="x86_64">
+    <pci busid="0000:03:00.0" class="0x030200" link_speed="16 GT/s" link_width="16">
+      <gpu dev="1" sm="80"/></pci>
+    <nic><net name="d" dev="3"/></nic></cpu></system>)",
+                                   "odd adapters"));
   for (const XmlTopology& file : files) {
     const auto answer = [&](const XmlTopology& version) {
       const Machine machine = machineOf(version, 0);
@@ -179,6 +195,16 @@ TEST(Search, OfOneGpu) {
   const Machine many = machineOf(describeMachine(one), 2);
   expectValid(searchGraphs(many, {}), many, "one GPU a node");
   EXPECT_EQ(searchGraphs(many, {}).tree.pattern, Pattern::tree);
+}
+
+TEST(Search, OfBlackwellWithoutNvlink) {
+  MachineDescription cards = preset("rtx3090-x8");
+  cards.sm = 120;
+  cards.nics = 0;
+  const Machine machine = machineOf(describeMachine(cards), 8);
+  const GraphSet graphs = searchGraphs(machine, {});
+  expectValid(graphs, machine, "cards");
+  EXPECT_GE(graphs.ring.totalIntra(), 6000);
 }
 
 TEST(Search, FallsBackToOnePlainChain) {

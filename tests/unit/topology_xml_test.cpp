@@ -154,6 +154,23 @@ TEST(TopologyXml, RefusesWhatCouldGrowWithoutBound) {
             "file:2: a zero byte is not allowed");
 }
 
+TEST(TopologyXml, APortMayBeBelowEachCpuButNotTwiceBelowOne) {
+  const auto file = [](std::string_view first, std::string_view second) {
+    return fmt::format(
+        "<system version=\"1\"><cpu numaid=\"0\"><nic>{}</nic></cpu>\n"
+        "<cpu numaid=\"1\"><nic>{}</nic></cpu></system>",
+        first, second);
+  };
+  constexpr std::string_view kEth0 = "<net name=\"eth0\" dev=\"0\"/>";
+  constexpr std::string_view kEth1 = "<net name=\"eth1\" dev=\"0\"/>";
+  EXPECT_EQ(errorOfText(file(kEth0, kEth0)), "");
+  EXPECT_EQ(parseTopologyXml(file(kEth0, kEth0), "file").notes.size(), 1u);
+  EXPECT_EQ(errorOfText(file(kEth0, kEth1)),
+            "file:2: <net> has dev 0, which another net of its host has");
+  EXPECT_EQ(errorOfText(file(fmt::format("{}{}", kEth0, kEth0), "")),
+            "file:1: <net> has dev 0, which another net of its host has");
+}
+
 TEST(TopologyXml, NotesWhatItLeavesOut) {
   const XmlTopology file =
       parseTopologyXml(replaced(std::string(kTwoGpus), "</system>", "<future/></system>"), "file");
