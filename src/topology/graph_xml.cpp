@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "topology/search.h"
+
 namespace unisono::topology {
 
 namespace {
@@ -119,6 +121,14 @@ class GraphReader {
 };
 
 }  // namespace
+
+std::vector<NamedGraph> namedGraphs(const GraphSet& graphs) {
+  return {{GraphId::ring, graphs.ring},
+          {GraphId::tree, graphs.tree},
+          {GraphId::collnetDirect, graphs.collnetDirect},
+          {GraphId::collnetChain, graphs.collnetChain},
+          {GraphId::nvls, graphs.nvls}};
+}
 
 std::string writeGraphs(const std::vector<NamedGraph>& graphs, const Topology& topology) {
   XmlNode root;

@@ -18,6 +18,10 @@ struct NamedGraph {
   ChannelGraph graph;
 };
 
+struct GraphSet;
+// All graphs of a machine with their numbers, in the order of the original's dumps.
+std::vector<NamedGraph> namedGraphs(const GraphSet& graphs);
+
 // GPUs and ports are written as their dev, hexadecimal with 0x as NCCL does since 2.27; on several
 // hosts the host's number stands in the eight bits above 56.
 std::string writeGraphs(const std::vector<NamedGraph>& graphs, const Topology& topology);

@@ -434,21 +434,22 @@ ChannelGraph searchGraph(const Machine& machine, const GraphRequest& request,
 
 GraphSet searchGraphs(const Machine& machine, const SearchSettings& settings) {
   const SearchSpace space(machine);
+  const auto choose = [&](GraphId id, const GraphRequest& request) {
+    for (const NamedGraph& given : settings.given)
+      if (given.id == id && !given.graph.channels.empty()) return given.graph;
+    ChannelGraph none;
+    none.pattern = request.pattern;
+    const bool wanted = id == GraphId::nvls ? settings.nvls : !request.collnet || settings.collnet;
+    return wanted ? searchIn(space, request, settings) : none;
+  };
   GraphSet graphs;
-  graphs.ring = searchIn(space, {Pattern::ring, 1, settings.maxRingChannels, false}, settings);
+  graphs.ring = choose(GraphId::ring, {Pattern::ring, 1, settings.maxRingChannels, false});
   const int channels = static_cast<int>(graphs.ring.channels.size());
-  graphs.tree = searchIn(space, {Pattern::balancedTree, channels, channels, false}, settings);
-  graphs.collnetChain.pattern = Pattern::tree;
-  graphs.collnetDirect.pattern = Pattern::collnetDirect;
-  graphs.nvls.pattern = Pattern::nvls;
-  if (settings.collnet) {
-    graphs.collnetChain = searchIn(space, {Pattern::tree, channels, channels, true}, settings);
-    graphs.collnetDirect =
-        searchIn(space, {Pattern::collnetDirect, 1, settings.maxChannels, true}, settings);
-  }
-  if (settings.nvls)
-    graphs.nvls =
-        searchIn(space, {Pattern::nvls, 1, settings.maxChannels, settings.collnet}, settings);
+  graphs.tree = choose(GraphId::tree, {Pattern::balancedTree, channels, channels, false});
+  graphs.collnetChain = choose(GraphId::collnetChain, {Pattern::tree, channels, channels, true});
+  graphs.collnetDirect =
+      choose(GraphId::collnetDirect, {Pattern::collnetDirect, 1, settings.maxChannels, true});
+  graphs.nvls = choose(GraphId::nvls, {Pattern::nvls, 1, settings.maxChannels, settings.collnet});
   return graphs;
 }
 

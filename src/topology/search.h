@@ -1,6 +1,9 @@
 #pragma once
 
+#include <vector>
+
 #include "topology/graph.h"
+#include "topology/graph_xml.h"
 #include "topology/machine.h"
 
 namespace unisono::topology {
@@ -12,6 +15,8 @@ struct SearchSettings {
   int maxChannels = 64;
   bool collnet = false;  // the network reduces, and the user wants it
   bool nvls = true;      // NVLink multicast is there, and the user wants it
+  // Graphs that the user gives (NCCL_GRAPH_FILE); those with channels are taken as they are.
+  std::vector<NamedGraph> given;
   // Moves that the search may try: in one try, in one where all channels are alike, in all. 0
   // takes 8192, 1024 and 32 tries, and more where one pass through all channels and GPUs needs it.
   long long triesSteps = 0;
@@ -36,7 +41,8 @@ struct GraphRequest {
 ChannelGraph searchGraph(const Machine& machine, const GraphRequest& request,
                          const SearchSettings& settings);
 
-// The graphs of a machine. The tree has as many channels as the ring.
+// The graphs of a machine, searched or given. A tree that is searched has as many channels as the
+// ring.
 struct GraphSet {
   ChannelGraph ring, tree, collnetChain, collnetDirect, nvls;
 };

@@ -463,6 +463,15 @@ std::string Topology::nameOf(int index) const {
   }
 }
 
+int Topology::find(std::string_view name) const {
+  for (int index = 0; index < static_cast<int>(nodes.size()); ++index) {
+    const std::string full = nameOf(index);
+    if (full == name) return index;
+    if (node(index).type == NodeType::net && full.substr(0, full.find('-')) == name) return index;
+  }
+  return -1;
+}
+
 Topology buildTopology(const XmlTopology& file) {
   return Builder(file).build();
 }

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "topology/bandwidth.h"
@@ -76,6 +77,8 @@ struct Topology {
   int lowestSm() const;
   // "GPU/3", "NET/0-mlx5_1", "PCI/0000:65:00.0", with a host number where there are several hosts.
   std::string nameOf(int index) const;
+  // The node of such a name, a NET's also without what follows its number; -1 if there is none.
+  int find(std::string_view name) const;
 };
 
 // Builds the graph of a topology file: GPUs and NICs below their PCI switches and CPUs, NVLinks,

@@ -106,6 +106,15 @@ TEST(TopologyGraph, HoldsADetectedMachine) {
   EXPECT_EQ(between->bandwidth, 22000);
 }
 
+TEST(TopologyGraph, FindsNodesByTheirNames) {
+  const Topology topology = presetTopology("dgx-h100");
+  for (int node = 0; node < static_cast<int>(topology.nodes.size()); ++node)
+    EXPECT_EQ(topology.find(topology.nameOf(node)), node);
+  EXPECT_EQ(topology.find("NET/3"), topology.of(NodeType::net)[3]);
+  EXPECT_EQ(topology.find("GPU/8"), -1);
+  EXPECT_EQ(topology.find(""), -1);
+}
+
 TEST(TopologyGraph, EveryLinkHasItsOtherDirection) {
   for (const std::string& name : presetNames()) {
     const Topology topology = presetTopology(name);

@@ -20,18 +20,10 @@ using testing::foreignTopology;
 using testing::ownTopology;
 using testing::readFile;
 
-std::vector<NamedGraph> named(const GraphSet& graphs) {
-  return {{GraphId::ring, graphs.ring},
-          {GraphId::tree, graphs.tree},
-          {GraphId::collnetDirect, graphs.collnetDirect},
-          {GraphId::collnetChain, graphs.collnetChain},
-          {GraphId::nvls, graphs.nvls}};
-}
-
 void expectValid(const GraphSet& graphs, const Machine& machine, const std::string& what) {
   EXPECT_FALSE(graphs.ring.channels.empty()) << what;
   EXPECT_FALSE(graphs.tree.channels.empty()) << what;
-  for (const NamedGraph& graph : named(graphs))
+  for (const NamedGraph& graph : namedGraphs(graphs))
     for (const std::string& violation : validate(graph.graph, machine))
       ADD_FAILURE() << what << ": " << violation << "\n"
                     << describeGraph(graph.graph, machine.topology);
@@ -89,7 +81,7 @@ TEST(Search, GivesTheSameForEveryOrderOfTheFile) {
     const auto answer = [&](const XmlTopology& version) {
       const Machine machine = machineOf(version, 0);
       return describeTopology(machine) + describePaths(machine) +
-             writeGraphs(named(searchGraphs(machine, {})), machine.topology);
+             writeGraphs(namedGraphs(searchGraphs(machine, {})), machine.topology);
     };
     const std::string first = answer(file);
     for (int round = 0; round < 5; ++round) {
@@ -284,11 +276,26 @@ TEST(Validator, SeesWhatIsWrong) {
 TEST(GraphXml, IsReadAsItWasWritten) {
   for (const std::string& name : presetNames()) {
     const Machine machine = machineOf(describeMachine(preset(name)), 0);
-    const std::string text = writeGraphs(named(searchGraphs(machine, {})), machine.topology);
+    const std::string text = writeGraphs(namedGraphs(searchGraphs(machine, {})), machine.topology);
     const auto graphs = parseGraphs(text, name, machine.topology);
     ASSERT_EQ(graphs.size(), 5u);
     EXPECT_EQ(writeGraphs(graphs, machine.topology), text);
   }
+}
+
+TEST(GraphXml, GivenGraphsAreTakenAsTheyAre) {
+  const Machine machine = machineOf(describeMachine(preset("hgx-h200x4")), 4);
+  ChannelGraph own = searchGraphs(machine, {}).ring;
+  own.channels.resize(3);
+  std::swap(own.channels[1].gpus[0], own.channels[1].gpus[2]);
+  SearchSettings settings;
+  settings.given =
+      parseGraphs(writeGraphs({{GraphId::ring, own}, {GraphId::nvls, {}}}, machine.topology),
+                  "given", machine.topology);
+  const GraphSet graphs = searchGraphs(machine, settings);
+  EXPECT_EQ(graphs.ring.channels, own.channels);
+  EXPECT_EQ(graphs.tree.channels.size(), 3u) << "as many as the ring";
+  EXPECT_EQ(graphs.nvls.channels.size(), 4u) << "an empty graph is no wish";
 }
 
 TEST(GraphXml, TakesDecimalAndHexadecimalNumbers) {
@@ -352,7 +359,7 @@ TEST(KnownMachines, AreServedAtLeastAsWellAsByNccl) {
     expectValid(ours, machine, known.graphs);
     const auto theirs = parseGraphs(readFile(*graphsFile), known.graphs, machine.topology);
     for (const NamedGraph& their : theirs) {
-      for (const NamedGraph& our : named(ours)) {
+      for (const NamedGraph& our : namedGraphs(ours)) {
         if (our.id != their.id || their.graph.channels.empty()) continue;
         SCOPED_TRACE(std::string(known.graphs) +
                      "\nours: " + describeGraph(our.graph, machine.topology) +
