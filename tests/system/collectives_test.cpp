@@ -1,0 +1,105 @@
+#include <vector>
+
+#include "collective_case.h"
+
+// Every call with every type and operator, in and out of place.
+namespace unisono::system_test {
+namespace {
+
+class Collectives : public ::testing::TestWithParam<int> {};
+
+void run(const Ranks& ranks, const Case& call) {
+  try {
+    runCase(ranks, call);
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << error.what();
+  }
+}
+
+std::vector<Operator> operatorsOf(Call call) {
+  if (reduces(call)) return {std::begin(kOperators), std::end(kOperators)};
+  return {Operator::sum};
+}
+
+TEST_P(Collectives, EveryTypeAndOperator) {
+  const Ranks ranks(GetParam());
+  for (Call call : kCalls) {
+    for (int type = 0; type < bench::kElementTypes; type++) {
+      for (Operator op : operatorsOf(call)) {
+        for (bool inPlace : {false, true}) {
+          if (inPlace && !canBeInPlace(call)) continue;
+          const int root = (type + static_cast<int>(op)) % ranks.size();
+          for (size_t count : {size_t{1}, size_t{977}}) {
+            run(ranks, {call, static_cast<bench::ElementType>(type), op, inPlace, count, root,
+                        static_cast<size_t>(type % 4)});
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Collectives, EveryCount) {
+  const Ranks ranks(GetParam());
+  const std::vector<size_t> counts =
+      kSanitized ? std::vector<size_t>{0, 3, 8191}
+                 : std::vector<size_t>{0, 2, 3, 7, 8, 9, 31, 255, 256, 257, 4096, 8191, 32771};
+  for (Call call : kCalls) {
+    for (size_t count : counts) {
+      for (bool inPlace : {false, true}) {
+        if (inPlace && !canBeInPlace(call)) continue;
+        for (int root = 0; root < ranks.size(); root++) {
+          const bool hasRoot = call == Call::reduce || call == Call::broadcast ||
+                               call == Call::gather || call == Call::scatter;
+          if (root > 0 && !hasRoot) break;
+          run(ranks,
+              {call, bench::ElementType::int32, Operator::sum, inPlace, count, root, count % 3});
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// A connection's FIFO holds 256 KiB, all of a rank's half a MiB.
+TEST_P(Collectives, LargerThanEveryBuffer) {
+  const Ranks ranks(GetParam());
+  const size_t count = static_cast<size_t>(scaled(400'001, 70'001));
+  for (Call call : kCalls) {
+    for (auto type : {bench::ElementType::float32, bench::ElementType::uint8}) {
+      run(ranks, {call, type, Operator::sum, false, count, ranks.size() - 1, 1});
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Calls follow each other on one stream without a wait in between: what one leaves in the buffers
+// must not meet the next.
+TEST_P(Collectives, ManyInARow) {
+  const Ranks ranks(GetParam());
+  std::vector<std::vector<std::unique_ptr<CaseBuffers>>> calls;
+  for (int i = 0; i < scaled(120, 40); i++) {
+    Case call;
+    call.call = kCalls[static_cast<size_t>(i) % std::size(kCalls)];
+    call.count = static_cast<size_t>(1) << (i * 7 % 15);
+    call.root = i % ranks.size();
+    call.op = kOperators[static_cast<size_t>(i) % 4];
+    auto& buffers = calls.emplace_back();
+    for (int rank = 0; rank < ranks.size(); rank++) {
+      buffers.push_back(std::make_unique<CaseBuffers>(call, rank, ranks.size(), rank));
+    }
+    ranks.inGroup([&](int rank) {
+      check(buffers[static_cast<size_t>(rank)]->enqueue(ranks.comm(rank), ranks.stream(rank)));
+    });
+  }
+  ranks.synchronize();
+  for (const auto& buffers : calls) {
+    for (const auto& buffer : buffers) EXPECT_NO_THROW(buffer->verify());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 5, 8));
+
+}  // namespace
+}  // namespace unisono::system_test

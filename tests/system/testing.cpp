@@ -1,0 +1,140 @@
+#include "testing.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+namespace unisono::system_test {
+namespace {
+
+// Before the library reads them; the environment of the test goes first.
+const bool settingsMade = [] {
+  ::setenv("UNISONO_BACKEND", "host", 0);
+  ::setenv("UNISONO_BOOTSTRAP_TIMEOUT", "60", 0);
+  return true;
+}();
+
+int entriesOf(const char* directory) {
+  int count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) count++;
+  return count;
+}
+
+}  // namespace
+
+::testing::AssertionResult isOk(ncclResult_t result) {
+  if (result == ncclSuccess) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "result " << result << "; " << ncclGetLastError(nullptr)
+                                       << " / " << unisonoHostGetLastError();
+}
+
+void check(ncclResult_t result) {
+  if (result == ncclSuccess) return;
+  throw std::runtime_error("result " + std::to_string(result) + "; " + ncclGetLastError(nullptr) +
+                           " / " + unisonoHostGetLastError());
+}
+
+DeviceBuffer::DeviceBuffer(int device, size_t bytes) : bytes_(bytes) {
+  check(unisonoHostSetDevice(device));
+  check(unisonoHostMalloc(&address_, bytes));
+}
+
+DeviceStream::DeviceStream(int device) {
+  check(unisonoHostSetDevice(device));
+  check(unisonoHostStreamCreate(&stream_));
+}
+
+Ranks::Ranks(int ranks) : comms_(static_cast<size_t>(ranks)) {
+  for (int rank = 0; rank < ranks; rank++) streams_.emplace_back(rank);
+  check(ncclCommInitAll(comms_.data(), ranks, nullptr));
+}
+
+Ranks::~Ranks() {
+  for (ncclComm_t comm : comms_) ncclCommDestroy(comm);
+}
+
+void Ranks::inGroup(const std::function<void(int)>& body) const {
+  check(ncclGroupStart());
+  for (int rank = 0; rank < size(); rank++) body(rank);
+  check(ncclGroupEnd());
+}
+
+void Ranks::synchronize() const {
+  for (const DeviceStream& stream : streams_) stream.synchronize();
+}
+
+void onThreads(int ranks, const std::function<void(int)>& body) {
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; rank++) {
+    threads.emplace_back([&, rank] {
+      try {
+        int devices = 0;
+        check(unisonoHostGetDeviceCount(&devices));
+        check(unisonoHostSetDevice(rank % devices));
+        body(rank);
+      } catch (const std::exception& error) {
+        std::lock_guard lock(mutex);
+        errors.push_back("rank " + std::to_string(rank) + ": " + error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& error : errors) ADD_FAILURE() << error;
+}
+
+Member::Member(const ncclUniqueId& id, int rank, int ranks, ncclConfig_t* config) {
+  check(ncclCommInitRankConfig(&comm, ranks, id, rank, config));
+}
+
+ncclUniqueId newId() {
+  ncclUniqueId id;
+  check(ncclGetUniqueId(&id));
+  return id;
+}
+
+void useOnce(ncclComm_t comm, size_t count) {
+  int device = 0, ranks = 0, rank = 0;
+  check(ncclCommCuDevice(comm, &device));
+  check(ncclCommCount(comm, &ranks));
+  check(ncclCommUserRank(comm, &rank));
+  DeviceBuffer buffer(device, count * sizeof(int));
+  DeviceStream stream(device);
+  for (size_t i = 0; i < count; i++) buffer.as<int>()[i] = rank + 1;
+  check(ncclAllReduce(buffer.as<int>(), buffer.as<int>(), count, ncclInt, ncclSum, comm, stream));
+  stream.synchronize();
+  for (size_t i = 0; i < count; i++) {
+    if (buffer.as<int>()[i] != ranks * (ranks + 1) / 2) {
+      throw std::runtime_error("element " + std::to_string(i) + " of the sum is " +
+                               std::to_string(buffer.as<int>()[i]));
+    }
+  }
+}
+
+Setting::Setting(const char* name, const char* value) : name_(name) {
+  const char* before = std::getenv(name);
+  wasSet_ = before != nullptr;
+  if (wasSet_) before_ = before;
+  ::setenv(name, value, 1);
+}
+
+Setting::~Setting() {
+  if (wasSet_) {
+    ::setenv(name_, before_.c_str(), 1);
+  } else {
+    ::unsetenv(name_);
+  }
+}
+
+int openDescriptors() {
+  return entriesOf("/proc/self/fd");
+}
+
+int runningThreads() {
+  return entriesOf("/proc/self/task");
+}
+
+}  // namespace unisono::system_test

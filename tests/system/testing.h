@@ -1,0 +1,129 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <nccl.h>
+#include <unisono/host.h>
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+// What the tests of the C API share. Devices are simulated; linking this makes 8 of them unless
+// the environment says otherwise.
+namespace unisono::system_test {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+// `full`, or less of it where a sanitizer makes everything slow.
+constexpr int scaled(int full, int sanitized) {
+  return kSanitized ? sanitized : full;
+}
+
+// Fails the running test with the library's text when `result` is not success.
+::testing::AssertionResult isOk(ncclResult_t result);
+#define EXPECT_OK(call) EXPECT_TRUE(::unisono::system_test::isOk(call))
+#define ASSERT_OK(call) ASSERT_TRUE(::unisono::system_test::isOk(call))
+
+// For code that cannot return from a test: throws std::runtime_error with the library's text.
+void check(ncclResult_t result);
+
+// Memory of one device, freed at the end.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(int device, size_t bytes);
+  ~DeviceBuffer() { unisonoHostFree(address_); }
+  DeviceBuffer(DeviceBuffer&& other) noexcept
+      : address_(std::exchange(other.address_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(address_, other.address_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  template <typename T = std::byte>
+  T* as() const {
+    return static_cast<T*>(address_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* address_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// A stream of one device, destroyed at the end.
+class DeviceStream {
+ public:
+  explicit DeviceStream(int device);
+  ~DeviceStream() {
+    if (stream_ != nullptr) unisonoHostStreamDestroy(stream_);
+  }
+  DeviceStream(DeviceStream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
+  operator cudaStream_t() const { return stream_; }
+  void synchronize() const { check(unisonoHostStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// Ranks 0 .. n - 1 on devices 0 .. n - 1, all driven by the thread that made them.
+class Ranks {
+ public:
+  explicit Ranks(int ranks);
+  ~Ranks();
+  int size() const { return static_cast<int>(comms_.size()); }
+  ncclComm_t comm(int rank) const { return comms_[static_cast<size_t>(rank)]; }
+  cudaStream_t stream(int rank) const { return streams_[static_cast<size_t>(rank)]; }
+  // Calls `body(rank)` for each rank inside one group.
+  void inGroup(const std::function<void(int rank)>& body) const;
+  void synchronize() const;
+
+ private:
+  std::vector<ncclComm_t> comms_;
+  std::vector<DeviceStream> streams_;
+};
+
+// Runs `body(rank)` on a thread for each rank, with the device of that number current, and fails
+// the test for each that throws.
+void onThreads(int ranks, const std::function<void(int rank)>& body);
+
+// A thread's rank of a new communicator; destroyed at the end.
+class Member {
+ public:
+  Member(const ncclUniqueId& id, int rank, int ranks, ncclConfig_t* config = nullptr);
+  ~Member() {
+    if (comm != nullptr) ncclCommDestroy(comm);
+  }
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+  ncclComm_t comm = nullptr;
+};
+
+ncclUniqueId newId();
+
+// Sums `rank + 1` over all ranks and throws unless the result is right: whether a communicator
+// works.
+void useOnce(ncclComm_t comm, size_t count = 1000);
+
+// Sets a variable of the environment for as long as it lives.
+class Setting {
+ public:
+  Setting(const char* name, const char* value);
+  ~Setting();
+
+ private:
+  const char* name_;
+  std::string before_;
+  bool wasSet_;
+};
+
+int openDescriptors();
+int runningThreads();
+
+}  // namespace unisono::system_test
