@@ -26,6 +26,7 @@ struct XmlNode {
   // Sets an attribute that is absent; an existing value stays.
   void setDefault(std::string_view attribute, std::string value);
   void erase(std::string_view attribute);
+  // The reference holds until the next child is added.
   XmlNode& addChild(std::string_view childName);
 };
 

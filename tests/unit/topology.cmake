@@ -1,5 +1,5 @@
 unisono_test(topology_test
   SOURCES topology_xml_test.cpp topology_graph_test.cpp topology_search_test.cpp
-    topology_golden_test.cpp
+    topology_golden_test.cpp topology_merge_test.cpp
   DEPENDS unisono_topology
   LABELS unit)
