@@ -21,12 +21,26 @@ std::string attributeOf(const XmlNode& node, std::string_view attribute) {
   return value ? *value : std::string();
 }
 
+bool sameElement(const XmlNode& a, const XmlNode& b);
+
+// Adapters have no name of their own: they are the same if they share a port.
+bool shareAPort(const XmlNode& a, const XmlNode& b) {
+  return std::any_of(a.children.begin(), a.children.end(), [&](const XmlNode& port) {
+    return std::any_of(b.children.begin(), b.children.end(),
+                       [&](const XmlNode& other) { return sameElement(port, other); });
+  });
+}
+
 bool sameElement(const XmlNode& a, const XmlNode& b) {
   if (a.name != b.name) return false;
+  if (a.name == "nic") return shareAPort(a, b);
   const std::string_view identity = identityOf(a.name);
   if (identity.empty()) return true;
   const std::string first = attributeOf(a, identity), second = attributeOf(b, identity);
-  if (identity == "name") return first == second;
+  if (a.name == "net") {
+    const std::string devA = attributeOf(a, "dev"), devB = attributeOf(b, "dev");
+    return first == second && (devA.empty() || devB.empty() || devA == devB);
+  }
   const BusId id = parseBusId(first);
   return id == kNoBusId ? first == second : id == parseBusId(second);
 }
@@ -83,6 +97,7 @@ class Merger {
         const auto same = std::find_if(into.children.begin(), into.children.end(),
                                        [&](const XmlNode& own) { return sameElement(own, child); });
         if (same != into.children.end()) target = &*same;
+        if (!target && child.name == "nic" && into.name == "pci") target = onlyNic(into);
       }
       if (target) {
         fillAttributes(*target, child);
@@ -98,6 +113,17 @@ class Merger {
       const bool emptied = child.name == "pci" && added.children.empty() && !child.children.empty();
       if (!emptied) into.children.push_back(std::move(added));
     }
+  }
+
+  // A device holds one adapter, of which a platform's file may not name the ports.
+  static XmlNode* onlyNic(XmlNode& pci) {
+    XmlNode* only = nullptr;
+    for (XmlNode& child : pci.children) {
+      if (child.name != "nic") continue;
+      if (only) return nullptr;
+      only = &child;
+    }
+    return only;
   }
 
   XmlNode* findAnywhere(BusId busId) {

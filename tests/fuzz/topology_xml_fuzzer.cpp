@@ -8,6 +8,7 @@
 #include "topology/presets.h"
 #include "topology/search.h"
 #include "topology/validate.h"
+#include "topology/xml_merge.h"
 
 // From the text of a topology file to channels. Any text must end in an Error or in valid graphs.
 using namespace unisono;
@@ -27,6 +28,10 @@ void fuzzTopology(std::string_view text, unsigned choices) {
   const XmlTopology file = parseTopologyXml(text, "fuzz");
   if (writeTopologyXml(parseTopologyXml(writeTopologyXml(file), "again")) != writeTopologyXml(file))
     report("a file changes when it is written and read", writeTopologyXml(file));
+  XmlNode merged = file.system;
+  mergeTopology(merged, file.system);
+  if (writeXml(merged) != writeXml(file.system))
+    report("a file changes when it is merged with itself", writeXml(merged));
   const Topology topology = buildTopology(file);
   if (topology.of(NodeType::gpu).size() > kMostGpus || topology.nodes.size() > kMostNodes) return;
 

@@ -87,6 +87,21 @@ TEST(Merge, JoinsWhatTwoRanksSee) {
   EXPECT_EQ(described(first, "joined"), described(whole, "whole"));
 }
 
+TEST(Merge, OfAFileWithItselfChangesNothing) {
+  std::vector<XmlNode> files{
+      parseXml(ownTopology("h800x8-vm.detected.xml"), "h800"),
+      parseXml("<system version=\"1\"><cpu numaid=\"0\"><nic><net name=\"a\" dev=\"0\"/></nic>"
+               "<nic><net name=\"b\" dev=\"1\"/><net name=\"b\" dev=\"2\"/></nic></cpu></system>",
+               "adapters without devices")};
+  for (const std::string& name : presetNames())
+    files.push_back(describeMachine(preset(name)).system);
+  for (const XmlNode& file : files) {
+    XmlNode merged = file;
+    mergeTopology(merged, file);
+    EXPECT_EQ(writeXml(merged), writeXml(file));
+  }
+}
+
 TEST(Merge, KeepsHostsApart) {
   XmlNode first = describeMachine(preset("hgx-h200x4")).system, second = first;
   first.children[0].set("host_hash", "0x1");
