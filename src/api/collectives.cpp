@@ -25,16 +25,10 @@ ncclResult_t enqueue(ncclComm_t id, cudaStream_t stream, MakeTask makeTask) {
   return api::guarded([&]() -> ncclResult_t {
     Group& group = Group::current();
     group.start();
-    try {
+    group.attempt([&] {
       const auto communicator = comm::findHandle(id)->communicator();
       group.add(id, {makeTask(*communicator), stream});
-    } catch (const Error& error) {
-      group.fail(error);
-      if (group.depth() > 1) {
-        group.end();
-        throw;
-      }
-    }
+    });
     group.end();
     return ncclSuccess;
   });

@@ -67,10 +67,11 @@ HandleId* slotOf(ncclComm_t* comm) {
 }
 
 // Puts the making of a communicator into the thread's group; the handle is there at once.
-void addMaking(ncclComm_t* comm, int device, bool blocking, Handle::Maker make) {
+void addMaking(ncclComm_t* comm, int device, bool blocking, Handle::Maker make,
+               std::shared_ptr<Handle> keeper = nullptr) {
   auto& runtime = runtime::Runtime::get();
   *slotOf(comm) = comm::registerHandle(std::make_shared<Handle>(runtime, device, blocking));
-  Group::current().add(slotOf(comm), std::move(make));
+  Group::current().add(slotOf(comm), std::move(make), std::move(keeper));
 }
 
 // Runs `body`, which adds to the group, as a group of its own or inside the caller's.
@@ -79,15 +80,7 @@ ncclResult_t inGroup(Body body) {
   return api::guarded([&]() -> ncclResult_t {
     Group& group = Group::current();
     group.start();
-    try {
-      body();
-    } catch (const Error& error) {
-      group.fail(error);
-      if (group.depth() > 1) {
-        group.end();
-        throw;
-      }
-    }
+    group.attempt(body);
     return group.end() ? ncclSuccess : ncclInProgress;
   });
 }
@@ -244,20 +237,21 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
       throw invalidArgument("The color is {}", color)
           .remedy("Use 0 or more, or NCCL_SPLIT_NOCOLOR to take no part");
     }
-    auto parent = communicatorOf(comm);
+    auto handle = comm::findHandle(comm);
+    auto parent = handle->usable();
     const ncclConfig_t read = readConfig(config);
     const comm::Options options = config == nullptr ? parent->options() : optionsOf(read);
-    const bool blocking = read.blocking == NCCL_CONFIG_UNDEF_INT
-                              ? comm::findHandle(comm)->blocking()
-                              : isBlocking(read);
+    const bool blocking =
+        read.blocking == NCCL_CONFIG_UNDEF_INT ? handle->blocking() : isBlocking(read);
     const int device = parent->device();
     addMaking(newcomm, device, blocking,
-              comm::makeFromSplit(std::move(parent), color, key, options));
+              comm::makeFromSplit(std::move(parent), color, key, options),
+              color == NCCL_SPLIT_NOCOLOR ? std::move(handle) : nullptr);
   });
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  return api::guarded([&] { communicatorOf(comm)->finish(); });
+  return api::guarded([&] { comm::findHandle(comm)->finalize(); });
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {

@@ -28,6 +28,7 @@ constexpr uint32_t kSlots = 8;
 constexpr uint32_t kSlicesPerChunk = 2;
 constexpr size_t kOneShotMaxBytes = 256 << 10;
 constexpr int64_t kSlotGrain = 512;
+constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
 constexpr int64_t kMostChannels = 64;
 // Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
 constexpr uint64_t kDirectBytes = 256 << 10;
@@ -109,7 +110,9 @@ Decision decide(const std::vector<RankFacts>& ranks, int rank) {
 
   const int64_t buffer = settingOf(ranks, &RankFacts::bufferBytes, smaller);
   int64_t slotBytes = defaults.slotBytes;
-  if (buffer > 0) slotBytes = std::max(buffer / kSlots / kSlotGrain * kSlotGrain, kSlotGrain);
+  if (buffer > 0) {
+    slotBytes = std::clamp(buffer / kSlots / kSlotGrain * kSlotGrain, kSlotGrain, kMostSlotBytes);
+  }
 
   tuning::AllowedAlgorithms allowed;
   bool allReach = true;

@@ -60,9 +60,14 @@ Communicator::Communicator(runtime::Runtime& runtime,
 
 Communicator::~Communicator() {
   try {
-    if (launched_) finish();
+    finish();
   } catch (const Error& error) {
     logWarn("A communicator ended while its device reported: {}", error.what());
+  }
+  try {
+    if (connector_ != nullptr) connector_->waitUntilMapped();
+  } catch (const Error& error) {
+    logInfo("A communicator ended before all its peers were connected: {}", error.what());
   }
 }
 
@@ -130,7 +135,8 @@ void Communicator::agree() {
   connector_ = std::make_unique<transport::Connector>(runtime_, *bootstrap_, *arena_, *mappings_,
                                                       *tables_, shape, decision_.slots,
                                                       std::move(places), decision_.ringOrders);
-  order_ = runtime_.createEvent(device_);
+  lastLaunch_ = runtime_.createEvent(device_);
+  join_ = runtime_.createEvent(device_);
   logInfo("communicator{}{}: rank {} of {} on device {} ({}), {} node(s), {} channels",
           options_.name.empty() ? "" : " ", options_.name, shape.rank, shape.ranks, device_,
           runtime_.properties(device_).busId, decision_.nodes, shape.situation.channels);
@@ -146,6 +152,11 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
         prepared.streams.end()) {
       prepared.streams.push_back(task.stream);
     }
+  }
+  // Also finds out, before anything is done, what is no stream.
+  runtime::DeviceScope scope(runtime_, device_);
+  for (runtime::Stream stream : prepared.streams) {
+    prepared.captured |= runtime_.captureState(stream) != runtime::CaptureState::none;
   }
   prepared.plan = plan::makePlan(decision_.shape, calls);
   return prepared;
@@ -164,30 +175,25 @@ void Communicator::launch(Prepared& prepared) {
   if (prepared.plan.launches.empty()) return;
   runtime::DeviceScope scope(runtime_, device_);
   const runtime::Stream stream = prepared.streams.front();
-  orderBehindEarlierLaunches(stream);
+  // Launches of one communicator share counters and buffers, so they run in call order, also when
+  // the calls are made on different streams. A captured launch is ordered by its graph.
+  if (launched_ && lastStream_ != stream && !prepared.captured) lastLaunch_->makeWait(stream);
   for (size_t i = 1; i < prepared.streams.size(); i++) {
-    order_->record(prepared.streams[i]);
-    order_->makeWait(stream);
+    join_->record(prepared.streams[i]);
+    join_->makeWait(stream);
   }
   for (plan::Launch& launch : prepared.plan.launches) launchOne(launch, stream);
   if (prepared.streams.size() > 1) {
-    order_->record(stream);
-    for (size_t i = 1; i < prepared.streams.size(); i++) order_->makeWait(prepared.streams[i]);
+    join_->record(stream);
+    for (size_t i = 1; i < prepared.streams.size(); i++) join_->makeWait(prepared.streams[i]);
   }
-  launched_ = true;
-  lastStream_ = stream;
-}
-
-// Launches of one communicator share counters and buffers, so they run in call order, also when the
-// calls are made on different streams. A captured launch is ordered by its graph.
-void Communicator::orderBehindEarlierLaunches(runtime::Stream stream) {
-  if (!launched_ || lastStream_ == stream) return;
-  if (runtime_.captureState(stream) != runtime::CaptureState::none ||
-      runtime_.captureState(lastStream_) != runtime::CaptureState::none) {
-    return;
+  if (prepared.captured) {
+    captured_ = true;
+  } else {
+    lastLaunch_->record(stream);
+    launched_ = true;
+    lastStream_ = stream;
   }
-  order_->record(lastStream_);
-  order_->makeWait(stream);
 }
 
 void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
@@ -219,35 +225,40 @@ void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
 }
 
 void Communicator::finish() {
-  runtime_.synchronizeDevice(device_);
+  if (captured_) {
+    runtime_.synchronizeDevice(device_);
+  } else if (launched_) {
+    const std::shared_ptr<void> stream = runtime_.createStream(device_);
+    lastLaunch_->makeWait(stream.get());
+    runtime_.synchronize(stream.get());
+  }
 }
 
 int Communicator::addReduction(const CustomReduction& reduction) {
+  static std::atomic<int> made{0};
+  const int number = made++;
   std::lock_guard lock(reductionsMutex_);
-  auto free = std::find_if(reductions_.begin(), reductions_.end(),
-                           [](const auto& entry) { return !entry.first; });
-  if (free == reductions_.end()) free = reductions_.insert(free, {false, {}});
-  *free = {true, reduction};
-  return static_cast<int>(free - reductions_.begin());
+  reductions_.emplace(number, reduction);
+  return number;
 }
 
-void Communicator::removeReduction(int index) {
-  reduction(index);
+void Communicator::removeReduction(int number) {
+  reduction(number);
   std::lock_guard lock(reductionsMutex_);
-  reductions_[static_cast<size_t>(index)].first = false;
+  reductions_.erase(number);
 }
 
-CustomReduction Communicator::reduction(int index) const {
+CustomReduction Communicator::reduction(int number) const {
   std::lock_guard lock(reductionsMutex_);
-  if (index < 0 || static_cast<size_t>(index) >= reductions_.size() ||
-      !reductions_[static_cast<size_t>(index)].first) {
+  const auto entry = reductions_.find(number);
+  if (entry == reductions_.end()) {
     throw invalidArgument("The reduction operator is not one of this communicator")
         .rank(rank())
         .remedy(
             "Use ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg or an operator that "
             "ncclRedOpCreatePreMulSum made on the same communicator and that still exists");
   }
-  return reductions_[static_cast<size_t>(index)].second;
+  return entry->second;
 }
 
 }  // namespace unisono::comm

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -54,7 +55,8 @@ class Communicator {
                                               int device, const Settings& settings,
                                               const Options& options,
                                               std::shared_ptr<AbortSignal> abort);
-  // Waits for what was launched; other ranks need not be there any more.
+  // Waits for what was launched, and for peers that are still connecting to this rank; other ranks
+  // need not be there any more.
   ~Communicator();
 
   int rank() const { return decision_.shape.rank; }
@@ -70,18 +72,22 @@ class Communicator {
   struct Prepared {
     plan::Plan plan;
     std::vector<runtime::Stream> streams;  // those of the calls, each once; the first launches
+    bool captured = false;                 // into a graph
   };
   Prepared prepare(const std::vector<StreamTask>& tasks) const;
   bool isConnected(const Prepared& prepared) const;
   void connect(const Prepared& prepared);
   void launch(Prepared& prepared);
 
-  // Waits until everything launched so far is done.
+  // Waits until everything that this communicator launched is done. Work of others on the device
+  // is waited for only where a graph may hold launches of ours.
   void finish();
 
+  // Operators of pre-multiplied sums, by a number from 0 that no other communicator of this process
+  // has or had, so that an operator of another one, or a destroyed one, is found out.
   int addReduction(const CustomReduction& reduction);
-  void removeReduction(int index);
-  CustomReduction reduction(int index) const;
+  void removeReduction(int number);
+  CustomReduction reduction(int number) const;
 
  private:
   Communicator(runtime::Runtime& runtime, std::unique_ptr<bootstrap::Bootstrap> bootstrap,
@@ -89,7 +95,6 @@ class Communicator {
                std::shared_ptr<AbortSignal> abort);
   void agree();
   RankFacts facts() const;
-  void orderBehindEarlierLaunches(runtime::Stream stream);
   void launchOne(plan::Launch& launch, runtime::Stream stream);
 
   runtime::Runtime& runtime_;
@@ -104,12 +109,13 @@ class Communicator {
   std::unique_ptr<transport::DeviceTables> tables_;
   std::unique_ptr<transport::Connector> connector_;
 
-  bool launched_ = false;
+  bool launched_ = false, captured_ = false;
   runtime::Stream lastStream_ = nullptr;
-  std::unique_ptr<runtime::Event> order_;
+  std::unique_ptr<runtime::Event> lastLaunch_;  // recorded behind it: its stream may be gone by now
+  std::unique_ptr<runtime::Event> join_;        // between the streams of one group
 
   mutable std::mutex reductionsMutex_;
-  std::vector<std::pair<bool, CustomReduction>> reductions_;  // (in use, factor)
+  std::map<int, CustomReduction> reductions_;
 };
 
 }  // namespace unisono::comm

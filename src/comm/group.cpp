@@ -1,6 +1,7 @@
 #include "comm/group.h"
 
 #include <algorithm>
+#include <system_error>
 #include <thread>
 
 namespace unisono::comm {
@@ -22,7 +23,17 @@ void runTogether(const std::vector<std::function<void()>>& jobs) {
     }
   };
   std::vector<std::thread> threads;
-  for (size_t i = 1; i < jobs.size(); i++) threads.emplace_back(run, std::cref(jobs[i]));
+  threads.reserve(jobs.size());
+  for (size_t i = 1; i < jobs.size(); i++) {
+    try {
+      threads.emplace_back(run, std::cref(jobs[i]));
+    } catch (const std::system_error& error) {
+      // The jobs that run wait for those that do not, until the bootstrap's timeout.
+      std::lock_guard lock(mutex);
+      first = systemError(error.code().value(), "pthread_create");
+      break;
+    }
+  }
   if (!jobs.empty()) run(jobs.front());
   for (std::thread& thread : threads) thread.join();
   if (first) throw *first;
@@ -35,8 +46,8 @@ Group& Group::current() {
   return group;
 }
 
-void Group::add(HandleId* id, Handle::Maker make) {
-  makings_.push_back({id, findHandle(*id), std::move(make)});
+void Group::add(HandleId* id, Handle::Maker make, std::shared_ptr<Handle> keeper) {
+  makings_.push_back({id, *id, findHandle(*id), std::move(make), std::move(keeper)});
 }
 
 void Group::add(HandleId communicator, const StreamTask& task) {
@@ -44,15 +55,18 @@ void Group::add(HandleId communicator, const StreamTask& task) {
                             [&](const Calls& calls) { return calls.id == communicator; });
   if (entry == calls_.end()) {
     auto handle = findHandle(communicator);
-    auto made = handle->communicator();
+    auto made = handle->usable();
     calls_.push_back({communicator, std::move(handle), std::move(made), {}});
     entry = calls_.end() - 1;
   }
   entry->tasks.push_back(task);
 }
 
-void Group::fail(const Error& error) {
+void Group::refuse(const Error& error) {
   if (!error_) error_ = error;
+  if (depth_ == 1) return;
+  depth_--;
+  throw error;
 }
 
 bool Group::end() {
@@ -77,11 +91,13 @@ bool Group::end() {
   return allMade;
 }
 
+void Group::forget(Making& making) {
+  releaseIfLive(making.handleId);
+  *making.id = nullptr;
+}
+
 void Group::drop(std::vector<Making>& makings) {
-  for (Making& making : makings) {
-    releaseHandle(*making.id);
-    *making.id = nullptr;
-  }
+  for (Making& making : makings) forget(making);
 }
 
 void Group::discard() {
@@ -103,6 +119,10 @@ bool Group::makeAll(std::vector<Making>& makings) {
       });
     } else {
       making.handle->buildInBackground(making.make);
+      if (making.keeper != nullptr) {
+        making.keeper->keep(making.handle);
+        forget(making);
+      }
       allMade = false;
     }
   }
@@ -111,6 +131,9 @@ bool Group::makeAll(std::vector<Making>& makings) {
   } catch (const Error&) {
     drop(makings);
     throw;
+  }
+  for (Making& making : makings) {
+    if (making.keeper != nullptr && making.handle->blocking()) forget(making);
   }
   return allMade;
 }

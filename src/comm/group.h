@@ -27,17 +27,32 @@ class Group {
 
   int depth() const { return depth_; }
 
-  // A communicator to make. `id` is where the caller has its handle; it is cleared on failure.
-  void add(HandleId* id, Handle::Maker make);
+  // A communicator to make. `id` is where the caller has its handle; it is cleared on failure. With
+  // `keeper`, `make` gives none, so that the handle is cleared in any case; a making in the
+  // background then belongs to `keeper`.
+  void add(HandleId* id, Handle::Maker make, std::shared_ptr<Handle> keeper = nullptr);
   void add(HandleId communicator, const StreamTask& task);
-  // A call of this group was refused: the group will fail with this error.
-  void fail(const Error& error);
+
+  // Runs `body`, a call of this group. If it throws, the group will fail with that error; inside
+  // another group the level of the call is closed and the error thrown at once.
+  template <typename Body>
+  void attempt(Body&& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      refuse(error);
+    } catch (const std::exception& error) {
+      refuse(Error(ErrorCode::systemError, error.what()));
+    }
+  }
 
  private:
   struct Making {
     HandleId* id;
+    HandleId handleId;  // *id, which the caller may have changed since
     std::shared_ptr<Handle> handle;
     Handle::Maker make;
+    std::shared_ptr<Handle> keeper;
   };
   struct Calls {
     HandleId id;
@@ -46,6 +61,8 @@ class Group {
     std::vector<StreamTask> tasks;
   };
 
+  void refuse(const Error& error);
+  static void forget(Making& making);
   static void drop(std::vector<Making>& makings);
   static bool makeAll(std::vector<Making>& makings);
   static void runAll(std::vector<Calls>& calls);

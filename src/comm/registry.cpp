@@ -8,7 +8,8 @@ namespace unisono::comm {
 
 Handle::~Handle() {
   if (thread_.joinable()) {
-    abort_->raise();
+    // Only the making is given up: what was launched since then still has to come to its end.
+    if (building_.load(std::memory_order_acquire)) abort_->raise();
     thread_.join();
   }
 }
@@ -50,6 +51,24 @@ std::shared_ptr<Communicator> Handle::communicator() const {
   return communicator_;
 }
 
+std::shared_ptr<Communicator> Handle::usable() const {
+  auto made = communicator();
+  if (finalized_) {
+    throw invalidUsage("The communicator was finalized")
+        .remedy("Make all calls before ncclCommFinalize; afterwards only ncclCommDestroy is left");
+  }
+  return made;
+}
+
+void Handle::finalize() {
+  auto made = communicator();
+  if (finalized_.exchange(true)) {
+    throw invalidArgument("The communicator was finalized before")
+        .remedy("Call ncclCommFinalize once, then ncclCommDestroy");
+  }
+  made->finish();
+}
+
 void Handle::fail(const Error& error) {
   std::lock_guard lock(mutex_);
   if (!error_) error_ = error;
@@ -65,8 +84,10 @@ void Handle::abort() {
   fail(invalidUsage("The communicator was aborted").remedy("Destroy it and make another"));
 }
 
-void Handle::join() {
-  if (thread_.joinable()) thread_.join();
+void Handle::keep(std::shared_ptr<Handle> other) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(kept_, [](const auto& kept) { return kept->state() != ErrorCode::inProgress; });
+  kept_.push_back(std::move(other));
 }
 
 namespace {
@@ -109,10 +130,16 @@ std::shared_ptr<Handle> findHandle(HandleId id) {
 }
 
 std::shared_ptr<Handle> releaseHandle(HandleId id) {
+  std::shared_ptr<Handle> handle = releaseIfLive(id);
+  if (handle == nullptr) throw unknownHandle(id);
+  return handle;
+}
+
+std::shared_ptr<Handle> releaseIfLive(HandleId id) {
   Registry& all = registry();
   std::lock_guard lock(all.mutex);
   auto entry = all.live.find(id);
-  if (entry == all.live.end()) throw unknownHandle(id);
+  if (entry == all.live.end()) return nullptr;
   std::shared_ptr<Handle> handle = std::move(entry->second);
   all.live.erase(entry);
   return handle;

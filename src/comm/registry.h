@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "comm/communicator.h"
@@ -34,14 +35,18 @@ class Handle {
   // The communicator once it is made. Throws Error(invalidArgument) while it is being made, and the
   // error with which that failed.
   std::shared_ptr<Communicator> communicator() const;
+  // The same, for calls that ncclCommFinalize ends: Error(invalidUsage) after it.
+  std::shared_ptr<Communicator> usable() const;
+  // Waits for all that was launched. Once: Error(invalidArgument) the second time.
+  void finalize();
   // An error after which the communicator is of no use, for ncclCommGetAsyncError.
   void fail(const Error& error);
   std::string lastError() const;
   // Ends all waits; the communicator can only be destroyed afterwards.
   void abort();
 
-  // Waits for the making to end.
-  void join();
+  // Owns the making of another handle, which nobody else has, until this one goes.
+  void keep(std::shared_ptr<Handle> other);
 
  private:
   std::shared_ptr<AbortSignal> abort_;
@@ -51,7 +56,9 @@ class Handle {
   std::optional<Error> error_;
   std::shared_ptr<Communicator> communicator_;
   std::atomic<bool> building_{true};
+  std::atomic<bool> finalized_{false};
   std::thread thread_;
+  std::vector<std::shared_ptr<Handle>> kept_;
 };
 
 // The handles that live. Addresses are not used again while the process lives.
@@ -61,5 +68,7 @@ HandleId registerHandle(std::shared_ptr<Handle> handle);
 std::shared_ptr<Handle> findHandle(HandleId id);
 // Takes a handle out; the caller holds it last.
 std::shared_ptr<Handle> releaseHandle(HandleId id);
+// The same, but null if it is gone already.
+std::shared_ptr<Handle> releaseIfLive(HandleId id);
 
 }  // namespace unisono::comm

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
+#include <utility>
 
 #include "base/error.h"
 
@@ -17,6 +17,8 @@ constexpr size_t kSenderBytes = 2 * kLineBytes;
 
 enum class Purpose : uint64_t { ring = 1, peer = 2, oneShot = 3 };
 enum class Role : uint64_t { sender = 1, receiver = 2 };
+
+constexpr uint64_t kMappedTag = uint64_t{0x6d6170} << 40;
 
 uint64_t tagOf(Purpose purpose, Role role, int channel) {
   return uint64_t{0x756e69} << 40 | static_cast<uint64_t>(purpose) << 36 |
@@ -86,6 +88,16 @@ std::byte* Connector::receiveBlock(int peer, uint64_t tag) {
   return mappings_.map(block);
 }
 
+// Both ends of a connection call it when they have mapped what the other one gave.
+void Connector::confirm(int peer) {
+  bootstrap_.send(peer, kMappedTag, {});
+  unconfirmed_.push_back(peer);
+}
+
+void Connector::waitUntilMapped() {
+  for (int peer : std::exchange(unconfirmed_, {})) bootstrap_.receive(peer, kMappedTag);
+}
+
 bool Connector::isDirect(int peer) const {
   const PeerPlace& mine = places_[static_cast<size_t>(shape_.rank)];
   const PeerPlace& theirs = places_[static_cast<size_t>(peer)];
@@ -138,6 +150,8 @@ void Connector::connectRings(int channels) {
     tables_.setRing(
         entry.channel, connectionOf(previousSender, entry.receiver.address, 0, 1, false),
         connectionOf(entry.sender.address, nextReceiver, 0, 1, false), entry.order, entry.position);
+    confirm(entry.next);
+    confirm(entry.previous);
   }
   ringChannels_ = channels;
 }
@@ -178,6 +192,7 @@ void Connector::connectPeers(const std::vector<plan::PeerUse>& uses) {
                                          use.channels, isDirect(use.peer)));
     }
     tables_.setPeer(use.sends, use.peer, use.firstChannel, connections);
+    confirm(use.peer);
   }
 }
 
@@ -192,6 +207,7 @@ void Connector::connectOneShot() {
   for (int peer = 0; peer < shape_.ranks; peer++) {
     oneShot_.scratch[static_cast<size_t>(peer)] =
         peer == shape_.rank ? scratch.address : receiveBlock(peer, tag);
+    if (peer != shape_.rank) confirm(peer);
   }
   oneShot_.epochs = reinterpret_cast<uint32_t*>(epochs.address);
   oneShotReady_ = true;

@@ -36,6 +36,10 @@ class Connector {
   void connect(const plan::Plan& plan);
   bool isConnected(const plan::Plan& plan) const;
 
+  // Waits until every peer has mapped what it was given: before, the memory must not be freed;
+  // afterwards it may be, although peers still use it. Throws what the bootstrap throws.
+  void waitUntilMapped();
+
   // Valid after connect() of a plan that uses it.
   const OneShotMemory& oneShot() const { return oneShot_; }
 
@@ -46,6 +50,7 @@ class Connector {
                                   int channels, bool direct) const;
   void sendBlock(int peer, uint64_t tag, const memory::Block& block);
   std::byte* receiveBlock(int peer, uint64_t tag);
+  void confirm(int peer);
   bool isDirect(int peer) const;
 
   void connectRings(int channels);
@@ -65,6 +70,7 @@ class Connector {
 
   int ringChannels_ = 0;
   std::vector<int> sendChannels_, receiveChannels_;  // connected so far, by peer
+  std::vector<int> unconfirmed_;                     // peers, once for each block given to them
   OneShotMemory oneShot_;
   bool oneShotReady_ = false;
 };
