@@ -1,0 +1,368 @@
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+#include "testing.h"
+
+// The life of communicators.
+namespace unisono::system_test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+// The state in which a nonblocking communicator ends up.
+ncclResult_t waitWhileInProgress(ncclComm_t comm) {
+  const auto deadline = steady_clock::now() + seconds(60);
+  ncclResult_t state = ncclInProgress;
+  while (state == ncclInProgress && steady_clock::now() < deadline) {
+    check(ncclCommGetAsyncError(comm, &state));
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return state;
+}
+
+ncclConfig_t nonblocking() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
+
+TEST(Communicators, InitAllNumbersRanksInTheOrderOfTheList) {
+  const int devices[] = {5, 0, 3};
+  ncclComm_t comms[3];
+  ASSERT_OK(ncclCommInitAll(comms, 3, devices));
+  for (int rank = 0; rank < 3; rank++) {
+    int value = -1;
+    EXPECT_OK(ncclCommUserRank(comms[rank], &value));
+    EXPECT_EQ(value, rank);
+    EXPECT_OK(ncclCommCuDevice(comms[rank], &value));
+    EXPECT_EQ(value, devices[rank]);
+    EXPECT_OK(ncclCommCount(comms[rank], &value));
+    EXPECT_EQ(value, 3);
+    ncclResult_t state = ncclInProgress;
+    EXPECT_OK(ncclCommGetAsyncError(comms[rank], &state));
+    EXPECT_EQ(state, ncclSuccess);
+  }
+  for (ncclComm_t comm : comms) EXPECT_OK(ncclCommDestroy(comm));
+}
+
+TEST(Communicators, ThreadsMeetByUniqueId) {
+  const ncclUniqueId id = newId();
+  onThreads(5, [&](int rank) { useOnce(Member(id, rank, 5).comm); });
+}
+
+TEST(Communicators, ScalableInitTakesSeveralIds) {
+  ncclUniqueId ids[3] = {newId(), newId(), newId()};
+  onThreads(4, [&](int rank) {
+    ncclComm_t comm = nullptr;
+    check(ncclCommInitRankScalable(&comm, 4, rank, 3, ids, nullptr));
+    useOnce(comm);
+    check(ncclCommDestroy(comm));
+  });
+}
+
+TEST(Communicators, CommIdAndIPv6) {
+  {
+    const Setting address("NCCL_COMM_ID", "127.0.0.1:39517");
+    for (int round = 0; round < 3; round++) {
+      onThreads(3, [&](int rank) { useOnce(Member(newId(), rank, 3).comm); });
+    }
+  }
+  const Setting family("NCCL_SOCKET_FAMILY", "AF_INET6");
+  const Setting interface("NCCL_SOCKET_IFNAME", "lo");
+  const ncclUniqueId id = newId();
+  onThreads(3, [&](int rank) { useOnce(Member(id, rank, 3).comm); });
+}
+
+TEST(Communicators, ConfigOfEveryOlderSize) {
+  const size_t sizes[] = {offsetof(ncclConfig_t, cgaClusterSize),  // 2.14
+                          offsetof(ncclConfig_t, splitShare),      // 2.17
+                          offsetof(ncclConfig_t, trafficClass),    // 2.18
+                          offsetof(ncclConfig_t, commName),        // 2.26
+                          offsetof(ncclConfig_t, nChannelsPerNetPeer),
+                          sizeof(ncclConfig_t)};
+  for (size_t size : sizes) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;
+    // What lies behind the older structure is not the caller's.
+    std::memset(reinterpret_cast<char*>(&config) + size, 0x5a, sizeof(config) - size);
+    config.size = size;
+    ncclComm_t comm = nullptr;
+    ASSERT_OK(unisonoHostSetDevice(0));
+    ASSERT_OK(ncclCommInitRankConfig(&comm, 1, newId(), 0, &config)) << size;
+    EXPECT_NO_THROW(useOnce(comm));
+    EXPECT_OK(ncclCommDestroy(comm));
+  }
+}
+
+TEST(Communicators, SplitByColorAndKey) {
+  const ncclUniqueId id = newId();
+  constexpr int kRanks = 6;
+  onThreads(kRanks, [&](int rank) {
+    Member parent(id, rank, kRanks);
+    // Rank 5 stays out; even and odd ranks part, the greatest first.
+    const int color = rank == 5 ? NCCL_SPLIT_NOCOLOR : rank % 2;
+    ncclComm_t child = parent.comm;
+    check(ncclCommSplit(parent.comm, color, -rank, &child, nullptr));
+    if (rank == 5) {
+      if (child != nullptr) throw std::runtime_error("no color, but a communicator");
+    } else {
+      const int members = rank % 2 == 0 ? 3 : 2;
+      const int expected = rank % 2 == 0 ? 2 - rank / 2 : 1 - rank / 2;
+      int count = 0, number = -1;
+      check(ncclCommCount(child, &count));
+      check(ncclCommUserRank(child, &number));
+      if (count != members || number != expected) {
+        throw std::runtime_error("is " + std::to_string(number) + " of " + std::to_string(count));
+      }
+      useOnce(child);
+    }
+    useOnce(parent.comm);
+    // The child outlives the parent.
+    check(ncclCommDestroy(std::exchange(parent.comm, nullptr)));
+    if (child != nullptr) {
+      useOnce(child);
+      check(ncclCommDestroy(child));
+    }
+  });
+}
+
+TEST(Communicators, SplitInAGroupOfOneThread) {
+  const Ranks ranks(4);
+  ncclComm_t children[4];
+  ranks.inGroup([&](int rank) {
+    check(ncclCommSplit(ranks.comm(rank), rank == 3 ? NCCL_SPLIT_NOCOLOR : 7, rank, &children[rank],
+                        nullptr));
+  });
+  EXPECT_EQ(children[3], nullptr);
+  for (int rank = 0; rank < 3; rank++) {
+    int count = 0;
+    EXPECT_OK(ncclCommCount(children[rank], &count));
+    EXPECT_EQ(count, 3);
+    EXPECT_OK(ncclCommDestroy(children[rank]));
+  }
+}
+
+TEST(Communicators, NonblockingInitAndSplit) {
+  const ncclUniqueId id = newId();
+  constexpr int kRanks = 3;
+  // One thread for all ranks: no call may wait for another rank.
+  ncclComm_t comms[kRanks], children[kRanks];
+  ncclConfig_t config = nonblocking();
+  for (int rank = 0; rank < kRanks; rank++) {
+    ASSERT_OK(unisonoHostSetDevice(rank));
+    EXPECT_EQ(ncclCommInitRankConfig(&comms[rank], kRanks, id, rank, &config), ncclInProgress);
+    ASSERT_NE(comms[rank], nullptr);
+  }
+  for (ncclComm_t comm : comms) ASSERT_EQ(waitWhileInProgress(comm), ncclSuccess);
+  for (int rank = 0; rank < kRanks; rank++) {
+    EXPECT_EQ(ncclCommSplit(comms[rank], rank == 0 ? NCCL_SPLIT_NOCOLOR : 0, rank, &children[rank],
+                            nullptr),
+              ncclInProgress);
+  }
+  EXPECT_EQ(children[0], nullptr);
+  for (int rank = 1; rank < kRanks; rank++) {
+    ASSERT_EQ(waitWhileInProgress(children[rank]), ncclSuccess);
+  }
+  onThreads(kRanks, [&](int rank) {
+    useOnce(comms[rank]);
+    if (rank > 0) useOnce(children[rank]);
+  });
+  for (int rank = 1; rank < kRanks; rank++) EXPECT_OK(ncclCommDestroy(children[rank]));
+  for (ncclComm_t comm : comms) EXPECT_OK(ncclCommDestroy(comm));
+}
+
+TEST(Communicators, DestroyOfANonblockingOneEndsItsWork) {
+  const ncclUniqueId id = newId();
+  constexpr int kRanks = 2;
+  constexpr size_t kCount = 500'000;
+  onThreads(kRanks, [&](int rank) {
+    ncclConfig_t config = nonblocking();
+    ncclComm_t comm = nullptr;
+    ncclCommInitRankConfig(&comm, kRanks, id, rank, &config);
+    if (waitWhileInProgress(comm) != ncclSuccess) throw std::runtime_error("was not made");
+    DeviceBuffer buffer(rank, kCount * sizeof(int));
+    DeviceStream stream(rank);
+    for (size_t i = 0; i < kCount; i++) buffer.as<int>()[i] = 1;
+    check(ncclAllReduce(buffer.as(), buffer.as(), kCount, ncclInt, ncclSum, comm, stream));
+    check(ncclCommDestroy(comm));
+    stream.synchronize();
+    const int* sums = buffer.as<int>();
+    if (std::count(sums, sums + kCount, kRanks) != static_cast<ptrdiff_t>(kCount)) {
+      throw std::runtime_error("the sum is not complete");
+    }
+  });
+}
+
+TEST(Communicators, NonblockingIsBusyUntilThePeerComes) {
+  ncclConfig_t config = nonblocking();
+  ncclComm_t comm = nullptr;
+  ASSERT_OK(unisonoHostSetDevice(0));
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, newId(), 0, &config), ncclInProgress);
+  int count = 0;
+  EXPECT_EQ(ncclCommCount(comm, &count), ncclInvalidArgument);
+  ncclResult_t state = ncclSuccess;
+  EXPECT_OK(ncclCommGetAsyncError(comm, &state));
+  EXPECT_EQ(state, ncclInProgress);
+  const auto start = steady_clock::now();
+  EXPECT_OK(ncclCommAbort(comm));
+  EXPECT_LT(steady_clock::now() - start, seconds(10));
+}
+
+TEST(Communicators, FinalizeAndDestroyInAnyOrder) {
+  for (int round = 0; round < 3; round++) {
+    const Ranks spare(2);
+    ncclComm_t comms[4];
+    ASSERT_OK(ncclCommInitAll(comms, 4, nullptr));
+    onThreads(4, [&](int rank) { useOnce(comms[rank]); });
+    for (int i = 0; i < 4; i++) {
+      const int rank = (i * 3 + round) % 4;
+      if (round != 1) {
+        EXPECT_OK(ncclCommFinalize(comms[rank]));
+      }
+      EXPECT_OK(ncclCommDestroy(comms[rank]));
+    }
+    onThreads(2, [&](int rank) { useOnce(spare.comm(rank)); });
+  }
+}
+
+// A rank may be done with everything before its peers have even mapped its memory.
+TEST(Communicators, DestroyRightAfterTheFirstCall) {
+  for (int round = 0; round < scaled(60, 15); round++) {
+    const ncclUniqueId id = newId();
+    constexpr int kRanks = 3;
+    onThreads(kRanks, [&](int rank) {
+      Member member(id, rank, kRanks);
+      DeviceBuffer buffer(rank, 64);
+      DeviceStream stream(rank);
+      if (round % 2 == 0) {
+        check(ncclBcast(buffer.as(), 4, ncclInt, 0, member.comm, stream));
+      } else if (rank == 0) {
+        check(ncclSend(buffer.as(), 4, ncclInt, 1, member.comm, stream));
+      } else if (rank == 1) {
+        check(ncclGroupStart());
+        ncclRecv(buffer.as(), 4, ncclInt, 2, member.comm, stream);
+        ncclRecv(buffer.as<char>() + 16, 4, ncclInt, 0, member.comm, stream);
+        check(ncclGroupEnd());
+      } else {
+        std::this_thread::sleep_for(milliseconds(2));
+        check(ncclSend(buffer.as(), 4, ncclInt, 1, member.comm, stream));
+      }
+      stream.synchronize();
+    });
+    if (HasFailure()) return;
+  }
+}
+
+TEST(Communicators, AbortWhileAPeerIsMissingFromACall) {
+  const Ranks others(2);  // works on while the first is stuck
+  ncclComm_t comms[2];
+  ASSERT_OK(ncclCommInitAll(comms, 2, nullptr));
+  onThreads(2, [&](int rank) { useOnce(comms[rank], 400'000); });  // connected by now
+  DeviceBuffer buffer(0, 1 << 22);
+  DeviceStream stream(0);
+  ASSERT_OK(ncclAllReduce(buffer.as(), buffer.as(), 1 << 20, ncclInt, ncclSum, comms[0], stream));
+  EXPECT_EQ(unisonoHostStreamQuery(stream), ncclInProgress);
+  const auto start = steady_clock::now();
+  EXPECT_OK(ncclCommAbort(comms[0]));
+  EXPECT_OK(ncclCommAbort(comms[1]));
+  unisonoHostStreamSynchronize(stream);
+  EXPECT_LT(steady_clock::now() - start, seconds(10));
+  onThreads(2, [&](int rank) { useOnce(others.comm(rank)); });
+}
+
+TEST(Communicators, AbortWhileAPeerIsMissingFromTheConnecting) {
+  ncclComm_t comms[2];
+  ASSERT_OK(ncclCommInitAll(comms, 2, nullptr));
+  std::thread aborts([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_OK(ncclCommAbort(comms[0]));
+  });
+  DeviceBuffer buffer(0, 64);
+  DeviceStream stream(0);
+  const auto start = steady_clock::now();
+  EXPECT_NE(ncclSend(buffer.as(), 4, ncclInt, 1, comms[0], stream), ncclSuccess);
+  EXPECT_LT(steady_clock::now() - start, seconds(10));
+  aborts.join();
+  EXPECT_OK(ncclCommDestroy(comms[1]));
+}
+
+TEST(Communicators, DestroyDoesNotWaitForOthersOfTheDevice) {
+  ncclComm_t stuck[2], idle[2];
+  ASSERT_OK(ncclCommInitAll(stuck, 2, nullptr));
+  ASSERT_OK(ncclCommInitAll(idle, 2, nullptr));
+  onThreads(2, [&](int rank) { useOnce(stuck[rank], 400'000); });
+  onThreads(2, [&](int rank) { useOnce(idle[rank]); });
+  DeviceBuffer buffers[2] = {{0, 1 << 22}, {1, 1 << 22}};
+  DeviceStream streams[2] = {DeviceStream(0), DeviceStream(1)};
+  auto sum = [&](int rank) {
+    void* buffer = buffers[rank].as();
+    ASSERT_OK(ncclAllReduce(buffer, buffer, 1 << 20, ncclInt, ncclSum, stuck[rank], streams[rank]));
+  };
+  sum(0);
+  for (ncclComm_t comm : idle) EXPECT_OK(ncclCommDestroy(comm));
+  EXPECT_EQ(unisonoHostStreamQuery(streams[0]), ncclInProgress);
+  sum(1);
+  for (const DeviceStream& stream : streams) stream.synchronize();
+  for (ncclComm_t comm : stuck) EXPECT_OK(ncclCommDestroy(comm));
+}
+
+TEST(Communicators, StreamsMayBeDestroyedBetweenCalls) {
+  const Ranks ranks(2);
+  for (int round = 0; round < 5; round++) {
+    onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });  // on a stream of its own
+  }
+}
+
+TEST(Communicators, ManyLeaveNothingBehind) {
+  auto once = [] {
+    const ncclUniqueId id = newId();
+    onThreads(3, [&](int rank) {
+      Member member(id, rank, 3);
+      useOnce(member.comm);
+      useOnce(member.comm, 200'000);
+      ncclComm_t child = nullptr;
+      check(ncclCommSplit(member.comm, 0, rank, &child, nullptr));
+      check(ncclCommDestroy(child));
+    });
+  };
+  for (int i = 0; i < 3; i++) once();
+  const int descriptors = openDescriptors(), threads = runningThreads();
+  for (int i = 0; i < scaled(40, 8); i++) once();
+  // The roots of the last unique ids may still be on their way out.
+  const auto deadline = steady_clock::now() + seconds(5);
+  while ((openDescriptors() > descriptors || runningThreads() > threads) &&
+         steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  EXPECT_LE(openDescriptors(), descriptors);
+  EXPECT_LE(runningThreads(), threads);
+}
+
+TEST(Memory, AllocatedRegisteredAndFreed) {
+  const Ranks ranks(2);
+  onThreads(2, [&](int rank) {
+    void* memory = nullptr;
+    void* handle = nullptr;
+    check(ncclMemAlloc(&memory, 1 << 16));
+    check(ncclCommRegister(ranks.comm(rank), memory, 1 << 16, &handle));
+    check(ncclAllReduce(memory, memory, 1 << 14, ncclFloat, ncclSum, ranks.comm(rank),
+                        ranks.stream(rank)));
+    check(unisonoHostStreamSynchronize(ranks.stream(rank)));
+    check(ncclCommDeregister(ranks.comm(rank), handle));
+    if (ncclCommDeregister(ranks.comm(rank), handle) == ncclSuccess) {
+      throw std::runtime_error("deregistered twice");
+    }
+    check(ncclMemFree(memory));
+    if (ncclMemFree(memory) != ncclInvalidArgument) throw std::runtime_error("freed twice");
+  });
+  EXPECT_OK(ncclMemFree(nullptr));
+}
+
+}  // namespace
+}  // namespace unisono::system_test
