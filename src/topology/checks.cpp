@@ -58,8 +58,9 @@ PeerVerdict checkPeer(const Topology& topology, const PathTable& paths,
       return refuse(
           "they are on different hosts, and NCCL_MNNVL_ENABLE=0 forbids NVLink between "
           "hosts");
-    if (factsA.fabric != factsB.fabric)
-      return refuse("they are on different hosts and in different NVLink fabrics");
+    const bool told = settings.ranks.contains(a.gpu.rank) || settings.ranks.contains(b.gpu.rank);
+    if (factsA.fabric != factsB.fabric || (told && factsA.fabric == 0))
+      return refuse("they are on different hosts and not in one NVLink fabric");
     if (path.type != PathType::nvl)
       return refuse("they are on different hosts and no NVLink joins them");
   } else if (factsA.shmDevice != factsB.shmDevice) {

@@ -33,7 +33,6 @@ std::vector<int> domainsOf(const Machine& machine) {
 void describeNode(const Topology& topology, int index, int parent, int depth, std::string& text) {
   const Node& node = topology.node(index);
   for (const Link& link : node.links) {
-    if (link.to == parent && link.type == LinkType::pci) continue;
     const bool child = link.type == LinkType::pci || link.type == LinkType::network;
     if (link.to == parent) continue;
     text += fmt::format("{:{}}{} {:g} {} {}\n", "", depth * 2 + 2, child ? "+" : "-",

@@ -12,8 +12,8 @@
 
 namespace unisono::topology {
 
-// What a rank tells of itself beside the topology file. Ranks that are not named share one
-// /dev/shm per host and belong to no NVLink fabric.
+// What a rank tells of itself beside the topology file. Ranks of which nothing is told share one
+// /dev/shm per host, and one NVLink fabric if the file shows NVLink between their hosts.
 struct RankFacts {
   std::uint64_t shmDevice = 0;  // device number of /dev/shm; equal numbers on a host share memory
   std::uint64_t fabric = 0;     // NVLink fabric (cluster and clique) the GPU belongs to; 0: none

@@ -23,8 +23,9 @@ std::string attributeOf(const XmlNode& node, std::string_view attribute) {
 
 bool sameElement(const XmlNode& a, const XmlNode& b);
 
-// Adapters have no name of their own: they are the same if they share a port.
+// Adapters have no name of their own: they are the same if they share a port, or have none.
 bool shareAPort(const XmlNode& a, const XmlNode& b) {
+  if (a.children.empty() && b.children.empty()) return true;
   return std::any_of(a.children.begin(), a.children.end(), [&](const XmlNode& port) {
     return std::any_of(b.children.begin(), b.children.end(),
                        [&](const XmlNode& other) { return sameElement(port, other); });

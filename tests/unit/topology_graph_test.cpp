@@ -452,6 +452,10 @@ TEST(Machines, OfSeveralHostsShareTheirNvlink) {
   EXPECT_EQ(rack.topology.hosts.size(), 2u);
   EXPECT_EQ(rack.path(gpu(rack, 0), gpu(rack, 3)).type, PathType::nvl);
   EXPECT_EQ(rack.topology.nameOf(gpu(rack, 3)), "GPU/1:1");
+  EXPECT_EQ(Machine(rack.topology, {}).path(gpu(rack, 0), gpu(rack, 3)).type, PathType::nvl);
+  settings.ranks[0].fabric = settings.ranks[3].fabric = 0;
+  EXPECT_EQ(Machine(rack.topology, settings).path(gpu(rack, 0), gpu(rack, 3)).type, PathType::net);
+  settings.ranks[0].fabric = 42;
   settings.ranks[3].fabric = 43;
   const Machine apart(rack.topology, settings);
   EXPECT_EQ(apart.path(gpu(apart, 0), gpu(apart, 3)).type, PathType::net);

@@ -90,9 +90,10 @@ TEST(Merge, JoinsWhatTwoRanksSee) {
 TEST(Merge, OfAFileWithItselfChangesNothing) {
   std::vector<XmlNode> files{
       parseXml(ownTopology("h800x8-vm.detected.xml"), "h800"),
-      parseXml("<system version=\"1\"><cpu numaid=\"0\"><nic><net name=\"a\" dev=\"0\"/></nic>"
-               "<nic><net name=\"b\" dev=\"1\"/><net name=\"b\" dev=\"2\"/></nic></cpu></system>",
-               "adapters without devices")};
+      parseXml(
+          "<system version=\"1\"><cpu numaid=\"0\"><nic><net name=\"a\" dev=\"0\"/></nic>"
+          "<nic><net name=\"b\" dev=\"1\"/><net name=\"b\" dev=\"2\"/></nic><nic/></cpu></system>",
+          "adapters without devices")};
   for (const std::string& name : presetNames())
     files.push_back(describeMachine(preset(name)).system);
   for (const XmlNode& file : files) {
