@@ -92,7 +92,6 @@ void FiberTask::schedulePoint() {
   uint64_t drawn = nextRandom(state);
   executor_.pointState_.store(state, std::memory_order_relaxed);
   executor_.pointsToSwitch_.store(drawn % (2 * kPointsPerSwitch), std::memory_order_relaxed);
-  worked_ = true;
   switchToScheduler(Left::yielding);
 }
 
@@ -275,6 +274,10 @@ void FiberExecutor::resume(FiberTask& task) {
   ExceptionState& state = exceptionState();
   ExceptionState mine = state;
   state = task.exceptions_;
+  if (task.looksAnew_) {
+    task.looksAnew_ = false;
+    task.lookRound_ = round_;
+  }
   Task::setCurrent(&task);
   sanitizer::startSwitch(&schedulerFakeStack_, task.stack_.bottom, task.stack_.bytes);
   // Read before ThreadSanitizer takes what follows for the fiber's.
@@ -302,7 +305,8 @@ void FiberExecutor::account(size_t index) {
     left = task->left_;
     worked = task->worked_;
   }
-  if (left != FiberTask::Left::polling || worked) {
+  const bool stays = left == FiberTask::Left::polling || left == FiberTask::Left::yielding;
+  if (!stays || worked) {
     round_++;
     looked_ = 0;
     idleRounds_ = 0;
@@ -323,12 +327,15 @@ void FiberExecutor::account(size_t index) {
     case FiberTask::Left::yielding:
       next_ = index + 1;
       break;
-    case FiberTask::Left::polling:
+    case FiberTask::Left::polling: {
       next_ = index + 1;
-      if (task->round_ == round_) break;
+      // A look that was interrupted at a schedule point is older than what others did meanwhile.
+      task->looksAnew_ = true;
+      if (task->lookRound_ != round_ || task->round_ == round_) break;
       task->round_ = round_;
       if (++looked_ == ready_.size()) allPoll();
       break;
+    }
   }
 }
 

@@ -56,12 +56,16 @@ class FiberTask final : public Task {
   void* fakeStack_ = nullptr;
   Left left_ = Left::yielding;
   WaitReason reason_;
-  bool worked_ = true;  // something other than looking has been done since the last poll
+  // Something other than looking has been done since the last poll. A switch at a schedule point
+  // alone is not: a look may hold one.
+  bool worked_ = true;
 
   // Written by the scheduler.
   boost::context::detail::fcontext_t context_;
   uint64_t number_ = 0;
-  uint64_t round_ = 0;  // the last round in which it looked
+  uint64_t round_ = 0;      // the last round in which it looked
+  bool looksAnew_ = false;  // it has polled since it was last resumed
+  uint64_t lookRound_ = 0;  // the round in which its latest look began
   ExceptionState exceptions_;
 
   std::atomic<const std::string*> stuck_{nullptr};
