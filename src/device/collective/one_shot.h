@@ -26,7 +26,8 @@ UNISONO_DEVICE void oneShotAllReduce(const OneShotArguments& arguments, uint32_t
     for (int l = 0; l < kLinesPerPass; l++) {
       const uint64_t index = base + l * lanes;
       if (index >= packs) break;
-      own[l] = loadPack(arguments.input, index, bytes, elementSize);
+      own[l] =
+          preparePack(arguments.reduction, loadPack(arguments.input, index, bytes, elementSize));
       UNISONO_UNROLL
       for (int k = 1; k < kRanks; k++) {
         if (k >= ranks) break;

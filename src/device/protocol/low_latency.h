@@ -60,6 +60,28 @@ UNISONO_DEVICE void storePack(void* buffer, uint64_t index, uint64_t bytes, int 
 // Packs that one reduction takes at most.
 inline constexpr int kMaxPacks = 8;
 
+template <typename Element>
+UNISONO_DEVICE_CALL uint64_t preparePackAs(const ReductionSpec& spec, uint64_t pack) {
+  const Reducer<Element, Reduction::preMulSum> reducer(spec);
+  Element element[8 / sizeof(Element)];
+  memcpy(element, &pack, sizeof(element));
+  UNISONO_UNROLL
+  for (auto& e : element) e = Arithmetic<Element>::narrow(reducer.prepare(e));
+  memcpy(&pack, element, sizeof(pack));
+  return pack;
+}
+
+// A rank's own pack as it takes part in the reduction. Only its rank can do this: every rank may
+// have a factor of its own.
+UNISONO_DEVICE uint64_t preparePack(const ReductionSpec& spec, uint64_t pack) {
+  if (spec.reduction != Reduction::preMulSum) return pack;
+  uint64_t result = 0;
+  visitElement<Reduction::preMulSum>(spec.type, [&]<typename Element, Reduction>() {
+    result = preparePackAs<Element>(spec, pack);
+  });
+  return result;
+}
+
 template <typename Element, Reduction kReduction>
 UNISONO_DEVICE_CALL uint64_t reducePacksAs(const ReductionSpec& spec, int packs, uint64_t p0,
                                            uint64_t p1, uint64_t p2, uint64_t p3, uint64_t p4,
@@ -75,7 +97,7 @@ UNISONO_DEVICE_CALL uint64_t reducePacksAs(const ReductionSpec& spec, int packs,
     memcpy(element, &pack[p], sizeof(element));
     UNISONO_UNROLL
     for (int e = 0; e < kElements; e++) {
-      auto operand = reducer.prepare(element[e]);
+      auto operand = Arithmetic<Element>::widen(element[e]);
       value[e] = p == 0 ? operand : reducer.combine(value[e], operand);
     }
   }
@@ -89,15 +111,16 @@ UNISONO_DEVICE_CALL uint64_t reducePacksAs(const ReductionSpec& spec, int packs,
   return packed;
 }
 
-// The reduction of one 8-byte pack of every rank, in rank order, so that all ranks get the same
-// bits; narrow types accumulate in float and are rounded once. One body serves every number of
+// The reduction of one prepared 8-byte pack of every rank, in rank order, so that all ranks get the
+// same bits; narrow types accumulate in float and are rounded once. One body serves every number of
 // ranks; the packs travel in registers, which an array would not.
 UNISONO_DEVICE uint64_t reducePacks(const ReductionSpec& spec, int packs, uint64_t p0, uint64_t p1,
                                     uint64_t p2, uint64_t p3, uint64_t p4, uint64_t p5, uint64_t p6,
                                     uint64_t p7) {
   uint64_t result = 0;
   visitReducer(spec, [&]<typename Element, Reduction kReduction>() {
-    result = reducePacksAs<Element, kReduction>(spec, packs, p0, p1, p2, p3, p4, p5, p6, p7);
+    constexpr Reduction kCombine = kReduction == Reduction::preMulSum ? Reduction::sum : kReduction;
+    result = reducePacksAs<Element, kCombine>(spec, packs, p0, p1, p2, p3, p4, p5, p6, p7);
   });
   return result;
 }
