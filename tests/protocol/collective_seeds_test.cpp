@@ -1,0 +1,81 @@
+#include <gtest/gtest.h>
+
+#include "seeds.h"
+
+// Every collective under seeded schedules.
+namespace unisono::protocol {
+namespace {
+
+using plan::Call;
+
+constexpr uint64_t kSeeds = 2016;  // of each: all worlds, 72 times
+
+std::string describe(const World& world, const Scenario& scenario, const std::string& wrong) {
+  return wrong.empty() ? wrong
+                       : std::to_string(world.ranks()) + " ranks, geometry " +
+                             world.geometry().name + ", calls" + scenario.text() + ":" + wrong;
+}
+
+std::string runSeed(uint64_t seed, Random& random, const ScenarioOptions& options, int ranks) {
+  const Geometry& geometry = geometries()[seed / 7 % geometries().size()];
+  World& world = worldOf(geometry, ranks);
+  world.reset(random);
+  setSchedule(seed);
+  Scenario scenario(world, memories(), random, options);
+  return describe(world, scenario, scenario.run());
+}
+
+class CollectiveSeeds : public testing::TestWithParam<Call> {};
+
+TEST_P(CollectiveSeeds, GivesTheReferencesResult) {
+  const Call call = GetParam();
+  forEachSeed(kSeeds, nameOf(call), [call](uint64_t seed, Random& random) {
+    ScenarioOptions options;
+    options.first = call;
+    return runSeed(seed, random, options, 2 + static_cast<int>(seed % 7));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CollectiveSeeds,
+                         testing::Values(Call::allReduce, Call::allGather, Call::reduceScatter,
+                                         Call::broadcast, Call::reduce, Call::send, Call::allToAll,
+                                         Call::gather, Call::scatter),
+                         [](const auto& tested) { return nameOf(tested.param); });
+
+TEST(Seeds, OneRankAlone) {
+  forEachSeed(200, "alone", [](uint64_t seed, Random& random) {
+    ScenarioOptions options;
+    options.first = static_cast<Call>(seed % 5);
+    return runSeed(seed, random, options, 1);
+  });
+}
+
+// More calls than one launch holds, in groups that follow each other closely.
+TEST(Seeds, LargeGroups) {
+  forEachSeed(60, "large groups", [](uint64_t seed, Random& random) {
+    ScenarioOptions options;
+    options.first = seed % 2 == 0 ? Call::send : Call::allReduce;
+    options.mostBytes = 1024;
+    options.mostCalls = 90;
+    return runSeed(seed, random, options, 2 + static_cast<int>(seed % 7));
+  });
+}
+
+TEST(Seeds, ASeedReplaysExactly) {
+  if (!runsFibers()) GTEST_SKIP() << "threads have no seed";
+  forEachSeed(32, "replay", [](uint64_t seed, Random& random) {
+    const ScenarioOptions options;
+    Random again = random;
+    std::string wrong = runSeed(seed, random, options, 5);
+    const uint64_t hash = testRuntime().scheduleHash();
+    // Whatever ran in between.
+    Random other = randomOf(seed, "in between");
+    wrong += runSeed(seed + 1000, other, options, 5);
+    wrong += runSeed(seed, again, options, 5);
+    if (testRuntime().scheduleHash() != hash) wrong += "the schedule differs";
+    return wrong;
+  });
+}
+
+}  // namespace
+}  // namespace unisono::protocol

@@ -1,0 +1,125 @@
+#include "seeds.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+
+#include "base/error.h"
+
+namespace unisono::protocol {
+namespace {
+
+std::map<std::pair<std::string, int>, std::unique_ptr<World>>& worlds() {
+  testRuntime();  // lives longer
+  static std::map<std::pair<std::string, int>, std::unique_ptr<World>> kWorlds;
+  return kWorlds;
+}
+
+}  // namespace
+
+SeedRange seedRange(uint64_t count) {
+  if (const char* one = std::getenv("UNISONO_TEST_SEED")) {
+    return {std::strtoull(one, nullptr, 10), 1};
+  }
+  if (const char* many = std::getenv("UNISONO_TEST_SEEDS")) {
+    return {0, std::strtoull(many, nullptr, 10)};
+  }
+  constexpr uint64_t kSlower = 16;
+  return {0, kSanitized || !runsFibers() ? (count + kSlower - 1) / kSlower : count};
+}
+
+Random randomOf(uint64_t seed, const std::string& test) {
+  std::vector<uint32_t> words{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  words.insert(words.end(), test.begin(), test.end());
+  std::seed_seq sequence(words.begin(), words.end());
+  return Random(sequence);
+}
+
+const std::vector<Geometry>& geometries() {
+  static const std::vector<Geometry> kGeometries = {
+      // As few slots as the ring allows.
+      {.name = "narrow"},
+      // Several channels a call and a message; one-shot, offers and FIFO side by side.
+      {.name = "mixed",
+       .channels = 2,
+       .slots = 3,
+       .slotBytes = 512,
+       .slicesPerChunk = 2,
+       .peerChannels = 2,
+       .channelsPerPeer = 2,
+       .minBytesPerChannel = 1024,
+       .minBytesPerPart = 1024,
+       .directBytes = 1024,
+       .oneShotMaxBytes = 2048},
+      // As a communicator has them, but small.
+      {.name = "usual",
+       .channels = 3,
+       .slots = 8,
+       .slotBytes = 1024,
+       .slicesPerChunk = 2,
+       .peerChannels = 4,
+       .channelsPerPeer = 1,
+       .minBytesPerChannel = 2048,
+       .minBytesPerPart = 4096,
+       .directBytes = 4096,
+       .oneShotMaxBytes = 512},
+      // Ranks that cannot offer their buffers, and slices that do not divide the slots.
+      {.name = "apart",
+       .channels = 2,
+       .slots = 5,
+       .slotBytes = 1536,
+       .slicesPerChunk = 3,
+       .peerChannels = 4,
+       .channelsPerPeer = 2,
+       .minBytesPerChannel = 4096,
+       .minBytesPerPart = 512,
+       .directBytes = 512,
+       .oneProcess = false},
+  };
+  return kGeometries;
+}
+
+World& worldOf(const Geometry& geometry, int ranks) {
+  auto& world = worlds()[{geometry.name, ranks}];
+  if (world == nullptr) world = std::make_unique<World>(geometry, ranks);
+  return *world;
+}
+
+void discardWorlds() {
+  worlds().clear();
+}
+
+Memories& memories() {
+  testRuntime();
+  constexpr size_t kBytes = 8 << 20;
+  static Memories kMemories = makeMemories(kBytes);
+  return kMemories;
+}
+
+void setSchedule(uint64_t seed) {
+  if (runsFibers()) testRuntime().setScheduleSeed(static_cast<int64_t>(seed));
+}
+
+void forEachSeed(uint64_t count, const std::string& test,
+                 const std::function<std::string(uint64_t seed, Random& random)>& body) {
+  const SeedRange range = seedRange(count);
+  int failures = 0;
+  for (uint64_t seed = range.first; seed < range.first + range.count && failures < 3; seed++) {
+    Random random = randomOf(seed, test);
+    std::string wrong;
+    try {
+      wrong = body(seed, random);
+    } catch (const std::exception& error) {
+      wrong = error.what();
+    }
+    if (wrong.empty()) continue;
+    failures++;
+    ADD_FAILURE() << "seed " << seed << ": " << wrong
+                  << "\nReplay it with UNISONO_TEST_SEED=" << seed
+                  << " and --gtest_filter of this test";
+    discardWorlds();
+  }
+}
+
+}  // namespace unisono::protocol

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bootstrap/bootstrap.h"
+#include "memory/arena.h"
+#include "memory/mapping_cache.h"
+#include "plan/plan.h"
+#include "runtime/host/host_runtime.h"
+#include "transport/connector.h"
+#include "transport/device_tables.h"
+
+// Ranks of one process, made of the layers below the communicator, so that tests choose what a
+// communicator decides: the sizes of FIFOs and the limits between algorithms. FIFOs of a few
+// hundred bytes make small calls go round them many times.
+namespace unisono::protocol {
+
+using Random = std::mt19937_64;
+
+// Between 0 and `end` - 1.
+inline uint64_t below(Random& random, uint64_t end) {
+  return random() % end;
+}
+
+inline constexpr int kMostRanks = 8;
+
+struct Geometry {
+  const char* name;
+  int channels = 1;
+  // More than slicesPerChunk: the ranks of a ring all send a chunk before any takes one.
+  uint32_t slots = 2;
+  uint32_t slotBytes = 512;  // a multiple of 512
+  uint32_t slicesPerChunk = 1;
+  int peerChannels = 1;
+  int channelsPerPeer = 1;
+  uint64_t minBytesPerChannel = 1 << 20;
+  uint64_t minBytesPerPart = 1 << 20;
+  uint64_t directBytes = 1 << 30;
+  uint64_t oneShotMaxBytes = 0;
+  bool oneProcess = true;  // else the ranks believe that each has its own: nothing is direct
+};
+
+// `fibers` or `threads` as UNISONO_TEST_EXECUTOR says. One for the whole program; a deadlock is an
+// error.
+runtime::host::HostRuntime& testRuntime();
+bool runsFibers();
+
+class World {
+ public:
+  World(const Geometry& geometry, int ranks);
+
+  int ranks() const { return static_cast<int>(members_.size()); }
+  const Geometry& geometry() const { return geometry_; }
+  runtime::Stream stream(int rank) const { return members_[index(rank)].stream.get(); }
+  const plan::Shape& shape(int rank) const { return members_[index(rank)].shape; }
+
+  // Puts all counters, FIFOs and scratch into a state that only `random` decides: as after some
+  // random past of the ranks, with junk where nothing may be read. Nothing may run.
+  void reset(Random& random);
+
+  // Enqueues one group of calls of one rank.
+  void enqueue(int rank, const std::vector<plan::Task>& tasks);
+  // Enqueues work that takes about `steps` steps of the schedule and waits for nobody.
+  void enqueueDelay(int rank, uint64_t steps);
+  // Sets a rank's abort flag about `steps` steps after the stream `other` gets there.
+  void enqueueAbort(int rank, uint64_t steps, runtime::Stream other);
+  void raiseAbort(int rank);
+
+  // Waits for every rank; what each one's stream threw, or an empty text.
+  std::vector<std::string> synchronize();
+
+ private:
+  struct Member {
+    plan::Shape shape;
+    std::shared_ptr<runtime::PinnedMemory> abortFlag;
+    std::unique_ptr<memory::Arena> arena;
+    std::unique_ptr<memory::MappingCache> mappings;
+    std::unique_ptr<transport::DeviceTables> tables;
+    std::unique_ptr<transport::Connector> connector;
+    std::shared_ptr<void> stream;
+  };
+
+  static size_t index(int rank) { return static_cast<size_t>(rank); }
+  uint32_t* abortFlag(int rank) const;
+  void makeMember(int rank, int ranks);
+  void resetConnection(device::Connection& send, device::Connection& receive, Random& random);
+  void resetOneShot(Random& random);
+
+  Geometry geometry_;
+  std::vector<Member> members_;
+};
+
+}  // namespace unisono::protocol
