@@ -15,6 +15,18 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAnswerGrace{5000};
 constexpr milliseconds kConnectPause{20};
 
+// What to do about a refusal of the root, of which only code and text travel.
+std::string remedyOf(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::timeout:
+      return "Look at what these ranks report, or allow more time by UNISONO_BOOTSTRAP_TIMEOUT";
+    case ErrorCode::invalidUsage:
+      return "Give every rank a number of its own and the same number of ranks";
+    default:
+      return "Look at what the process that made the unique id reports";
+  }
+}
+
 [[noreturn]] void throwUnreachable(const UniqueId& id, const Address& root, int error, int rank) {
   Error result(error == ETIMEDOUT ? ErrorCode::timeout : ErrorCode::remoteError,
                fmt::format("Cannot reach the communicator's root at {}: {}{}", root.text(),
@@ -133,7 +145,7 @@ Membership joinRendezvous(const UniqueId& id, int rank, int ranks, const Setting
     }
     if (frame->header.kind == FrameKind::refusal) {
       const auto code = static_cast<ErrorCode>(frame->header.tag);
-      throw Error(code, frame->text()).rank(rank);
+      throw Error(code, frame->text()).rank(rank).remedy(remedyOf(code));
     }
     Membership result = readTable(*frame, ranks);
     for (Address& address : result.addresses)
