@@ -1,0 +1,262 @@
+#include <chrono>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "collective_case.h"
+
+// Groups: nested, mixed, over several communicators and streams, by one thread and by many.
+namespace unisono::system_test {
+namespace {
+
+using bench::ElementType;
+
+// `calls` on every rank of `ranks`, in one group on rank-dependent streams.
+struct Batch {
+  std::vector<Case> calls;
+  std::vector<std::unique_ptr<CaseBuffers>> buffers;  // [call * ranks + rank]
+
+  Batch(std::vector<Case> list, int ranks) : calls(std::move(list)) {
+    for (const Case& call : calls) {
+      for (int rank = 0; rank < ranks; rank++) {
+        buffers.push_back(std::make_unique<CaseBuffers>(call, rank, ranks, rank));
+      }
+    }
+  }
+  CaseBuffers& of(size_t call, int rank, int ranks) {
+    return *buffers[call * static_cast<size_t>(ranks) + static_cast<size_t>(rank)];
+  }
+  void verify() const {
+    for (const auto& buffer : buffers) EXPECT_NO_THROW(buffer->verify());
+  }
+};
+
+std::vector<Case> randomCalls(std::mt19937& random, int count, int ranks, size_t most) {
+  std::vector<Case> calls;
+  for (int i = 0; i < count; i++) {
+    Case call;
+    call.call = kCalls[random() % std::size(kCalls)];
+    call.type = static_cast<ElementType>(random() % bench::kElementTypes);
+    call.op = kOperators[random() % std::size(kOperators)];
+    call.inPlace = canBeInPlace(call.call) && random() % 2 == 0;
+    // Sizes of every order of magnitude.
+    call.count = random() % (most >> random() % 12);
+    call.root = static_cast<int>(random() % static_cast<unsigned>(ranks));
+    call.offsetElements = random() % 3;
+    calls.push_back(call);
+  }
+  return calls;
+}
+
+class Groups : public ::testing::TestWithParam<int> {};
+
+// Any calls in any order in one group, nested as it comes.
+TEST_P(Groups, RandomMixesOfOneThread) {
+  const int n = GetParam();
+  const Ranks ranks(n);
+  for (unsigned seed = 0; seed < static_cast<unsigned>(scaled(40, 6)); seed++) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    Batch batch(randomCalls(random, 1 + static_cast<int>(random() % 60), n, 20'000), n);
+    const bool ranksOutside = random() % 2 == 0;
+    check(ncclGroupStart());
+    const size_t calls = batch.calls.size(), all = calls * static_cast<size_t>(n);
+    for (size_t i = 0; i < all; i++) {
+      const size_t call = ranksOutside ? i % calls : i / static_cast<size_t>(n);
+      const int rank = static_cast<int>(ranksOutside ? i / calls : i % static_cast<size_t>(n));
+      const bool nested = i % 3 == 0;
+      if (nested) check(ncclGroupStart());
+      EXPECT_OK(batch.of(call, rank, n).enqueue(ranks.comm(rank), ranks.stream(rank)));
+      if (nested) check(ncclGroupEnd());
+    }
+    ASSERT_OK(ncclGroupEnd());
+    ranks.synchronize();
+    batch.verify();
+    if (HasFailure()) return;
+  }
+}
+
+// Each rank on a thread, without groups and with some.
+TEST_P(Groups, RandomMixesOfThreads) {
+  const int n = GetParam();
+  const ncclUniqueId id = newId();
+  std::vector<std::unique_ptr<Batch>> batches;
+  std::mt19937 random(4711);
+  for (int i = 0; i < scaled(12, 4); i++) {
+    batches.push_back(std::make_unique<Batch>(randomCalls(random, 12, n, 30'000), n));
+  }
+  onThreads(n, [&](int rank) {
+    Member member(id, rank, n);
+    DeviceStream stream(rank);
+    for (size_t b = 0; b < batches.size(); b++) {
+      if (b % 2 == 0) check(ncclGroupStart());
+      for (size_t call = 0; call < batches[b]->calls.size(); call++) {
+        check(batches[b]->of(call, rank, n).enqueue(member.comm, stream));
+      }
+      if (b % 2 == 0) check(ncclGroupEnd());
+      if (b % 3 == 0) stream.synchronize();
+    }
+    stream.synchronize();
+    for (const auto& batch : batches) {
+      for (size_t call = 0; call < batch->calls.size(); call++) batch->of(call, rank, n).verify();
+    }
+  });
+}
+
+// Every rank sends several messages of its own sizes to every other rank and to itself, in an order
+// of its own: only the order between two ranks counts.
+TEST_P(Groups, SendsAndReceivesInAnyOrder) {
+  const int n = GetParam();
+  const Ranks ranks(n);
+  constexpr int kEach = 3;
+  for (unsigned seed = 0; seed < static_cast<unsigned>(scaled(15, 3)); seed++) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    auto bytesOf = [seed](int from, int to, int k) {
+      std::mt19937 random(seed * 1000003 + static_cast<unsigned>((from * 64 + to) * 8 + k));
+      // Nothing, small, over the FIFO, and enough for a direct transfer.
+      static constexpr size_t kSizes[] = {0, 1, 100, 5000, 70'000, 300'000, 700'001};
+      return kSizes[random() % std::size(kSizes)];
+    };
+    auto byteOf = [](int from, int to, int k, size_t i) {
+      return static_cast<unsigned char>(static_cast<size_t>(from * 31 + to * 7 + k) + i * 13);
+    };
+    struct Message {
+      int from, to, k;
+      DeviceBuffer buffer;
+    };
+    std::vector<std::vector<Message>> sends(static_cast<size_t>(n)),
+        receives(static_cast<size_t>(n));
+    for (int from = 0; from < n; from++) {
+      for (int to = 0; to < n; to++) {
+        for (int k = 0; k < kEach; k++) {
+          const size_t bytes = bytesOf(from, to, k);
+          sends[static_cast<size_t>(from)].push_back({from, to, k, DeviceBuffer(from, bytes + 1)});
+          auto* data = sends[static_cast<size_t>(from)].back().buffer.as<unsigned char>();
+          for (size_t i = 0; i < bytes; i++) data[i] = byteOf(from, to, k, i);
+          receives[static_cast<size_t>(to)].push_back({from, to, k, DeviceBuffer(to, bytes + 1)});
+        }
+      }
+    }
+    std::mt19937 random(seed);
+    ranks.inGroup([&](int rank) {
+      auto& out = sends[static_cast<size_t>(rank)];
+      auto& in = receives[static_cast<size_t>(rank)];
+      std::shuffle(out.begin(), out.end(), random);
+      std::shuffle(in.begin(), in.end(), random);
+      auto byPair = [](auto& list) {
+        // The k-th message between two ranks stays the k-th.
+        for (Message& message : list) {
+          for (Message& other : list) {
+            if (&other > &message && other.from == message.from && other.to == message.to &&
+                other.k < message.k) {
+              std::swap(message, other);
+            }
+          }
+        }
+      };
+      byPair(out);
+      byPair(in);
+      for (size_t i = 0; i < out.size(); i++) {
+        const Message& s = out[i];
+        const Message& r = in[i];
+        EXPECT_OK(ncclSend(s.buffer.as(), bytesOf(s.from, s.to, s.k), ncclInt8, s.to,
+                           ranks.comm(rank), ranks.stream(rank)));
+        EXPECT_OK(ncclRecv(r.buffer.as(), bytesOf(r.from, r.to, r.k), ncclInt8, r.from,
+                           ranks.comm(rank), ranks.stream(rank)));
+      }
+    });
+    ranks.synchronize();
+    for (const auto& list : receives) {
+      for (const Message& m : list) {
+        const auto* data = m.buffer.as<unsigned char>();
+        const size_t bytes = bytesOf(m.from, m.to, m.k);
+        size_t wrong = data[bytes] == 0 ? 0 : 1;
+        for (size_t i = 0; i < bytes; i++) wrong += data[i] != byteOf(m.from, m.to, m.k, i);
+        ASSERT_EQ(wrong, 0u) << m.from << " to " << m.to << ", message " << m.k << " of " << bytes;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Groups, ::testing::Values(1, 2, 3, 5, 8));
+
+// Two communicators over the same devices, in opposite orders of ranks, in one group.
+TEST(GroupsOfSeveral, Communicators) {
+  constexpr int kRanks = 4;
+  const int backwards[] = {3, 2, 1, 0};
+  ncclComm_t first[kRanks], second[kRanks];
+  ASSERT_OK(ncclCommInitAll(first, kRanks, nullptr));
+  ASSERT_OK(ncclCommInitAll(second, kRanks, backwards));
+  std::vector<DeviceStream> streams;
+  for (int device = 0; device < kRanks; device++) streams.emplace_back(device);
+  std::mt19937 random(99);
+  for (int round = 0; round < scaled(20, 5); round++) {
+    const std::vector<Case> calls = randomCalls(random, 8, kRanks, 10'000);
+    std::vector<std::unique_ptr<CaseBuffers>> buffers;
+    check(ncclGroupStart());
+    for (size_t i = 0; i < calls.size(); i++) {
+      for (int rank = 0; rank < kRanks; rank++) {
+        const bool reversed = (i + static_cast<size_t>(round)) % 2 == 0;
+        const int device = reversed ? backwards[rank] : rank;
+        buffers.push_back(std::make_unique<CaseBuffers>(calls[i], rank, kRanks, device));
+        EXPECT_OK(buffers.back()->enqueue(reversed ? second[rank] : first[rank],
+                                          streams[static_cast<size_t>(device)]));
+      }
+    }
+    ASSERT_OK(ncclGroupEnd());
+    for (const DeviceStream& stream : streams) stream.synchronize();
+    for (const auto& buffer : buffers) EXPECT_NO_THROW(buffer->verify());
+  }
+  for (ncclComm_t comm : first) EXPECT_OK(ncclCommDestroy(comm));
+  for (ncclComm_t comm : second) EXPECT_OK(ncclCommDestroy(comm));
+}
+
+// All streams of a group wait for it, and it waits for all of them.
+TEST(GroupsOfSeveral, Streams) {
+  const Ranks ranks(3);
+  constexpr size_t kCount = 50'000;
+  onThreads(3, [&](int rank) {
+    DeviceStream streams[3] = {DeviceStream(rank), DeviceStream(rank), DeviceStream(rank)};
+    DeviceBuffer source(rank, kCount * sizeof(int)), in(rank, kCount * sizeof(int)),
+        out(rank, kCount * sizeof(int)), copy(rank, kCount * sizeof(int));
+    for (int round = 0; round < scaled(20, 4); round++) {
+      for (size_t i = 0; i < kCount; i++) source.as<int>()[i] = round + rank;
+      // The input comes on one stream, the result is read on another.
+      check(unisonoHostMemcpyAsync(in.as(), source.as(), source.bytes(), streams[2]));
+      check(ncclGroupStart());
+      check(ncclAllReduce(in.as(), out.as(), kCount / 2, ncclInt, ncclSum, ranks.comm(rank),
+                          streams[0]));
+      check(ncclAllReduce(in.as<int>() + kCount / 2, out.as<int>() + kCount / 2, kCount / 2,
+                          ncclInt, ncclSum, ranks.comm(rank), streams[1]));
+      check(ncclSend(in.as(), 1, ncclInt, rank, ranks.comm(rank), streams[2]));
+      check(ncclRecv(copy.as(), 1, ncclInt, rank, ranks.comm(rank), streams[2]));
+      check(ncclGroupEnd());
+      check(unisonoHostMemcpyAsync(copy.as(), out.as(), out.bytes(), streams[round % 3]));
+      streams[round % 3].synchronize();
+      for (size_t i = 0; i < kCount; i++) {
+        if (copy.as<int>()[i] != 3 * round + 3) throw std::runtime_error("wrong sum");
+      }
+    }
+  });
+}
+
+// Calls on one communicator keep their order on whatever streams they are.
+TEST(GroupsOfSeveral, CallsOnAlternatingStreams) {
+  const Ranks ranks(2);
+  onThreads(2, [&](int rank) {
+    DeviceStream streams[2] = {DeviceStream(rank), DeviceStream(rank)};
+    DeviceBuffer buffer(rank, 100'000 * sizeof(int));
+    for (int i = 0; i < scaled(60, 12); i++) {
+      check(ncclAllReduce(buffer.as(), buffer.as(), i % 2 == 0 ? 100'000 : 10, ncclInt, ncclMax,
+                          ranks.comm(rank), streams[i % 2]));
+      if (i % 7 == 0) {
+        check(ncclBcast(buffer.as(), 1000, ncclInt, i % 2, ranks.comm(rank), nullptr));
+      }
+    }
+    for (const DeviceStream& stream : streams) stream.synchronize();
+    check(unisonoHostStreamSynchronize(nullptr));
+  });
+}
+
+}  // namespace
+}  // namespace unisono::system_test

@@ -1,0 +1,355 @@
+#include <climits>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <stdexcept>
+
+#include "testing.h"
+
+// Wrong use: the right code, a text that says what to do, and a library that works afterwards.
+namespace unisono::system_test {
+namespace {
+
+// That `result` is `code`, with a text that has `part` in it.
+::testing::AssertionResult failedWith(ncclResult_t result, ncclResult_t code, const char* part) {
+  const std::string text = ncclGetLastError(nullptr);
+  if (result != code) {
+    return ::testing::AssertionFailure() << "result " << result << " instead of " << code;
+  }
+  if (text.find(part) == std::string::npos) {
+    return ::testing::AssertionFailure() << "\"" << text << "\" does not have \"" << part << "\"";
+  }
+  // "<what happened>. <what to do>"
+  if (text.find(". ") == std::string::npos) {
+    return ::testing::AssertionFailure() << "\"" << text << "\" has no remedy";
+  }
+  return ::testing::AssertionSuccess();
+}
+#define EXPECT_FAILED(call, code, part) EXPECT_TRUE(failedWith(call, code, part))
+
+class Misuse : public ::testing::Test {
+ protected:
+  // Every rank still works.
+  void TearDown() override {
+    onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+  }
+
+  ncclResult_t allReduce(const void* in, void* out, size_t count = 16,
+                         ncclDataType_t type = ncclInt, ncclRedOp_t op = ncclSum) {
+    return ncclAllReduce(in, out, count, type, op, ranks.comm(0), ranks.stream(0));
+  }
+
+  const Ranks ranks{2};
+  DeviceBuffer mine{0, 4096}, others{1, 4096};
+};
+
+TEST_F(Misuse, Buffers) {
+  int host[16] = {};
+  EXPECT_FAILED(allReduce(nullptr, mine.as()), ncclInvalidArgument, "sendbuff is null");
+  EXPECT_FAILED(allReduce(mine.as(), nullptr), ncclInvalidArgument, "recvbuff is null");
+  EXPECT_FAILED(allReduce(host, mine.as()), ncclInvalidArgument, "not device memory");
+  EXPECT_FAILED(allReduce(mine.as(), host), ncclInvalidArgument, "not device memory");
+  EXPECT_FAILED(allReduce(mine.as() + 1, mine.as()), ncclInvalidArgument, "aligned");
+  EXPECT_FAILED(allReduce(mine.as(), others.as()), ncclInvalidArgument, "on device 1");
+  EXPECT_FAILED(allReduce(reinterpret_cast<void*>(uintptr_t{64}), mine.as()), ncclInvalidArgument,
+                "not device memory");
+  EXPECT_FAILED(ncclAlltoAll(mine.as(), mine.as(), 4, ncclInt, ranks.comm(0), ranks.stream(0)),
+                ncclInvalidArgument, "in place");
+  EXPECT_FAILED(ncclSend(nullptr, 1, ncclInt, 1, ranks.comm(0), ranks.stream(0)),
+                ncclInvalidArgument, "sendbuff");
+  EXPECT_FAILED(ncclRecv(host, 1, ncclInt, 1, ranks.comm(0), ranks.stream(0)), ncclInvalidArgument,
+                "recvbuff");
+}
+
+TEST_F(Misuse, Numbers) {
+  void* b = mine.as();
+  ncclComm_t comm = ranks.comm(0);
+  cudaStream_t stream = ranks.stream(0);
+  for (int bad : {-1, 12, INT_MAX}) {
+    EXPECT_FAILED(allReduce(b, b, 16, static_cast<ncclDataType_t>(bad)), ncclInvalidArgument,
+                  "not a data type");
+  }
+  for (int bad : {-1, 5, 1000, static_cast<int>(ncclMaxRedOp)}) {
+    EXPECT_FAILED(allReduce(b, b, 16, ncclInt, static_cast<ncclRedOp_t>(bad)), ncclInvalidArgument,
+                  "operator");
+  }
+  for (int bad : {-1, 2, INT_MAX, INT_MIN}) {
+    EXPECT_FAILED(ncclBroadcast(b, b, 4, ncclInt, bad, comm, stream), ncclInvalidArgument, "root");
+    EXPECT_FAILED(ncclBcast(b, 4, ncclInt, bad, comm, stream), ncclInvalidArgument, "root");
+    EXPECT_FAILED(ncclReduce(b, b, 4, ncclInt, ncclSum, bad, comm, stream), ncclInvalidArgument,
+                  "root");
+    EXPECT_FAILED(ncclGather(b, b, 4, ncclInt, bad, comm, stream), ncclInvalidArgument, "root");
+    EXPECT_FAILED(ncclScatter(b, b, 4, ncclInt, bad, comm, stream), ncclInvalidArgument, "root");
+    EXPECT_FAILED(ncclSend(b, 4, ncclInt, bad, comm, stream), ncclInvalidArgument, "peer");
+    EXPECT_FAILED(ncclRecv(b, 4, ncclInt, bad, comm, stream), ncclInvalidArgument, "peer");
+  }
+  for (size_t bad : {std::numeric_limits<size_t>::max(), static_cast<size_t>(-16)}) {
+    EXPECT_FAILED(allReduce(b, b, bad), ncclInvalidArgument, "count");
+    EXPECT_FAILED(ncclAllGather(b, b, bad, ncclInt8, comm, stream), ncclInvalidArgument, "count");
+  }
+}
+
+TEST_F(Misuse, Handles) {
+  void* b = mine.as();
+  int value = 0;
+  ncclResult_t state;
+  char garbage[64] = {};
+  DeviceStream stream(0);
+  Ranks* gone = new Ranks(2);
+  const ncclComm_t destroyed = gone->comm(0);
+  delete gone;
+  for (ncclComm_t bad : {static_cast<ncclComm_t>(nullptr), reinterpret_cast<ncclComm_t>(garbage),
+                         reinterpret_cast<ncclComm_t>(uintptr_t{1}), destroyed}) {
+    EXPECT_FAILED(ncclAllReduce(b, b, 4, ncclInt, ncclSum, bad, stream), ncclInvalidArgument,
+                  "ommunicator");
+    EXPECT_FAILED(ncclCommCount(bad, &value), ncclInvalidArgument, "ommunicator");
+    EXPECT_FAILED(ncclCommCuDevice(bad, &value), ncclInvalidArgument, "ommunicator");
+    EXPECT_FAILED(ncclCommUserRank(bad, &value), ncclInvalidArgument, "ommunicator");
+    EXPECT_FAILED(ncclCommFinalize(bad), ncclInvalidArgument, "ommunicator");
+    EXPECT_FAILED(ncclCommGetAsyncError(bad, &state), ncclInvalidArgument, "ommunicator");
+    EXPECT_FAILED(ncclCommDeregister(bad, nullptr), ncclInvalidArgument, "ommunicator");
+    ncclComm_t child = nullptr;
+    EXPECT_FAILED(ncclCommSplit(bad, 0, 0, &child, nullptr), ncclInvalidArgument, "ommunicator");
+    EXPECT_STRNE(ncclGetLastError(bad), "");
+    if (bad != nullptr) {
+      EXPECT_FAILED(ncclCommDestroy(bad), ncclInvalidArgument, "ommunicator");
+      EXPECT_FAILED(ncclCommAbort(bad), ncclInvalidArgument, "ommunicator");
+    }
+  }
+  EXPECT_OK(ncclCommDestroy(nullptr));
+  EXPECT_OK(ncclCommAbort(nullptr));
+  // A stream that is none.
+  EXPECT_FAILED(ncclAllReduce(b, b, 4, ncclInt, ncclSum, ranks.comm(0),
+                              reinterpret_cast<cudaStream_t>(garbage)),
+                ncclInvalidArgument, "stream");
+}
+
+TEST_F(Misuse, NullResults) {
+  EXPECT_FAILED(ncclGetVersion(nullptr), ncclInvalidArgument, "version is null");
+  EXPECT_FAILED(ncclGetUniqueId(nullptr), ncclInvalidArgument, "uniqueId is null");
+  EXPECT_FAILED(ncclCommCount(ranks.comm(0), nullptr), ncclInvalidArgument, "count is null");
+  EXPECT_FAILED(ncclCommCuDevice(ranks.comm(0), nullptr), ncclInvalidArgument, "device is null");
+  EXPECT_FAILED(ncclCommUserRank(ranks.comm(0), nullptr), ncclInvalidArgument, "rank is null");
+  EXPECT_FAILED(ncclCommGetAsyncError(ranks.comm(0), nullptr), ncclInvalidArgument, "is null");
+  EXPECT_FAILED(ncclCommSplit(ranks.comm(0), 0, 0, nullptr, nullptr), ncclInvalidArgument,
+                "newcomm is null");
+  EXPECT_FAILED(ncclCommInitAll(nullptr, 1, nullptr), ncclInvalidArgument, "comm is null");
+  EXPECT_FAILED(ncclCommInitRank(nullptr, 1, newId(), 0), ncclInvalidArgument, "comm is null");
+  EXPECT_FAILED(ncclMemAlloc(nullptr, 1), ncclInvalidArgument, "ptr is null");
+  EXPECT_FAILED(ncclCommRegister(ranks.comm(0), mine.as(), 16, nullptr), ncclInvalidArgument,
+                "handle is null");
+  EXPECT_FAILED(ncclMemFree(mine.as() + 8), ncclInvalidArgument, "ncclMemAlloc");
+  EXPECT_STRNE(ncclGetErrorString(static_cast<ncclResult_t>(99)), "");
+}
+
+TEST_F(Misuse, Operators) {
+  float factor = 2;
+  void* b = mine.as();
+  ncclRedOp_t op;
+  EXPECT_FAILED(
+      ncclRedOpCreatePreMulSum(nullptr, &factor, ncclFloat, ncclScalarHostImmediate, ranks.comm(0)),
+      ncclInvalidArgument, "op is null");
+  EXPECT_FAILED(
+      ncclRedOpCreatePreMulSum(&op, nullptr, ncclFloat, ncclScalarHostImmediate, ranks.comm(0)),
+      ncclInvalidArgument, "scalar is null");
+  EXPECT_FAILED(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat, ncclScalarDevice, ranks.comm(0)),
+                ncclInvalidArgument, "not device memory");
+  EXPECT_FAILED(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat,
+                                         static_cast<ncclScalarResidence_t>(7), ranks.comm(0)),
+                ncclInvalidArgument, "scalar");
+  ASSERT_OK(
+      ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat, ncclScalarHostImmediate, ranks.comm(0)));
+  ncclRedOp_t theirs;
+  ASSERT_OK(ncclRedOpCreatePreMulSum(&theirs, &factor, ncclFloat, ncclScalarHostImmediate,
+                                     ranks.comm(1)));
+  EXPECT_FAILED(allReduce(b, b, 4, ncclInt, op), ncclInvalidArgument, "data type");
+  EXPECT_FAILED(allReduce(b, b, 4, ncclFloat, theirs), ncclInvalidArgument, "this communicator");
+  EXPECT_FAILED(ncclRedOpDestroy(theirs, ranks.comm(0)), ncclInvalidArgument, "this communicator");
+  EXPECT_FAILED(ncclRedOpDestroy(ncclSum, ranks.comm(0)), ncclInvalidArgument, "operator");
+  EXPECT_OK(ncclRedOpDestroy(op, ranks.comm(0)));
+  EXPECT_FAILED(allReduce(b, b, 4, ncclFloat, op), ncclInvalidArgument, "still exists");
+  EXPECT_FAILED(ncclRedOpDestroy(op, ranks.comm(0)), ncclInvalidArgument, "operator");
+}
+
+TEST_F(Misuse, Groups) {
+  EXPECT_FAILED(ncclGroupEnd(), ncclInvalidUsage, "ncclGroupStart");
+  // One call fails: the others of the group are not made.
+  DeviceBuffer sum(0, 64);
+  *sum.as<int>() = 1;
+  ASSERT_OK(ncclGroupStart());
+  EXPECT_OK(ncclAllReduce(sum.as(), sum.as(), 1, ncclInt, ncclSum, ranks.comm(0), ranks.stream(0)));
+  EXPECT_FAILED(ncclBcast(nullptr, 1, ncclInt, 0, ranks.comm(1), ranks.stream(1)),
+                ncclInvalidArgument, "buff is null");
+  EXPECT_OK(
+      ncclAllReduce(others.as(), others.as(), 1, ncclInt, ncclSum, ranks.comm(1), ranks.stream(1)));
+  EXPECT_FAILED(ncclGroupEnd(), ncclInvalidArgument, "buff is null");
+  ranks.synchronize();
+  EXPECT_EQ(*sum.as<int>(), 1);
+  EXPECT_FAILED(ncclGroupEnd(), ncclInvalidUsage, "ncclGroupStart");
+  // In a nested one too, and a communicator of the group is not made.
+  ncclComm_t comm = ranks.comm(0);
+  ASSERT_OK(ncclGroupStart());
+  ASSERT_OK(ncclGroupStart());
+  EXPECT_OK(ncclCommInitRank(&comm, 1, newId(), 0));
+  EXPECT_FAILED(ncclSend(mine.as(), 1, ncclInt, 9, ranks.comm(0), ranks.stream(0)),
+                ncclInvalidArgument, "peer");
+  EXPECT_OK(ncclGroupEnd());
+  EXPECT_FAILED(ncclGroupEnd(), ncclInvalidArgument, "peer");
+  EXPECT_EQ(comm, nullptr);
+}
+
+TEST_F(Misuse, SendToOneself) {
+  void* b = mine.as();
+  EXPECT_FAILED(ncclSend(b, 4, ncclInt, 0, ranks.comm(0), ranks.stream(0)), ncclInvalidUsage,
+                "oneself");
+  EXPECT_FAILED(ncclRecv(b, 4, ncclInt, 0, ranks.comm(0), ranks.stream(0)), ncclInvalidUsage,
+                "oneself");
+  ASSERT_OK(ncclGroupStart());
+  EXPECT_OK(ncclSend(b, 4, ncclInt, 0, ranks.comm(0), ranks.stream(0)));
+  EXPECT_OK(ncclRecv(mine.as() + 64, 5, ncclInt, 0, ranks.comm(0), ranks.stream(0)));
+  EXPECT_FAILED(ncclGroupEnd(), ncclInvalidUsage, "20 bytes");
+}
+
+TEST_F(Misuse, AfterFinalize) {
+  ncclComm_t comm = nullptr;
+  ASSERT_OK(unisonoHostSetDevice(0));
+  ASSERT_OK(ncclCommInitAll(&comm, 1, nullptr));
+  ASSERT_OK(ncclCommFinalize(comm));
+  EXPECT_FAILED(ncclCommFinalize(comm), ncclInvalidArgument, "finalized");
+  EXPECT_FAILED(ncclAllReduce(mine.as(), mine.as(), 1, ncclInt, ncclSum, comm, ranks.stream(0)),
+                ncclInvalidUsage, "finalized");
+  EXPECT_OK(ncclCommDestroy(comm));
+}
+
+TEST(MisusedInit, RanksAndConfigs) {
+  ncclComm_t comm = nullptr;
+  ASSERT_OK(unisonoHostSetDevice(0));
+  EXPECT_FAILED(ncclCommInitRank(&comm, 2, newId(), 2), ncclInvalidArgument, "rank");
+  EXPECT_FAILED(ncclCommInitRank(&comm, 2, newId(), -1), ncclInvalidArgument, "rank");
+  EXPECT_FAILED(ncclCommInitRank(&comm, 0, newId(), 0), ncclInvalidArgument, "rank");
+  EXPECT_FAILED(ncclCommInitRank(&comm, -5, newId(), 0), ncclInvalidArgument, "rank");
+  EXPECT_FAILED(ncclCommInitAll(&comm, 0, nullptr), ncclInvalidArgument, "device");
+  EXPECT_FAILED(ncclCommInitAll(&comm, 1000, nullptr), ncclInvalidArgument, "device");
+  const int device = 99;
+  EXPECT_FAILED(ncclCommInitAll(&comm, 1, &device), ncclInvalidArgument, "99");
+  ncclUniqueId id = {};
+  EXPECT_NE(ncclCommInitRank(&comm, 1, id, 0), ncclSuccess);
+  std::memset(id.internal, 0xff, sizeof(id.internal));
+  EXPECT_NE(ncclCommInitRank(&comm, 1, id, 0), ncclSuccess);
+  EXPECT_EQ(comm, nullptr);
+  EXPECT_FAILED(ncclCommInitRankScalable(&comm, 1, 0, 0, &id, nullptr), ncclInvalidArgument, "id");
+  EXPECT_FAILED(ncclCommInitRankScalable(&comm, 1, 0, 1, nullptr, nullptr), ncclInvalidArgument,
+                "id");
+
+  ncclConfig_t config;
+  std::memset(&config, 0, sizeof(config));
+  EXPECT_FAILED(ncclCommInitRankConfig(&comm, 1, newId(), 0, &config), ncclInvalidArgument,
+                "NCCL_CONFIG_INITIALIZER");
+  auto refused = [&](int ncclConfig_t::*field, int value, const char* name) {
+    ncclConfig_t bad = NCCL_CONFIG_INITIALIZER;
+    bad.*field = value;
+    EXPECT_FAILED(ncclCommInitRankConfig(&comm, 1, newId(), 0, &bad), ncclInvalidArgument, name);
+  };
+  refused(&ncclConfig_t::blocking, 2, "blocking");
+  refused(&ncclConfig_t::minCTAs, 0, "minCTAs");
+  refused(&ncclConfig_t::maxCTAs, -3, "maxCTAs");
+  refused(&ncclConfig_t::cgaClusterSize, 9, "cgaClusterSize");
+  EXPECT_EQ(comm, nullptr);
+}
+
+// What each rank of `ranks` threads gets when it calls `init`, which may fail.
+std::vector<std::string> initOnThreads(int ranks, ncclResult_t code,
+                                       const std::function<ncclResult_t(ncclComm_t*, int)>& init) {
+  std::vector<std::string> texts(static_cast<size_t>(ranks));
+  onThreads(ranks, [&](int rank) {
+    ncclComm_t comm = nullptr;
+    const ncclResult_t result = init(&comm, rank);
+    texts[static_cast<size_t>(rank)] = ncclGetLastError(nullptr);
+    if (result == ncclSuccess) ncclCommDestroy(comm);
+    if (result != code) {
+      throw std::runtime_error("result " + std::to_string(result) + ": " +
+                               texts[static_cast<size_t>(rank)]);
+    }
+    if (result != ncclSuccess && comm != nullptr) throw std::runtime_error("a handle is left");
+  });
+  return texts;
+}
+
+TEST(MisusedInit, TwoRanksOnOneDevice) {
+  ncclUniqueId id = newId();
+  auto init = [&](ncclComm_t* comm, int rank) {
+    check(unisonoHostSetDevice(rank == 0 ? 3 : 5));
+    return ncclCommInitRank(comm, 3, id, rank);
+  };
+  for (const std::string& text : initOnThreads(3, ncclInvalidUsage, init)) {
+    EXPECT_NE(text.find("Ranks 1 and 2"), std::string::npos) << text;
+    EXPECT_NE(text.find("NCCL_MULTI_RANK_GPU_ENABLE"), std::string::npos) << text;
+  }
+  const int devices[] = {1, 1};
+  ncclComm_t comms[2];
+  EXPECT_FAILED(ncclCommInitAll(comms, 2, devices), ncclInvalidUsage, "Ranks 0 and 1");
+
+  const Setting allowed("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+  id = newId();
+  onThreads(3, [&](int rank) {
+    check(unisonoHostSetDevice(rank == 0 ? 3 : 5));
+    Member member(id, rank, 3);
+    useOnce(member.comm, 300'000);
+  });
+}
+
+TEST(MisusedInit, RanksThatContradictEachOther) {
+  ncclUniqueId id = newId();
+  for (const std::string& text : initOnThreads(2, ncclInvalidUsage, [&](ncclComm_t*comm, int rank) {
+         return ncclCommInitRank(comm, 2 + rank, id, rank);
+       })) {
+    EXPECT_NE(text, "");
+  }
+  id = newId();
+  initOnThreads(2, ncclInvalidUsage,
+                [&](ncclComm_t* comm, int) { return ncclCommInitRank(comm, 2, id, 1); });
+}
+
+TEST(MisusedInit, Settings) {
+  auto refused = [](const char* name, const char* value) {
+    const Setting setting(name, value);
+    ncclComm_t comm = nullptr;
+    ncclUniqueId id;
+    ncclResult_t result = ncclGetUniqueId(&id);
+    if (result == ncclSuccess) result = ncclCommInitRank(&comm, 1, id, 0);
+    EXPECT_FAILED(result, ncclInvalidArgument, name) << value;
+    EXPECT_EQ(comm, nullptr);
+  };
+  refused("NCCL_ALGO", "quick");
+  refused("NCCL_ALGO", "ring,");
+  refused("NCCL_BUFFSIZE", "4M!");
+  refused("NCCL_MIN_NCHANNELS", "two");
+  refused("NCCL_MULTI_RANK_GPU_ENABLE", "maybe");
+  refused("UNISONO_BOOTSTRAP_TIMEOUT", "1e3");
+  refused("NCCL_SOCKET_FAMILY", "AF_UNIX");
+  refused("NCCL_COMM_ID", "nowhere");
+  // Odd, but with a meaning.
+  for (const char* value : {"1", "-4", "99999999999"}) {
+    for (const char* name : {"NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_CTAS"}) {
+      if (std::string(name) == "NCCL_BUFFSIZE" && std::string(value).size() > 3) continue;
+      const Setting setting(name, value);
+      const ncclUniqueId id = newId();
+      onThreads(3, [&](int rank) {
+        Member member(id, rank, 3);
+        useOnce(member.comm, 100'000);
+      });
+    }
+  }
+}
+
+TEST(MisusedInit, ARankThatDoesNotCome) {
+  const Setting timeout("UNISONO_BOOTSTRAP_TIMEOUT", "1");
+  ncclComm_t comm = nullptr;
+  ASSERT_OK(unisonoHostSetDevice(0));
+  EXPECT_FAILED(ncclCommInitRank(&comm, 2, newId(), 0), ncclRemoteError, "1");
+  EXPECT_EQ(comm, nullptr);
+}
+
+}  // namespace
+}  // namespace unisono::system_test
