@@ -92,7 +92,7 @@ TEST(Search, GivesTheSameForEveryOrderOfTheFile) {
   }
 }
 
-TEST(Search, GivesValidGraphsForRandomMachines) {
+TEST(Search, GivesValidAndRepeatableGraphsForRandomMachines) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
@@ -132,6 +132,11 @@ TEST(Search, GivesValidGraphsForRandomMachines) {
     const GraphSet graphs = searchGraphs(built, settings);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
     expectValid(graphs, built, machine.name + "\n" + writeTopologyXml(describeMachine(machine)));
+    XmlNode shuffled = describeMachine(machine).system;
+    shuffle(shuffled, random);
+    const Machine other = machineOf(checkTopologyXml(std::move(shuffled), "shuffled"), 0, paths);
+    EXPECT_EQ(writeGraphs(namedGraphs(searchGraphs(other, settings)), other.topology),
+              writeGraphs(namedGraphs(graphs), built.topology));
     if (HasFailure()) return;
   }
 }
