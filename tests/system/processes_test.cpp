@@ -1,0 +1,199 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+#include "collective_case.h"
+
+// Ranks in several processes. The parent forks before it uses the library, and children run
+// programs of their own, so nothing is shared but the unique id, which comes through a pipe.
+namespace unisono::system_test {
+namespace {
+
+struct Layout {
+  int processes;
+  int ranksEach;
+  bool ownNodes;  // each process counts as a node
+};
+
+class Pipe {
+ public:
+  Pipe() {
+    if (::pipe(ends_) != 0) throw std::runtime_error("pipe");
+  }
+  ~Pipe() {
+    ::close(ends_[0]);
+    ::close(ends_[1]);
+  }
+  template <typename T>
+  void write(const T& value) const {
+    if (::write(ends_[1], &value, sizeof(value)) != sizeof(value)) ::_exit(9);
+  }
+  template <typename T>
+  T read() const {
+    T value;
+    if (::read(ends_[0], &value, sizeof(value)) != sizeof(value)) ::_exit(9);
+    return value;
+  }
+
+ private:
+  int ends_[2];
+};
+
+// One process's ranks, each on a thread.
+void runRanks(const Layout& layout, int process, const ncclUniqueId& id) {
+  const int ranks = layout.processes * layout.ranksEach;
+  onThreads(layout.ranksEach, [&](int thread) {
+    const int rank = process * layout.ranksEach + thread;
+    // Simulated devices are the same ones in every process of a node.
+    const int device = rank % 8;
+    check(unisonoHostSetDevice(device));
+    Member member(id, rank, ranks);
+    DeviceStream stream(device);
+    for (Call call : kCalls) {
+      for (size_t count : {size_t{1}, size_t{4099}, static_cast<size_t>(scaled(200'003, 30'001))}) {
+        Case made;
+        made.call = call;
+        made.count = count;
+        made.root = ranks - 1;
+        made.type = bench::ElementType::bfloat16;
+        CaseBuffers buffers(made, rank, ranks, device);
+        check(buffers.enqueue(member.comm, stream));
+        stream.synchronize();
+        buffers.verify();
+      }
+    }
+    ncclComm_t child = nullptr;
+    check(ncclCommSplit(member.comm, rank % 2, -rank, &child, nullptr));
+    useOnce(child);
+    check(ncclCommDestroy(child));
+  });
+}
+
+// Runs `body(process)` in a child each; its status is 0 if no expectation failed there.
+std::vector<int> runChildren(int processes, const std::function<void(int)>& body) {
+  std::fflush(nullptr);
+  std::vector<pid_t> children;
+  for (int process = 0; process < processes; process++) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(100);  // never outlives the test
+      try {
+        body(process);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "process %d: %s\n", process, error.what());
+        std::fflush(nullptr);
+        ::_exit(2);
+      }
+      std::fflush(nullptr);
+      ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+    }
+    children.push_back(child);
+  }
+  std::vector<int> results;
+  for (pid_t child : children) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    results.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status));
+  }
+  return results;
+}
+
+class Processes : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(Processes, EveryCall) {
+  const Layout layout = GetParam();
+  const Pipe pipe, done;
+  const std::vector<int> results = runChildren(layout.processes, [&](int process) {
+    if (layout.ownNodes) ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
+    ncclUniqueId id;
+    if (process == 0) {
+      id = newId();
+      for (int other = 1; other < layout.processes; other++) pipe.write(id);
+    } else {
+      id = pipe.read<ncclUniqueId>();
+    }
+    runRanks(layout, process, id);
+    // The root's process lives until all have joined; the others may go when they like.
+    if (process != 0) {
+      done.write(process);
+    } else {
+      for (int other = 1; other < layout.processes; other++) done.read<int>();
+    }
+  });
+  for (int process = 0; process < layout.processes; process++) {
+    EXPECT_EQ(results[static_cast<size_t>(process)], 0) << "process " << process;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Processes,
+                         ::testing::Values(Layout{2, 1, false}, Layout{3, 1, false},
+                                           Layout{4, 1, false}, Layout{2, 2, false},
+                                           Layout{4, 2, false}, Layout{2, 2, true},
+                                           Layout{4, 1, true}),
+                         [](const auto& test) {
+                           return std::to_string(test.param.processes) + "x" +
+                                  std::to_string(test.param.ranksEach) +
+                                  (test.param.ownNodes ? "Nodes" : "");
+                         });
+
+// A process that dies in the middle leaves the others with an error or a wait that abort ends.
+TEST(ProcessesThatDie, OthersCanAbort) {
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(2, [&](int process) {
+    ncclUniqueId id;
+    if (process == 0) {
+      id = newId();
+      pipe.write(id);
+    } else {
+      id = pipe.read<ncclUniqueId>();
+    }
+    check(unisonoHostSetDevice(process));
+    ncclComm_t comm = nullptr;
+    check(ncclCommInitRank(&comm, 2, id, process));
+    useOnce(comm, 300'000);
+    if (process == 1) ::_exit(0);
+    DeviceBuffer buffer(0, 1 << 20);
+    DeviceStream stream(0);
+    ncclAllReduce(buffer.as(), buffer.as(), 1 << 18, ncclInt, ncclSum, comm, stream);
+    check(ncclCommAbort(comm));
+    unisonoHostStreamSynchronize(stream);
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0}));
+}
+
+// The peer goes before the two are connected: the call itself ends with an error that names it.
+TEST(ProcessesThatDie, BeforeTheFirstCall) {
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(2, [&](int process) {
+    ncclUniqueId id;
+    if (process == 0) {
+      id = newId();
+      pipe.write(id);
+    } else {
+      id = pipe.read<ncclUniqueId>();
+    }
+    check(unisonoHostSetDevice(process));
+    ncclComm_t comm = nullptr;
+    check(ncclCommInitRank(&comm, 2, id, process));
+    if (process == 1) ::_exit(0);
+    DeviceBuffer buffer(0, 64);
+    DeviceStream stream(0);
+    const ncclResult_t result =
+        ncclAllReduce(buffer.as(), buffer.as(), 4, ncclInt, ncclSum, comm, stream);
+    EXPECT_EQ(result, ncclRemoteError);
+    EXPECT_NE(std::strstr(ncclGetLastError(comm), "1"), nullptr) << ncclGetLastError(comm);
+    ncclResult_t state = ncclSuccess;
+    EXPECT_OK(ncclCommGetAsyncError(comm, &state));
+    EXPECT_EQ(state, ncclRemoteError);
+    EXPECT_OK(ncclCommDestroy(comm));
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0}));
+}
+
+}  // namespace
+}  // namespace unisono::system_test
