@@ -75,7 +75,8 @@ class ChannelPacker {
       return (static_cast<uint64_t>(exact) + grain - 1) / grain * grain;
     };
     uint64_t low = elements((begin + 1) * share_ - position_);
-    const uint64_t middle = elements(share_);
+    // With thousands of ranks a share may be less than what one element moves.
+    const uint64_t middle = std::max(elements(share_), grain);
     uint64_t channels = end - begin + 1;
     if (channels == 1 || low >= work.count) {
       channels = 1;
