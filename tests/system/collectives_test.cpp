@@ -28,6 +28,8 @@ TEST_P(Collectives, EveryTypeAndOperator) {
       for (Operator op : operatorsOf(call)) {
         for (bool inPlace : {false, true}) {
           if (inPlace && !canBeInPlace(call)) continue;
+          // A sanitizer sees nothing new in every pair of type and operator.
+          if (kSanitized && (type + static_cast<int>(op) + inPlace) % 4 != 0) continue;
           const int root = (type + static_cast<int>(op)) % ranks.size();
           for (size_t count : {size_t{1}, size_t{977}}) {
             run(ranks, {call, static_cast<bench::ElementType>(type), op, inPlace, count, root,
@@ -43,7 +45,7 @@ TEST_P(Collectives, EveryTypeAndOperator) {
 TEST_P(Collectives, EveryCount) {
   const Ranks ranks(GetParam());
   const std::vector<size_t> counts =
-      kSanitized ? std::vector<size_t>{0, 3, 8191}
+      kSanitized ? std::vector<size_t>{0, 8191}
                  : std::vector<size_t>{0, 2, 3, 7, 8, 9, 31, 255, 256, 257, 4096, 8191, 32771};
   for (Call call : kCalls) {
     for (size_t count : counts) {

@@ -1,0 +1,1 @@
+unisono_test(comm_agreement_test SOURCES comm_agreement_test.cpp DEPENDS unisono_comm LABELS unit)

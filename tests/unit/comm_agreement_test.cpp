@@ -1,0 +1,188 @@
+#include "comm/agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "base/error.h"
+
+namespace unisono::comm {
+namespace {
+
+std::vector<RankFacts> factsOf(int ranks) {
+  std::vector<RankFacts> all(static_cast<size_t>(ranks));
+  for (int rank = 0; rank < ranks; rank++) {
+    RankFacts& facts = all[static_cast<size_t>(rank)];
+    facts = {};
+    facts.layout = kRankFactsLayout;
+    facts.device = rank;
+    facts.process = 1;
+    facts.machine = 7;
+    facts.host = 7;
+    facts.deviceUuid[0] = static_cast<std::byte>(rank + 1);
+    std::strcpy(facts.hostName.data(), "box");
+    std::snprintf(facts.busId.data(), facts.busId.size(), "0000:%02x:00.0", rank);
+    facts.reachesPeers = 1;
+  }
+  return all;
+}
+
+// The text of the invalidUsage with which `ranks` are refused.
+std::string refusal(const std::vector<RankFacts>& ranks) {
+  try {
+    checkFacts(ranks);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalidUsage);
+    return error.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Facts, RanksThatFitAreTaken) {
+  EXPECT_EQ(refusal(factsOf(1)), "");
+  EXPECT_EQ(refusal(factsOf(8)), "");
+  auto ranks = factsOf(4);
+  for (RankFacts& facts : ranks) facts.deviceUuid = {};
+  // The same device numbers on other (simulated) nodes are other devices.
+  for (size_t r = 0; r < 4; r++) ranks[r].host = r;
+  EXPECT_EQ(refusal(ranks), "");
+}
+
+TEST(Facts, TwoRanksOnADeviceAreNamedWithTheRemedy) {
+  auto ranks = factsOf(4);
+  ranks[3].deviceUuid = ranks[1].deviceUuid;
+  const std::string text = refusal(ranks);
+  EXPECT_TRUE(has(text, "Ranks 1 and 3")) << text;
+  EXPECT_TRUE(has(text, "0000:03:00.0")) << text;
+  EXPECT_TRUE(has(text, "NCCL_MULTI_RANK_GPU_ENABLE=1")) << text;
+  ranks[3].multiRankDevice = 1;
+  EXPECT_NE(refusal(ranks), "") << "one rank alone cannot allow it";
+  ranks[1].multiRankDevice = 1;
+  EXPECT_EQ(refusal(ranks), "");
+}
+
+TEST(Facts, OtherVersionsBackendsAndMachinesAreRefused) {
+  auto version = factsOf(3);
+  version[2].layout++;
+  EXPECT_TRUE(has(refusal(version), "Rank 2")) << refusal(version);
+  auto backend = factsOf(3);
+  backend[1].backend = 1;
+  EXPECT_TRUE(has(refusal(backend), "UNISONO_BACKEND")) << refusal(backend);
+  auto machine = factsOf(3);
+  machine[1].machine = 8;
+  EXPECT_TRUE(has(refusal(machine), "Ranks 0 and 1")) << refusal(machine);
+}
+
+TEST(Decision, IsTheSameOnEveryRank) {
+  for (unsigned seed = 0; seed < 500; seed++) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const int n = 1 + static_cast<int>(random() % 40);
+    auto ranks = factsOf(n);
+    const bool cuda = random() % 2 == 0;
+    for (RankFacts& facts : ranks) {
+      facts.backend = cuda ? 1 : 0;
+      facts.host = random() % 3;
+      // Mostly not set, or out of all reason.
+      if (random() % 4 == 0) facts.minChannels = static_cast<int64_t>(random() % 100) - 5;
+      if (random() % 4 == 0) facts.maxChannels = static_cast<int64_t>(random() % 100) - 5;
+      if (random() % 4 == 0) {
+        facts.bufferBytes = static_cast<int64_t>((uint64_t{random()} << random() % 31)) - 5;
+      }
+      if (random() % 8 == 0) facts.reachesPeers = 0;
+      if (random() % 8 == 0) facts.algorithms = tuning::parseAlgorithms("ring");
+    }
+    std::vector<DecisionSummary> summaries;
+    for (int rank = 0; rank < n; rank++) {
+      const Decision decision = decide(ranks, rank);
+      summaries.push_back(summarize(decision));
+      ASSERT_EQ(decision.shape.rank, rank);
+      if (rank > 0) continue;
+      const plan::Shape& shape = decision.shape;
+      ASSERT_GE(shape.situation.channels, 1);
+      ASSERT_LE(shape.situation.channels, 64);
+      ASSERT_GT(shape.slotBytes, 0u);
+      ASSERT_EQ(shape.slotBytes % 512, 0u);
+      ASSERT_GT(shape.slotBytes * shape.slicesPerChunk, shape.slotBytes) << "overflow";
+      ASSERT_EQ(shape.slicesPerChunk, 2u);
+      ASSERT_EQ(decision.slots % shape.slicesPerChunk, 0u);
+      ASSERT_GE(shape.channelsPerPeer, 1);
+      ASSERT_EQ(shape.peerChannels % shape.channelsPerPeer, 0);
+      ASSERT_EQ(decision.ringOrders.size(), static_cast<size_t>(shape.situation.channels));
+      for (std::vector<int32_t> ring : decision.ringOrders) {
+        // Each node is entered once.
+        int entries = 0;
+        for (size_t i = 0; i < ring.size(); i++) {
+          const size_t before = (i + ring.size() - 1) % ring.size();
+          entries += ranks[static_cast<size_t>(ring[i])].host !=
+                     ranks[static_cast<size_t>(ring[before])].host;
+        }
+        ASSERT_EQ(entries, decision.nodes == 1 ? 0 : decision.nodes);
+        std::sort(ring.begin(), ring.end());
+        for (int32_t r = 0; r < n; r++) ASSERT_EQ(ring[static_cast<size_t>(r)], r);
+      }
+    }
+    ASSERT_NO_THROW(checkSummaries(summaries));
+  }
+}
+
+TEST(Decision, SettingsOfTheWeakestRankHold) {
+  auto ranks = factsOf(4);
+  ranks[1].maxChannels = 7;
+  ranks[2].maxChannels = 5;
+  ranks[3].minChannels = 30;
+  EXPECT_EQ(decide(ranks, 0).shape.situation.channels, 5);
+  ranks = factsOf(4);
+  ranks[2].bufferBytes = 1 << 20;
+  ranks[3].bufferBytes = 1 << 16;
+  EXPECT_EQ(decide(ranks, 0).shape.slotBytes * decide(ranks, 0).slots, 1u << 16);
+  EXPECT_GT(decide(ranks, 0).shape.situation.oneShotMaxBytes, 0u);
+  ranks[0].reachesPeers = 0;
+  EXPECT_EQ(decide(ranks, 0).shape.situation.oneShotMaxBytes, 0u);
+  EXPECT_EQ(decide(factsOf(9), 0).shape.situation.oneShotMaxBytes, 0u);
+}
+
+TEST(Summaries, TheFieldThatDiffersIsNamed) {
+  struct Case {
+    int64_t DecisionSummary::*field;
+    const char* name;
+  };
+  const Case cases[] = {{&DecisionSummary::channels, "channels"},
+                        {&DecisionSummary::slotBytes, "bytes of a slot"},
+                        {&DecisionSummary::slots, "slots"},
+                        {&DecisionSummary::slicesPerChunk, "slices"},
+                        {&DecisionSummary::peerChannels, "point-to-point"},
+                        {&DecisionSummary::channelsPerPeer, "channels of a peer"},
+                        {&DecisionSummary::oneShotMaxBytes, "one-shot"},
+                        {&DecisionSummary::nodes, "nodes"}};
+  const DecisionSummary same = summarize(decide(factsOf(3), 0));
+  auto text = [](const std::vector<DecisionSummary>& summaries) -> std::string {
+    try {
+      checkSummaries(summaries);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::internalError);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(text({same, same, same}), "");
+  for (const Case& wanted : cases) {
+    DecisionSummary other = same;
+    other.*wanted.field += 1;
+    const std::string report = text({same, same, other});
+    EXPECT_TRUE(has(report, wanted.name)) << report;
+    EXPECT_TRUE(has(report, "Ranks 0 and 2")) << report;
+  }
+  DecisionSummary other = same;
+  other.ringHash++;
+  EXPECT_TRUE(has(text({same, other}), "rings"));
+}
+
+}  // namespace
+}  // namespace unisono::comm

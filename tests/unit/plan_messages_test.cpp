@@ -1,0 +1,291 @@
+#include <gtest/gtest-spi.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <random>
+
+#include "base/error.h"
+#include "plan_testing.h"
+
+// The plans of all ranks together: do their sends and receives meet, and can they always go on?
+namespace unisono::plan {
+namespace {
+
+using device::SendReceiveWork;
+
+// Runs the launches of all ranks as the device would: the launches of a rank one after another; in
+// a launch, for each channel, one group that sends and one that receives, each through its list in
+// order. A send meets the receive at the other end of its connection; both take that step together,
+// as if the FIFO had no slot, which is the hardest case.
+class Model {
+ public:
+  explicit Model(std::vector<Plan> plans) : plans_(std::move(plans)), ranks_(plans_.size()) {
+    for (size_t rank = 0; rank < plans_.size(); rank++) {
+      for (const Launch& launch : plans_[rank].launches) {
+        ranks_[rank].launches.push_back(&std::get<SendReceiveLaunch>(launch));
+      }
+      load(rank);
+    }
+  }
+
+  // Nothing left to do, and every message as it was sent.
+  void run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t rank = 0; rank < ranks_.size(); rank++) {
+        for (auto& [channel, list] : ranks_[rank].sends) {
+          while (!list.empty() && step(rank, channel, *list.front())) {
+            list.pop_front();
+            moved = true;
+            if (::testing::Test::HasFatalFailure()) return;
+          }
+        }
+      }
+      for (size_t rank = 0; rank < ranks_.size(); rank++) moved = finishLaunch(rank) || moved;
+    }
+    for (size_t rank = 0; rank < ranks_.size(); rank++) {
+      ASSERT_EQ(ranks_[rank].next, ranks_[rank].launches.size())
+          << "rank " << rank << " waits for ever in launch " << ranks_[rank].next;
+    }
+  }
+
+  uint64_t bytesMoved() const { return bytesMoved_; }
+
+ private:
+  using Lists = std::map<int, std::deque<const SendReceiveWork*>>;  // by channel
+  struct Rank {
+    std::vector<const SendReceiveLaunch*> launches;
+    size_t next = 0;  // the launch that runs
+    Lists sends, receives;
+  };
+
+  void load(size_t index) {
+    Rank& rank = ranks_[index];
+    rank.sends.clear();
+    rank.receives.clear();
+    if (rank.next == rank.launches.size()) return;
+    const SendReceiveLaunch& launch = *rank.launches[rank.next];
+    const auto self = static_cast<int>(index);
+    for (int w = 0; w < launch.arguments.works; w++) {
+      const SendReceiveWork& work = launch.arguments.work[w];
+      for (int c = 0; work.sendPeer >= 0 && c < work.sendChannels; c++) {
+        ASSERT_LT(work.sendFirstChannel + c, launch.blocks);
+        rank.sends[work.sendFirstChannel + c].push_back(&work);
+      }
+      for (int c = 0; work.receivePeer >= 0 && work.receivePeer != self && c < work.receiveChannels;
+           c++) {
+        ASSERT_LT(work.receiveFirstChannel + c, launch.blocks);
+        rank.receives[work.receiveFirstChannel + c].push_back(&work);
+      }
+    }
+  }
+
+  bool finishLaunch(size_t index) {
+    Rank& rank = ranks_[index];
+    auto empty = [](const auto& entry) { return entry.second.empty(); };
+    if (rank.next == rank.launches.size() ||
+        !std::all_of(rank.sends.begin(), rank.sends.end(), empty) ||
+        !std::all_of(rank.receives.begin(), rank.receives.end(), empty)) {
+      return false;
+    }
+    rank.next++;
+    load(index);
+    return true;
+  }
+
+  // Whether the send of `rank` on `channel` meets its receive.
+  bool step(size_t rank, int channel, const SendReceiveWork& send) {
+    const auto self = static_cast<int>(rank);
+    if (send.sendPeer == self) {
+      EXPECT_EQ(send.receivePeer, self);
+      EXPECT_EQ(send.sendBytes, send.receiveBytes);
+      count(send, channel);
+      return true;
+    }
+    auto& list = ranks_[static_cast<size_t>(send.sendPeer)].receives[channel];
+    if (list.empty() || list.front()->receivePeer != self) return false;
+    const SendReceiveWork& receive = *list.front();
+    compare(send, receive);
+    count(send, channel);
+    list.pop_front();
+    return true;
+  }
+
+  static void compare(const SendReceiveWork& send, const SendReceiveWork& receive) {
+    ASSERT_EQ(send.sendBytes, receive.receiveBytes);
+    ASSERT_EQ(send.sendPart, receive.receivePart);
+    ASSERT_EQ(send.sendChannels, receive.receiveChannels);
+    ASSERT_EQ(send.sendFirstChannel, receive.receiveFirstChannel);
+  }
+
+  void count(const SendReceiveWork& send, int channel) {
+    const uint64_t offset = send.sendPart * static_cast<uint64_t>(channel - send.sendFirstChannel);
+    ASSERT_LT(offset, send.sendBytes) << "a channel with nothing to do";
+    const bool last = channel == send.sendFirstChannel + send.sendChannels - 1;
+    ASSERT_TRUE(last || offset + send.sendPart <= send.sendBytes);
+    bytesMoved_ += last ? send.sendBytes - offset : send.sendPart;
+  }
+
+  const std::vector<Plan> plans_;
+  std::vector<Rank> ranks_;
+  uint64_t bytesMoved_ = 0;
+};
+
+std::vector<Plan> plansOf(const std::vector<std::vector<Task>>& tasks, int peerChannels,
+                          int channelsPerPeer) {
+  std::vector<Plan> plans;
+  const int ranks = static_cast<int>(tasks.size());
+  for (int rank = 0; rank < ranks; rank++) {
+    const Shape shape = shapeOf(rank, ranks, 4, peerChannels, channelsPerPeer);
+    plans.push_back(makePlan(shape, tasks[static_cast<size_t>(rank)]));
+    for (const Launch& launch : plans.back().launches) {
+      const auto& messages = std::get<SendReceiveLaunch>(launch);
+      EXPECT_LE(messages.arguments.works, device::kMaxSendReceiveWorks);
+      EXPECT_LE(messages.blocks, peerChannels);
+    }
+  }
+  return plans;
+}
+
+// Connections that the plans need are needed by both ends, and grow alike.
+void expectPeersAgree(const std::vector<Plan>& plans) {
+  using Use = std::pair<int, int>;  // first channel, channels
+  std::map<std::pair<int, int>, std::vector<Use>> sends, receives;
+  for (size_t rank = 0; rank < plans.size(); rank++) {
+    for (const PeerUse& use : plans[rank].peers) {
+      const auto self = static_cast<int>(rank);
+      ASSERT_NE(use.peer, self);
+      const auto pair = use.sends ? std::pair(self, use.peer) : std::pair(use.peer, self);
+      (use.sends ? sends : receives)[pair].emplace_back(use.firstChannel, use.channels);
+    }
+  }
+  EXPECT_EQ(sends, receives);
+}
+
+void expectThatAllMeet(const std::vector<std::vector<Task>>& tasks, uint64_t bytes,
+                       int peerChannels = 4, int channelsPerPeer = 2) {
+  const std::vector<Plan> plans = plansOf(tasks, peerChannels, channelsPerPeer);
+  expectPeersAgree(plans);
+  Model model(plans);
+  model.run();
+  if (::testing::Test::HasFatalFailure()) return;
+  EXPECT_EQ(model.bytesMoved(), bytes);
+}
+
+// Of few bytes, of one part, of several.
+uint64_t randomBytes(std::mt19937& random) {
+  return random() % (uint64_t{1} << random() % 18);
+}
+
+TEST(PlanMessages, RandomSendsAndReceivesMeetInAnyOrder) {
+  for (unsigned seed = 0; seed < 1500; seed++) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const int ranks = 1 + static_cast<int>(random() % 9);
+    // Few channels, so that different peers share them.
+    const int peerChannels = 1 << random() % 4;
+    const int channelsPerPeer = 1 << random() % 4;
+    struct Message {
+      int from, to;
+      uint64_t bytes;
+    };
+    std::vector<Message> messages;
+    uint64_t bytes = 0;
+    for (unsigned i = random() % 250; i > 0; i--) {
+      messages.push_back({static_cast<int>(random() % static_cast<unsigned>(ranks)),
+                          static_cast<int>(random() % static_cast<unsigned>(ranks)),
+                          randomBytes(random)});
+      bytes += messages.back().bytes;
+    }
+    std::vector<std::vector<Task>> tasks(static_cast<size_t>(ranks));
+    for (int rank = 0; rank < ranks; rank++) {
+      // Every rank mixes its sends and receives in its own way; the order between two stays.
+      std::map<std::pair<bool, int>, std::deque<Task>> queues;
+      for (const Message& m : messages) {
+        if (m.from == rank) {
+          queues[{true, m.to}].push_back(
+              taskOf(Call::send, m.bytes, device::DataType::uint8, m.to));
+        }
+        if (m.to == rank) {
+          queues[{false, m.from}].push_back(
+              taskOf(Call::receive, m.bytes, device::DataType::uint8, m.from));
+        }
+      }
+      while (!queues.empty()) {
+        auto queue = std::next(queues.begin(), static_cast<ptrdiff_t>(random() % queues.size()));
+        tasks[static_cast<size_t>(rank)].push_back(queue->second.front());
+        queue->second.pop_front();
+        if (queue->second.empty()) queues.erase(queue);
+      }
+    }
+    expectThatAllMeet(tasks, bytes, peerChannels, std::min(channelsPerPeer, peerChannels));
+    if (HasFailure()) return;
+  }
+}
+
+TEST(PlanMessages, RandomMixesWithAllToAllGatherAndScatter) {
+  for (unsigned seed = 0; seed < 500; seed++) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const auto ranks = 1 + random() % 8;
+    std::vector<Task> calls;
+    uint64_t bytes = 0;
+    for (unsigned i = random() % 12; i > 0; i--) {
+      static constexpr Call kCalls[] = {Call::allToAll, Call::gather, Call::scatter};
+      const Call call = kCalls[random() % 3];
+      calls.push_back(taskOf(call, randomBytes(random), device::DataType::uint8,
+                             static_cast<int>(random() % ranks)));
+      bytes += calls.back().count * ranks * (call == Call::allToAll ? ranks : 1);
+    }
+    expectThatAllMeet(std::vector<std::vector<Task>>(ranks, calls), bytes);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(PlanMessages, AllToAllOfManyRanksNeedsSeveralLaunches) {
+  const std::vector<Task> calls = {taskOf(Call::allToAll, 10'000)};
+  expectThatAllMeet(std::vector<std::vector<Task>>(130, calls), 130 * 130 * 10'000ull, 32, 1);
+}
+
+void runWithoutReceive() {
+  Model model({makePlan(shapeOf(0, 2), {taskOf(Call::send, 10, device::DataType::uint8, 1)}),
+               makePlan(shapeOf(1, 2), {})});
+  model.run();
+}
+
+TEST(PlanMessages, TheModelSeesAMissingReceive) {
+  EXPECT_FATAL_FAILURE(runWithoutReceive(), "waits for ever");
+}
+
+TEST(PlanMessages, ToOneself) {
+  const Shape shape = shapeOf(1, 3);
+  const Task send = taskOf(Call::send, 8, device::DataType::float64, 1);
+  Task receive = taskOf(Call::receive, 8, device::DataType::float64, 1);
+  const Plan plan = makePlan(shape, {send, receive});
+  EXPECT_EQ(plan.launches.size(), 1u);
+  EXPECT_TRUE(plan.peers.empty());
+  EXPECT_THROW(makePlan(shape, {send}), Error);
+  EXPECT_THROW(makePlan(shape, {receive}), Error);
+  EXPECT_THROW(makePlan(shape, {send, receive, send}), Error);
+  receive.count = 7;
+  EXPECT_THROW(makePlan(shape, {send, receive}), Error);
+}
+
+TEST(PlanMessages, OnlyLargeOpenReceivesAreOffered) {
+  const Shape shape = shapeOf(0, 2);
+  Task open = taskOf(Call::receive, shape.directBytes, device::DataType::uint8, 1);
+  auto offered = [&](const Task& task) {
+    const Plan plan = makePlan(shape, {task});
+    return std::get<SendReceiveLaunch>(plan.launches.front()).arguments.work[0].offerDirect;
+  };
+  EXPECT_TRUE(offered(open));
+  open.count--;
+  EXPECT_FALSE(offered(open));
+  open.count++;
+  open.outputIsOpen = false;
+  EXPECT_FALSE(offered(open));
+}
+
+}  // namespace
+}  // namespace unisono::plan

@@ -1,0 +1,150 @@
+#include "plan/plan.h"
+
+#include <random>
+
+#include "base/error.h"
+#include "plan_testing.h"
+
+namespace unisono::plan {
+namespace {
+
+using device::DataType;
+
+constexpr Call kCollectives[] = {Call::allReduce, Call::allGather, Call::reduceScatter,
+                                 Call::broadcast, Call::reduce};
+
+// Each element of each collective belongs to exactly one channel, and each channel of a launch
+// runs.
+void expectWholeCover(const Shape& shape, const std::vector<Task>& tasks, const Plan& plan) {
+  size_t next = 0;
+  for (const Launch& launch : plan.launches) {
+    const auto& collective = std::get<CollectiveLaunch>(launch);
+    ASSERT_GE(collective.arguments.works, 1);
+    ASSERT_LE(collective.arguments.works, device::kMaxCollectiveWorks);
+    ASSERT_LE(collective.blocks, shape.situation.channels);
+    int blocks = 0;
+    for (int w = 0; w < collective.arguments.works; w++) {
+      const device::CollectiveWork& work = collective.arguments.work[w];
+      while (tasks[next].count == 0) next++;
+      ASSERT_EQ(work.count, tasks[next].count);
+      ASSERT_EQ(work.input, tasks[next].input);
+      ASSERT_GE(work.channels, 1);
+      uint64_t covered = work.low;
+      if (work.channels > 1) covered += (work.channels - 2u) * work.middle + work.high;
+      ASSERT_EQ(covered, work.count);
+      ASSERT_LE(work.low, work.count);
+      ASSERT_LE(work.high, work.count);
+      const auto size = static_cast<uint64_t>(device::elementBytes(work.reduction.type));
+      if (work.channels > 1) {
+        ASSERT_GT(work.high, 0u) << "the last channel has nothing to do";
+        ASSERT_EQ(work.low * size % 16, 0u);
+        ASSERT_EQ(work.middle * size % 16, 0u);
+      }
+      ASSERT_LE(work.chunkElements * size, uint64_t{shape.slotBytes} * shape.slicesPerChunk);
+      ASSERT_GT(work.chunkElements, 0u);
+      blocks = std::max(blocks, work.firstChannel + work.channels);
+      next++;
+    }
+    ASSERT_EQ(collective.blocks, blocks);
+    ASSERT_GE(plan.ringChannels, shape.ranks == 1 ? 0 : blocks);
+  }
+  while (next < tasks.size() && tasks[next].count == 0) next++;
+  ASSERT_EQ(next, tasks.size()) << "calls are missing from the plan";
+}
+
+TEST(Plan, ChannelsCoverEveryElementOnceInRandomGroups) {
+  for (unsigned seed = 0; seed < 2000; seed++) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const int ranks = 1 + static_cast<int>(random() % 9);
+    Shape shape = shapeOf(0, ranks, 1 + static_cast<int>(random() % 64));
+    shape.situation.minBytesPerChannel = size_t{1} << random() % 17;
+    std::vector<Task> tasks;
+    for (uint64_t i = random() % 90; i > 0; i--) {
+      const auto type = static_cast<DataType>(random() % device::kDataTypes);
+      const uint64_t count = random() % (uint64_t{1} << random() % 36);
+      tasks.push_back(taskOf(kCollectives[random() % std::size(kCollectives)], count, type,
+                             static_cast<int>(random() % static_cast<unsigned>(ranks))));
+    }
+    const Plan plan = makePlan(shape, tasks);
+    expectWholeCover(shape, tasks, plan);
+    if (HasFatalFailure()) return;
+    // The same on every rank.
+    shape.rank = ranks - 1;
+    const Plan other = makePlan(shape, tasks);
+    ASSERT_EQ(other.launches.size(), plan.launches.size());
+    for (size_t l = 0; l < plan.launches.size(); l++) {
+      const auto& a = std::get<CollectiveLaunch>(plan.launches[l]);
+      const auto& b = std::get<CollectiveLaunch>(other.launches[l]);
+      ASSERT_EQ(a.blocks, b.blocks);
+      for (int w = 0; w < a.arguments.works; w++) {
+        ASSERT_TRUE(a.arguments.work[w] == b.arguments.work[w]);
+      }
+    }
+  }
+}
+
+TEST(Plan, LargestCount) {
+  const Shape shape = shapeOf(0, 8, 24);
+  const std::vector<Task> tasks = {taskOf(Call::allReduce, uint64_t{1} << 60)};
+  expectWholeCover(shape, tasks, makePlan(shape, tasks));
+}
+
+TEST(Plan, CallsOfNothingLeaveNoTrace) {
+  std::vector<Task> tasks;
+  for (int call = 0; call <= static_cast<int>(Call::scatter); call++) {
+    tasks.push_back(taskOf(static_cast<Call>(call), 0));
+  }
+  for (int ranks : {1, 3}) {
+    const Plan plan = makePlan(shapeOf(0, ranks), tasks);
+    EXPECT_TRUE(plan.launches.empty());
+    EXPECT_TRUE(plan.peers.empty());
+    EXPECT_EQ(plan.ringChannels, 0);
+    EXPECT_FALSE(plan.usesOneShot);
+  }
+}
+
+TEST(Plan, OneRankNeedsNoConnection) {
+  const Plan plan =
+      makePlan(shapeOf(0, 1), {taskOf(Call::allReduce, 100'000), taskOf(Call::allToAll, 5)});
+  EXPECT_EQ(plan.ringChannels, 0);
+  EXPECT_TRUE(plan.peers.empty());
+  ASSERT_EQ(plan.launches.size(), 2u);
+  EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[0]).arguments.work[0].operation,
+            device::Operation::local);
+}
+
+TEST(Plan, SmallAllReducesAreOneShotAndKeepTheOrder) {
+  Shape shape = shapeOf(1, 4);
+  shape.situation.oneShotMaxBytes = 1000;
+  const Plan plan = makePlan(
+      shape, {taskOf(Call::broadcast, 10), taskOf(Call::allReduce, 1000),
+              taskOf(Call::allReduce, 1001), taskOf(Call::reduce, 10), taskOf(Call::allReduce, 1)});
+  ASSERT_EQ(plan.launches.size(), 4u);
+  EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[0]).arguments.works, 1);
+  EXPECT_EQ(std::get<OneShotLaunch>(plan.launches[1]).arguments.count, 1000u);
+  EXPECT_EQ(std::get<OneShotLaunch>(plan.launches[1]).arguments.linesPerRank, 125u);
+  EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[2]).arguments.works, 2);
+  EXPECT_EQ(std::get<OneShotLaunch>(plan.launches[3]).arguments.rank, 1);
+  EXPECT_TRUE(plan.usesOneShot);
+}
+
+TEST(Plan, OneShotGeometryHasALaneForEachLineUpToTheLimit) {
+  for (uint64_t bytes : {1u, 8u, 9u, 511u, 4096u, 4097u, 65536u, 262144u}) {
+    const OneShotShape shape = oneShotShape(bytes);
+    EXPECT_GE(shape.blocks, 1);
+    EXPECT_LE(shape.blocks, device::kOneShotMaxBlocks);
+    EXPECT_EQ(shape.threads % 32, 0);
+    EXPECT_GE(static_cast<uint64_t>(shape.blocks * shape.threads), (bytes + 7) / 8) << bytes;
+  }
+}
+
+TEST(Plan, ManyCallsAreSeveralLaunches) {
+  const std::vector<Task> tasks(3 * device::kMaxCollectiveWorks + 1, taskOf(Call::broadcast, 9));
+  const Plan plan = makePlan(shapeOf(0, 2), tasks);
+  ASSERT_EQ(plan.launches.size(), 4u);
+  EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches.back()).arguments.works, 1);
+}
+
+}  // namespace
+}  // namespace unisono::plan

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "plan/plan.h"
+
+namespace unisono::plan {
+
+// The shape of `ranks` ranks with `peerChannels` channels for messages; no one-shot.
+inline Shape shapeOf(int rank, int ranks, int channels = 4, int peerChannels = 4,
+                     int channelsPerPeer = 2) {
+  Shape shape;
+  shape.rank = rank;
+  shape.ranks = ranks;
+  shape.situation.ranks = ranks;
+  shape.situation.channels = channels;
+  shape.situation.minBytesPerChannel = 4096;
+  shape.slotBytes = 8192;
+  shape.slicesPerChunk = 2;
+  shape.peerChannels = peerChannels;
+  shape.channelsPerPeer = channelsPerPeer;
+  shape.minBytesPerPart = 4096;
+  shape.directBytes = 100'000;
+  return shape;
+}
+
+inline Task taskOf(Call call, uint64_t count, device::DataType type = device::DataType::uint8,
+                   int peer = 0) {
+  // Addresses are only handed on.
+  auto* memory = reinterpret_cast<std::byte*>(uint64_t{1} << 40);
+  return {
+      call, memory, memory + (uint64_t{1} << 36), count, {type, device::Reduction::sum, false, 0},
+      peer, true};
+}
+
+inline bool operator==(const device::CollectiveWork& a, const device::CollectiveWork& b) {
+  return a.operation == b.operation && a.firstChannel == b.firstChannel &&
+         a.channels == b.channels && a.root == b.root && a.count == b.count && a.low == b.low &&
+         a.middle == b.middle && a.high == b.high && a.chunkElements == b.chunkElements;
+}
+
+}  // namespace unisono::plan
