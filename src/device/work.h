@@ -89,6 +89,7 @@ struct Communicator {
   uint32_t slots;
   uint32_t slicesPerChunk;
   int32_t peerChannels;  // channels of the send and receive tables
+  uint32_t stopped;      // set for good when an abort has ended a launch
   const uint32_t* abortFlag;
   RingChannel* rings;   // [channel]
   Connection* send;     // [peer * peerChannels + channel]

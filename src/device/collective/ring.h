@@ -206,6 +206,7 @@ UNISONO_DEVICE void localCollective(Group& group, int channel, const CollectiveW
 UNISONO_DEVICE void collectiveBlock(Group& group, int channel,
                                     const CollectiveArguments& arguments) {
   const Communicator& communicator = *arguments.communicator;
+  stayStopped(group, communicator);
   for (int w = 0; w < arguments.works; w++) {
     const CollectiveWork& work = arguments.work[w];
     if (channel < work.firstChannel || channel >= work.firstChannel + work.channels) continue;
@@ -216,6 +217,7 @@ UNISONO_DEVICE void collectiveBlock(Group& group, int channel,
     }
     group.syncAll();  // the next work reads the counters that this one saved
   }
+  keepStopped(group, *arguments.communicator);
 }
 
 }  // namespace unisono::device::UNISONO_TARGET

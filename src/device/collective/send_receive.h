@@ -96,7 +96,7 @@ UNISONO_DEVICE void receiveMessage(Group& group, const Communicator& communicato
   if (connection.offer != nullptr) {
     const uint64_t address =
         work.offerDirect ? reinterpret_cast<uint64_t>(work.output) : kStagedOffer;
-    if (group.isPoster()) {
+    if (group.isPoster() && !group.aborted()) {
       storeRelaxed(connection.offer + 1, address);
       storeRelease(connection.offer, ++connection.offers);
     }
@@ -117,6 +117,7 @@ UNISONO_DEVICE void receiveMessage(Group& group, const Communicator& communicato
 }
 
 UNISONO_DEVICE void sendBlock(Group& group, int channel, const SendReceiveArguments& arguments) {
+  stayStopped(group, *arguments.communicator);
   for (int w = 0; w < arguments.works; w++) {
     const SendReceiveWork& work = arguments.work[w];
     if (work.sendPeer < 0 || channel < work.sendFirstChannel ||
@@ -126,9 +127,11 @@ UNISONO_DEVICE void sendBlock(Group& group, int channel, const SendReceiveArgume
     sendMessage(group, *arguments.communicator, channel, work);
     group.syncAll();
   }
+  keepStopped(group, *arguments.communicator);
 }
 
 UNISONO_DEVICE void receiveBlock(Group& group, int channel, const SendReceiveArguments& arguments) {
+  stayStopped(group, *arguments.communicator);
   for (int w = 0; w < arguments.works; w++) {
     const SendReceiveWork& work = arguments.work[w];
     if (work.receivePeer < 0 || channel < work.receiveFirstChannel ||
@@ -138,6 +141,7 @@ UNISONO_DEVICE void receiveBlock(Group& group, int channel, const SendReceiveArg
     receiveMessage(group, *arguments.communicator, channel, work);
     group.syncAll();
   }
+  keepStopped(group, *arguments.communicator);
 }
 
 }  // namespace unisono::device::UNISONO_TARGET

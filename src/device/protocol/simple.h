@@ -10,7 +10,8 @@
 //
 // Contract between the two ends: both cut every chunk into the same slices, in the same order; the
 // step counter of a connection is kept in device memory between launches, so a launch needs no host
-// state. After an abort nothing is moved any more and every wait ends at once.
+// state. After an abort nothing is moved or published any more and every wait ends at once; later
+// launches find Communicator::stopped, for the counters of the two ends may differ then.
 namespace unisono::device::UNISONO_TARGET {
 
 // One end of a FIFO during a launch; writes its step back when it goes.
@@ -48,6 +49,15 @@ class FifoEnd {
   uint32_t slotBytes_ = 0;
   uint32_t slotCount_ = 0;
 };
+
+// At the beginning and the end of what a group does in a launch; the end follows a syncAll().
+UNISONO_DEVICE void stayStopped(Group& group, const Communicator& communicator) {
+  if (group.isPoster() && loadRelaxed(&communicator.stopped) != 0) group.setAborted();
+  group.syncAll();
+}
+UNISONO_DEVICE void keepStopped(Group& group, Communicator& communicator) {
+  if (group.isPoster() && group.aborted()) storeRelaxed(&communicator.stopped, uint32_t{1});
+}
 
 class SimpleProtocol {
  public:
@@ -149,7 +159,7 @@ class SimpleProtocol {
 
   UNISONO_DEVICE void publish(bool receive, bool send) {
     group_.syncAll();
-    if (group_.isPoster()) {
+    if (group_.isPoster() && !group_.aborted()) {
       if (send) send_.postData();
       if (receive) receive_.postCredit();
     }
