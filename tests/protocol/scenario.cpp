@@ -50,6 +50,7 @@ RankMemory::RankMemory(int rank, size_t bytes)
 
 void RankMemory::clear(std::byte poison) {
   used_ = 0;
+  pieces_.clear();
   expected_.assign(1, poison);
 }
 
@@ -58,6 +59,7 @@ size_t RankMemory::take(size_t bytes, size_t alignment, Random& random) {
   size_t begin = (used_ + kGuardBytes + 255) / 256 * 256;
   if (below(random, 4) != 0) begin += alignment * below(random, 256 / alignment);
   used_ = begin + bytes + kGuardBytes;
+  pieces_.emplace_back(begin, begin + bytes);
   if (used_ > memory_->bytes()) throw std::length_error("The test's device memory is full");
   const size_t before = expected_.size();
   expected_.resize(used_, poison);
@@ -81,6 +83,18 @@ std::string RankMemory::compare() const {
   return fmt::format("{} bytes differ, the first at {:#x} ({:#04x} instead of {:#04x})", count,
                      first, std::to_integer<int>(base_[first]),
                      std::to_integer<int>(expected_[first]));
+}
+
+std::string RankMemory::compareGuards() const {
+  size_t at = 0;
+  for (size_t piece = 0; piece <= pieces_.size(); piece++) {
+    const size_t end = piece < pieces_.size() ? pieces_[piece].first : used_;
+    for (; at < end; at++) {
+      if (base_[at] != expected_[at]) return fmt::format("a store to {:#x}", at);
+    }
+    if (piece < pieces_.size()) at = pieces_[piece].second;
+  }
+  return {};
 }
 
 Memories makeMemories(size_t bytes) {
@@ -443,6 +457,15 @@ void Scenario::compareApproximate(std::string& wrong) {
       writeElement(memory.expected(output.offset), i, size, actual);
     }
   }
+}
+
+std::string Scenario::compareGuards() const {
+  std::string wrong;
+  for (size_t r = 0; r < rankCount(); r++) {
+    const std::string store = memories_[r].compareGuards();
+    if (!store.empty()) wrong += fmt::format(" rank {}: {};", r, store);
+  }
+  return wrong;
 }
 
 std::string Scenario::run() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "numbers.h"
@@ -27,11 +28,14 @@ class RankMemory {
 
   // Empty, or where the first difference is.
   std::string compare() const;
+  // Looks at the guard zones only.
+  std::string compareGuards() const;
 
  private:
   std::shared_ptr<runtime::DeviceMemory> memory_;
   std::byte* base_;
   std::vector<std::byte> expected_;
+  std::vector<std::pair<size_t, size_t>> pieces_;  // begin and end
   size_t used_ = 0;
 };
 
@@ -54,6 +58,8 @@ class Scenario {
   std::string run();
   // Enqueues everything: ranks in any order, each in the order of its groups.
   void enqueue();
+  // After an aborted run: empty, or which store went beside the buffers.
+  std::string compareGuards() const;
   // The calls, for the report of a failure.
   const std::string& text() const { return text_; }
 

@@ -1,0 +1,165 @@
+#include <gtest/gtest.h>
+
+#include "seeds.h"
+
+// What happens when ranks wait for what never comes: an abort ends every wait, wherever it finds
+// the ranks, and without one the wait is reported with who waits for whom.
+namespace unisono::protocol {
+namespace {
+
+using device::DataType;
+using device::Reduction;
+using plan::Call;
+using plan::Task;
+
+constexpr int kRanks = 4;
+constexpr uint64_t kCount = 6000;
+
+// Any call, with buffers that are large enough.
+Task taskOf(Call call, int rank, int peer, uint64_t count = kCount) {
+  RankMemory& memory = memories()[static_cast<size_t>(rank)];
+  return {call, memory.at(0), memory.at(1 << 20), count, {DataType::int8, Reduction::sum, false, 0},
+          peer, true};
+}
+
+class Stuck : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!runsFibers()) GTEST_SKIP() << "threads take seconds to see that nothing moves";
+  }
+  ~Stuck() override { discardWorlds(); }
+
+  World& world(const Geometry& geometry, int ranks = kRanks) {
+    World& made = worldOf(geometry, ranks);
+    setSchedule(0);
+    return made;
+  }
+
+  // Every rank but `missing` makes `call`; returns what the ranks report.
+  static std::vector<std::string> runWithout(World& world, int missing, Call call, int root = 0) {
+    for (int rank = 0; rank < world.ranks(); rank++) {
+      if (rank != missing) world.enqueue(rank, {taskOf(call, rank, root)});
+    }
+    return world.synchronize();
+  }
+};
+
+const Geometry& mixed() {
+  return geometries()[1];
+}
+
+TEST_F(Stuck, AMissingRankIsNamed) {
+  for (Call call : {Call::allReduce, Call::allGather, Call::reduceScatter}) {
+    SCOPED_TRACE(nameOf(call));
+    const auto errors = runWithout(world(mixed()), 2, call);
+    EXPECT_EQ(errors[2], "");
+    // In the first ring rank 3 hears from rank 2, and nobody can go on without it.
+    EXPECT_NE(errors[3].find("rank 3 waits for rank 2 (data, channel 0"), std::string::npos)
+        << errors[3];
+    discardWorlds();
+  }
+}
+
+TEST_F(Stuck, AMissingRankOfAOneShotIsReported) {
+  World& tested = world(mixed());
+  for (int rank = 0; rank < kRanks; rank++) {
+    if (rank != 1) tested.enqueue(rank, {taskOf(Call::allReduce, rank, 0, 100)});
+  }
+  const auto errors = tested.synchronize();
+  EXPECT_EQ(errors[1], "");
+  EXPECT_NE(errors[0].find("rank 0 waits (lines of every peer"), std::string::npos) << errors[0];
+}
+
+TEST_F(Stuck, AMissingSendIsNamed) {
+  World& tested = world(mixed());
+  tested.enqueue(0, {taskOf(Call::receive, 0, 3)});
+  const auto errors = tested.synchronize();
+  EXPECT_NE(errors[0].find("rank 0 waits for rank 3 (data, channel"), std::string::npos)
+      << errors[0];
+}
+
+TEST_F(Stuck, AMissingReceiveIsNamed) {
+  World& tested = world(mixed());
+  tested.enqueue(3, {taskOf(Call::send, 3, 1)});
+  const auto errors = tested.synchronize();
+  EXPECT_NE(errors[3].find("rank 3 waits for rank 1 (an offer, channel"), std::string::npos)
+      << errors[3];
+  discardWorlds();
+
+  World& apart = world(geometries()[3]);
+  apart.enqueue(3, {taskOf(Call::send, 3, 1, 100000)});
+  const auto full = apart.synchronize();
+  EXPECT_NE(full[3].find("rank 3 waits for rank 1 (a free slot, channel"), std::string::npos)
+      << full[3];
+}
+
+TEST_F(Stuck, TwoThatWaitForEachOtherAreACycle) {
+  World& tested = world(mixed());
+  tested.enqueue(0, {taskOf(Call::receive, 0, 1)});
+  tested.enqueue(0, {taskOf(Call::send, 0, 1)});
+  tested.enqueue(1, {taskOf(Call::receive, 1, 0)});
+  tested.enqueue(1, {taskOf(Call::send, 1, 0)});
+  const auto errors = tested.synchronize();
+  EXPECT_NE(errors[0].find("cycle of ranks 0 -> 1 -> 0"), std::string::npos) << errors[0];
+}
+
+TEST_F(Stuck, ARankThatCallsSomethingElseIsNamed) {
+  World& tested = world(mixed());
+  for (int rank = 0; rank < kRanks; rank++) {
+    tested.enqueue(rank,
+                   {rank == 1 ? taskOf(Call::receive, rank, 0) : taskOf(Call::allGather, rank, 0)});
+  }
+  const auto errors = tested.synchronize();
+  EXPECT_NE(errors[1].find("rank 1 waits for rank 0 (data, channel"), std::string::npos)
+      << errors[1];
+  EXPECT_NE(errors[1].find("rank 2 waits for rank 1 (data, channel"), std::string::npos)
+      << errors[1];
+}
+
+// Whoever is aborted before it has begun passes nothing on: its peers must not take an empty slot
+// for data.
+TEST_F(Stuck, AnAbortedRankPublishesNothing) {
+  for (Call call : {Call::allReduce, Call::allGather, Call::reduceScatter, Call::broadcast,
+                    Call::reduce, Call::allToAll}) {
+    SCOPED_TRACE(nameOf(call));
+    World& tested = world(mixed());
+    tested.raiseAbort(1);
+    for (int rank = 0; rank < kRanks; rank++) {
+      const int root = call == Call::broadcast ? 1 : 2;
+      tested.enqueue(rank, {taskOf(call, rank, root)});
+    }
+    const auto errors = tested.synchronize();
+    EXPECT_EQ(errors[1], "");
+    EXPECT_NE(errors[2].find("waits"), std::string::npos) << "rank 2 took what was never sent";
+    discardWorlds();
+  }
+}
+
+// An abort of all ranks at some moment of a random group, in any order: every stream ends, and no
+// store goes beside the outputs.
+TEST_F(Stuck, AnAbortAtAnyMomentEndsEverything) {
+  forEachSeed(600, "abort", [](uint64_t seed, Random& random) {
+    discardWorlds();
+    World& tested =
+        worldOf(geometries()[seed % geometries().size()], 2 + static_cast<int>(seed % 7));
+    tested.reset(random);
+    setSchedule(seed);
+    ScenarioOptions options;
+    options.first = static_cast<Call>(seed % 5);
+    options.mostGroups = 2;
+    Scenario scenario(tested, memories(), random, options);
+    std::vector<std::shared_ptr<void>> streams;
+    for (int rank = 0; rank < tested.ranks(); rank++) {
+      streams.push_back(testRuntime().createStream(rank));
+      tested.enqueueAbort(rank, below(random, 4000), streams.back().get());
+    }
+    scenario.enqueue();
+    std::string wrong;
+    for (const std::string& error : tested.synchronize()) wrong += error;
+    for (const auto& stream : streams) testRuntime().synchronize(stream.get());
+    return wrong + scenario.compareGuards();
+  });
+}
+
+}  // namespace
+}  // namespace unisono::protocol
