@@ -86,11 +86,9 @@ std::vector<int> runChildren(int processes, const std::function<void(int)>& body
         body(process);
       } catch (const std::exception& error) {
         std::fprintf(stderr, "process %d: %s\n", process, error.what());
-        std::fflush(nullptr);
-        ::_exit(2);
+        std::exit(2);
       }
-      std::fflush(nullptr);
-      ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+      std::exit(::testing::Test::HasFailure() ? 1 : 0);  // with the library's own end
     }
     children.push_back(child);
   }
