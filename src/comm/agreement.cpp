@@ -13,18 +13,18 @@ namespace {
 struct Defaults {
   int channels;
   uint32_t slotBytes;
+  uint32_t slots;  // of a FIFO: a chunk on its way and the next one
   int peerChannels;
   int mostChannelsPerPeer;
   size_t minBytesPerChannel;
   uint64_t minBytesPerPart;
 };
 
-// CUDA: as many rings as H200 needs to fill its links with one block each, and FIFOs that cover
-// the latency of a link several times over. Host: small, so that hundreds of ranks fit.
-constexpr Defaults kCuda{24, 128 << 10, 32, 16, 32 << 10, 64 << 10};
-constexpr Defaults kHost{2, 32 << 10, 4, 2, 64 << 10, 64 << 10};
+// CUDA: as many rings as H200 needs to fill its links with one block each, and slices long enough
+// that what happens between two of them does not count. Host: small, so that hundreds of ranks fit.
+constexpr Defaults kCuda{24, 512 << 10, 4, 32, 16, 32 << 10, 64 << 10};
+constexpr Defaults kHost{2, 32 << 10, 8, 4, 2, 64 << 10, 64 << 10};
 
-constexpr uint32_t kSlots = 8;
 constexpr uint32_t kSlicesPerChunk = 2;
 constexpr size_t kOneShotMaxBytes = 256 << 10;
 constexpr int64_t kSlotGrain = 512;
@@ -111,7 +111,8 @@ Decision decide(const std::vector<RankFacts>& ranks, int rank) {
   const int64_t buffer = settingOf(ranks, &RankFacts::bufferBytes, smaller);
   int64_t slotBytes = defaults.slotBytes;
   if (buffer > 0) {
-    slotBytes = std::clamp(buffer / kSlots / kSlotGrain * kSlotGrain, kSlotGrain, kMostSlotBytes);
+    slotBytes =
+        std::clamp(buffer / defaults.slots / kSlotGrain * kSlotGrain, kSlotGrain, kMostSlotBytes);
   }
 
   tuning::AllowedAlgorithms allowed;
@@ -144,7 +145,7 @@ Decision decide(const std::vector<RankFacts>& ranks, int rank) {
                                      std::min(shape.peerChannels, defaults.mostChannelsPerPeer));
   shape.minBytesPerPart = defaults.minBytesPerPart;
   shape.directBytes = kDirectBytes;
-  decision.slots = kSlots;
+  decision.slots = defaults.slots;
   decision.ringOrders.assign(static_cast<size_t>(channels), ringByNode(ranks));
   std::map<uint64_t, int> hosts;
   for (const RankFacts& facts : ranks) hosts[facts.host]++;

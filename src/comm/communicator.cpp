@@ -112,8 +112,7 @@ void Communicator::agree() {
   decision_ = decide(ranks, bootstrap_->rank());
   checkSummaries(bootstrap_->allGather(summarize(decision_)));
 
-  for (const auto* kernel : {&device::collectiveKernel(), &device::sendReceiveKernel(),
-                             &device::oneShotKernel(decision_.shape.ranks)}) {
+  for (const runtime::Kernel* kernel : device::kernelsOf(decision_.shape.ranks)) {
     runtime_.prepare(*kernel, device_);
   }
   const plan::Shape& shape = decision_.shape;
@@ -219,8 +218,8 @@ void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
     shape.blocks = oneShot->blocks;
     shape.threadsPerBlock = oneShot->threads;
     shape.argumentBytes = sizeof(oneShot->arguments);
-    runtime_.launch(device::oneShotKernel(decision_.shape.ranks), shape, &oneShot->arguments,
-                    stream);
+    runtime_.launch(device::oneShotKernel(decision_.shape.ranks, oneShot->arguments.reduction),
+                    shape, &oneShot->arguments, stream);
   }
 }
 

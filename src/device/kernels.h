@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "device/work.h"
 #include "runtime/runtime.h"
 
@@ -7,12 +9,15 @@
 namespace unisono::device {
 
 // The block layout: threads of a channel's block and how many tasks a block is on the host.
-inline constexpr int kChannelThreads = 544;  // 16 warps of workers and a poster
+inline constexpr int kChannelThreads = 576;  // 16 warps of workers, a waiter and a poster
 inline constexpr int kOneShotThreads = 512;
 
-const runtime::Kernel& collectiveKernel();        // CollectiveArguments, a block a channel
-const runtime::Kernel& sendReceiveKernel();       // SendReceiveArguments, a block a channel
-const runtime::Kernel& oneShotKernel(int ranks);  // OneShotArguments
+const runtime::Kernel& collectiveKernel();   // CollectiveArguments, a block a channel
+const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, a block a channel
+const runtime::Kernel& oneShotKernel(int ranks,
+                                     const ReductionSpec& reduction);  // OneShotArguments
+// All kernels that a communicator of `ranks` ranks may launch.
+std::vector<const runtime::Kernel*> kernelsOf(int ranks);
 // Host tasks that one block of sendReceiveKernel needs.
 inline constexpr int kSendReceiveGroups = 2;
 
@@ -20,7 +25,7 @@ inline constexpr int kSendReceiveGroups = 2;
 // The __global__ functions behind them, defined in kernels_cuda.cu.
 const void* collectiveCudaFunction();
 const void* sendReceiveCudaFunction();
-const void* oneShotCudaFunction(int ranks);
+const void* oneShotCudaFunction(int ranks, DataType type, Reduction reduction);
 #endif
 
 }  // namespace unisono::device

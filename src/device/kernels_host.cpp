@@ -26,8 +26,11 @@ void sendReceive(const void* arguments, const runtime::HostGroupContext& context
 void oneShot(const void* arguments, const runtime::HostGroupContext& context) {
   const auto& launch = *static_cast<const OneShotArguments*>(arguments);
   uint32_t epoch = launch.epochs[context.block] + 1;
-  oneShotAllReduce<kOneShotMaxRanks>(launch, epoch, static_cast<uint64_t>(context.block),
-                                     static_cast<uint64_t>(context.blocks), context.block);
+  visitReducer(launch.reduction, [&]<typename Element, Reduction kReduction>() {
+    oneShotAllReduce<OneShotRanks<kOneShotMaxRanks, false>, Reducer<Element, kReduction>>(
+        launch, epoch, static_cast<uint64_t>(context.block), static_cast<uint64_t>(context.blocks),
+        context.block);
+  });
   advanceEpochs(launch, epoch, context.block, context.blocks, 0, 1);
 }
 
@@ -51,16 +54,39 @@ const runtime::Kernel& sendReceiveKernel() {
   return kernel;
 }
 
-const runtime::Kernel& oneShotKernel(int ranks) {
+const runtime::Kernel& oneShotKernel(int ranks, const ReductionSpec& reduction) {
+  struct Table {
+    runtime::Kernel kernel[kDataTypes][kReductions];
+    explicit Table(int ranksOfTable) {
+      for (int t = 0; t < kDataTypes; t++) {
+        for (int r = 0; r < kReductions; r++) {
+          kernel[t][r] = {"one-shot", nullptr, oneShot};
 #ifdef UNISONO_CUDA
-  static const runtime::Kernel two{"one-shot-2", oneShotCudaFunction(2), oneShot};
-  static const runtime::Kernel four{"one-shot-4", oneShotCudaFunction(4), oneShot};
-  static const runtime::Kernel any{"one-shot", oneShotCudaFunction(0), oneShot};
-  return ranks == 2 ? two : ranks == 4 ? four : any;
-#else
-  static const runtime::Kernel any{"one-shot", nullptr, oneShot};
-  return (void)ranks, any;
+          kernel[t][r].cudaFunction = oneShotCudaFunction(ranksOfTable, static_cast<DataType>(t),
+                                                          static_cast<Reduction>(r));
 #endif
+        }
+      }
+      (void)ranksOfTable;
+    }
+  };
+  static const Table two(2), four(4), any(kOneShotMaxRanks);
+  const Table& table = ranks == 2 ? two : ranks == 4 ? four : any;
+  return table.kernel[static_cast<int>(reduction.type)][static_cast<int>(reduction.reduction)];
+}
+
+std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
+  std::vector<const runtime::Kernel*> kernels{&collectiveKernel(), &sendReceiveKernel()};
+  if (ranks < 2 || ranks > kOneShotMaxRanks) return kernels;
+  for (int t = 0; t < kDataTypes; t++) {
+    for (int r = 0; r < kReductions; r++) {
+      const ReductionSpec spec{static_cast<DataType>(t), static_cast<Reduction>(r), false, 0};
+      // Averages of floating-point types are pre-multiplied sums.
+      if (isFloatingPoint(spec.type) && spec.reduction == Reduction::sumPostDivide) continue;
+      kernels.push_back(&oneShotKernel(ranks, spec));
+    }
+  }
+  return kernels;
 }
 
 }  // namespace unisono::device

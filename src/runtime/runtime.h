@@ -144,6 +144,9 @@ class Runtime {
   // Whether kernels on `device` can load and store memory of `peer` (ordinals of this process).
   virtual bool canAccessPeer(int device, int peer) = 0;
 
+  // Makes the plain memory of `peer` (PointerInfo::openToPeers) reachable for kernels on `device`.
+  virtual void openPeer(int device, int peer) = 0;
+
   virtual std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes, Sharing sharing) = 0;
   virtual std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) = 0;
 

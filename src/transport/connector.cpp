@@ -98,11 +98,16 @@ void Connector::waitUntilMapped() {
   for (int peer : std::exchange(unconfirmed_, {})) bootstrap_.receive(peer, kMappedTag);
 }
 
+// Both ends decide alike, and each opens its own way to the other.
 bool Connector::isDirect(int peer) const {
   const PeerPlace& mine = places_[static_cast<size_t>(shape_.rank)];
   const PeerPlace& theirs = places_[static_cast<size_t>(peer)];
-  return mine.process == theirs.process && runtime_.canAccessPeer(mine.device, theirs.device) &&
-         runtime_.canAccessPeer(theirs.device, mine.device);
+  if (mine.process != theirs.process || !runtime_.canAccessPeer(mine.device, theirs.device) ||
+      !runtime_.canAccessPeer(theirs.device, mine.device)) {
+    return false;
+  }
+  runtime_.openPeer(mine.device, theirs.device);
+  return true;
 }
 
 bool Connector::isConnected(const plan::Plan& plan) const {

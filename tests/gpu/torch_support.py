@@ -14,8 +14,32 @@ import torch.multiprocessing as mp
 TIMEOUT = datetime.timedelta(seconds=120)
 
 
+class _SymbolInfo(ctypes.Structure):
+    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p),
+                ("name", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+
+
 def loaded_nccl():
-    """Path of the NCCL library mapped into this process, and its version number, or (None, 0)."""
+    """Path of the NCCL library that PyTorch's calls reach, and its version number, or (None, 0).
+
+    A process can hold two: one that was preloaded, whose names come first, and the one that
+    PyTorch's package brings and loads all the same.
+    """
+    try:
+        function = ctypes.CDLL(None).ncclGetVersion
+    except AttributeError:
+        return _first_mapped_nccl()
+    info = _SymbolInfo()
+    address = ctypes.cast(function, ctypes.c_void_p)
+    if ctypes.CDLL(None).dladdr(address, ctypes.byref(info)) == 0:
+        raise RuntimeError("ncclGetVersion is in no library")
+    version = ctypes.c_int(0)
+    if function(ctypes.byref(version)) != 0:
+        raise RuntimeError("ncclGetVersion failed")
+    return os.path.realpath(info.file.decode()), version.value
+
+
+def _first_mapped_nccl():
     names = ("libnccl", "libunisono")
     for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[-1]

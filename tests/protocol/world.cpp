@@ -263,7 +263,8 @@ void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
       oneShot.arguments.abortFlag = abortFlag(rank);
       shape.blocks = oneShot.blocks;
       shape.argumentBytes = sizeof(oneShot.arguments);
-      runtime.launch(device::oneShotKernel(ranks()), shape, &oneShot.arguments, stream(rank));
+      runtime.launch(device::oneShotKernel(ranks(), oneShot.arguments.reduction), shape,
+                     &oneShot.arguments, stream(rank));
     }
   }
 }

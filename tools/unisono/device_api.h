@@ -18,6 +18,8 @@ class DeviceApi {
   class Graph {
    public:
     virtual ~Graph() = default;
+    // Before the first launch, once no stream of the thread is being captured.
+    virtual void prepare() = 0;
     virtual void launch(cudaStream_t stream) = 0;
   };
   // The time between two points of a stream, taken by the device.

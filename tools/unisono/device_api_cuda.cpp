@@ -18,19 +18,16 @@ void check(cudaError_t error, const char* call) {
 
 class CudaGraph : public DeviceApi::Graph {
  public:
-  explicit CudaGraph(cudaGraph_t graph) : graph_(graph) {
-    cudaError_t error = cudaGraphInstantiate(&executable_, graph_, 0);
-    if (error != cudaSuccess) {
-      cudaGraphDestroy(graph_);
-      check(error, "cudaGraphInstantiate");
-    }
-  }
+  explicit CudaGraph(cudaGraph_t graph) : graph_(graph) {}
   ~CudaGraph() override {
-    cudaGraphExecDestroy(executable_);
+    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
     cudaGraphDestroy(graph_);
   }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
+  void prepare() override {
+    check(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
+  }
   void launch(cudaStream_t stream) override {
     check(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch");
   }

@@ -6,15 +6,26 @@
 // peer, then polls for the peers' packs of the same index and reduces them.
 namespace unisono::device::UNISONO_TARGET {
 
-// Lane `lane` of `lanes` in all blocks. `kRanks` is an upper bound of arguments.ranks; equal to it
-// in the instances made for 2, 4 and 8, where every loop over ranks unrolls.
-template <int kRanks>
+// How many ranks a body is made for: exactly kRanks, or any number up to it.
+template <int kRanks, bool kExactly>
+struct OneShotRanks {
+  static constexpr int kMost = kRanks;
+  UNISONO_DEVICE static int of(const OneShotArguments& arguments) {
+    return kExactly ? kRanks : arguments.ranks;
+  }
+};
+
+// Lane `lane` of `lanes` in all blocks. Here, where a call takes two microseconds, there is a body
+// for each (type, operator) and for the common numbers of ranks: see docs/decisions/0003.
+template <typename Ranks, typename R>
 UNISONO_DEVICE void oneShotAllReduce(const OneShotArguments& arguments, uint32_t epoch,
                                      uint64_t lane, uint64_t lanes, int block) {
-  const int ranks = arguments.ranks;
+  using Element = typename R::Element;
+  constexpr int kRanks = Ranks::kMost;
+  const int ranks = Ranks::of(arguments);
   const int me = arguments.rank;
-  const int elementSize = elementBytes(arguments.reduction.type);
-  const uint64_t bytes = arguments.count * elementSize;
+  const R reducer(arguments.reduction);
+  const uint64_t bytes = arguments.count * sizeof(Element);
   const uint64_t packs = (bytes + 7) / 8;
   const uint64_t capacity = arguments.linesPerRank;
   const uint64_t half = (epoch & 1) * ranks * capacity;
@@ -26,8 +37,7 @@ UNISONO_DEVICE void oneShotAllReduce(const OneShotArguments& arguments, uint32_t
     for (int l = 0; l < kLinesPerPass; l++) {
       const uint64_t index = base + l * lanes;
       if (index >= packs) break;
-      own[l] =
-          preparePack(arguments.reduction, loadPack(arguments.input, index, bytes, elementSize));
+      own[l] = preparePack(reducer, loadPack<Element>(arguments.input, index, bytes));
       UNISONO_UNROLL
       for (int k = 1; k < kRanks; k++) {
         if (k >= ranks) break;
@@ -57,12 +67,10 @@ UNISONO_DEVICE void oneShotAllReduce(const OneShotArguments& arguments, uint32_t
       if (!waitUntil(arguments.abortFlag, {"lines of every peer", me, -1, block}, allHere, epoch)) {
         return;
       }
-      uint64_t pack[kMaxPacks] = {};
+      uint64_t pack[kRanks];
       UNISONO_UNROLL
       for (int r = 0; r < kRanks; r++) pack[r] = r == me ? own[l] : lineData(line[r]);
-      const uint64_t result = reducePacks(arguments.reduction, ranks, pack[0], pack[1], pack[2],
-                                          pack[3], pack[4], pack[5], pack[6], pack[7]);
-      storePack(arguments.output, index, bytes, elementSize, result);
+      storePack<Element>(arguments.output, index, bytes, reducePacks(reducer, pack, ranks));
     }
   }
 }

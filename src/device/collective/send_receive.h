@@ -29,7 +29,7 @@ UNISONO_DEVICE std::byte* takeOffer(Group& group, const Communicator& communicat
   // offer[0] counts the messages offered, offer[1] is the address of the latest.
   const uint64_t wanted = connection.offers + 1;
   uint64_t* line = connection.offer;
-  if (group.isWorker() && group.isLane(0)) {
+  if (group.isWaiter(0)) {
     if (!waitUntil(
             communicator.abortFlag, {"an offer", communicator.rank, peer, channel},
             [line, wanted] { return loadRelaxed(line) >= wanted; }, wanted)) {

@@ -91,11 +91,11 @@ class SimpleProtocol {
                                  bool send, void* output, uint64_t elements, bool prepare,
                                  bool finish) {
     const uint64_t bytesPerElement = static_cast<uint64_t>(elementBytes(spec.type));
-    // Equal slices, as many as the chunk is meant to have, each a multiple of 16 bytes.
+    // Equal slices, as many as the chunk is meant to have; a small chunk is not worth cutting.
     const uint64_t most = slotBytes_ / bytesPerElement;
-    uint64_t slice = (elements + slices_ - 1) / slices_;
-    slice =
-        (slice * bytesPerElement + kSliceGrain - 1) / kSliceGrain * kSliceGrain / bytesPerElement;
+    const uint64_t even = (elements + slices_ - 1) / slices_ * bytesPerElement;
+    const uint64_t sliceBytes = even < kSmallestSlice ? kSmallestSlice : even;
+    uint64_t slice = (sliceBytes + kSliceGrain - 1) / kSliceGrain * kSliceGrain / bytesPerElement;
     if (slice > most) slice = most;
     uint64_t done = 0;
     do {
@@ -112,53 +112,48 @@ class SimpleProtocol {
   // A message straight into the receiver's buffer `to`: one step of the FIFO says that it is there.
   UNISONO_DEVICE void sendDirect(const ReductionSpec& spec, const void* from, void* to,
                                  uint64_t elements) {
-    if (group_.isWorker()) {
-      waitForPeers(false, true);
-      group_.syncWorkers();
-      if (!group_.aborted()) {
-        ReduceCopy work{};
-        work.source[0] = from;
-        work.destination[0] = to;
-        work.sources = work.destinations = 1;
-        work.elements = elements;
-        reduceCopy(group_, spec, work);
-      }
+    waitForPeers(false, true);
+    if (group_.isWorker() && !group_.aborted()) {
+      ReduceCopy work{};
+      work.source[0] = from;
+      work.destination[0] = to;
+      work.sources = work.destinations = 1;
+      work.elements = elements;
+      reduceCopy(group_, spec, work);
     }
     publish(false, true);
   }
   UNISONO_DEVICE void receiveDirect() {
-    if (group_.isWorker()) waitForPeers(true, false);
+    waitForPeers(true, false);
     publish(true, false);
   }
 
  private:
   static constexpr uint64_t kSliceGrain = 512;
+  static constexpr uint64_t kSmallestSlice = 16 << 10;
 
   UNISONO_DEVICE void moveSlice(const ReductionSpec& spec, bool receive, const std::byte* input,
                                 bool send, std::byte* output, uint64_t elements, bool prepare,
                                 bool finish) {
-    if (group_.isWorker()) {
-      waitForPeers(receive, send);
-      group_.syncWorkers();
-      if (!group_.aborted()) {
-        ReduceCopy work{};
-        work.elements = elements;
-        work.finish = finish;
-        if (receive) work.source[work.sources++] = receive_.slot();
-        if (input != nullptr) {
-          if (prepare) work.prepare = 1u << work.sources;
-          work.source[work.sources++] = input;
-        }
-        if (send) work.destination[work.destinations++] = send_.slot();
-        if (output != nullptr) work.destination[work.destinations++] = output;
-        reduceCopy(group_, spec, work);
+    waitForPeers(receive, send);
+    if (group_.isWorker() && !group_.aborted()) {
+      ReduceCopy work{};
+      work.elements = elements;
+      work.finish = finish;
+      if (receive) work.source[work.sources++] = receive_.slot();
+      if (input != nullptr) {
+        if (prepare) work.prepare = 1u << work.sources;
+        work.source[work.sources++] = input;
       }
+      if (send) work.destination[work.destinations++] = send_.slot();
+      if (output != nullptr) work.destination[work.destinations++] = output;
+      reduceCopy(group_, spec, work);
     }
     publish(receive, send);
   }
 
   UNISONO_DEVICE void publish(bool receive, bool send) {
-    group_.syncAll();
+    group_.syncDone();
     if (group_.isPoster() && !group_.aborted()) {
       if (send) send_.postData();
       if (receive) receive_.postCredit();
@@ -167,9 +162,10 @@ class SimpleProtocol {
     if (receive) receive_.advance();
   }
 
+  // The waiter looks one slice ahead of the workers, but never keeps the poster: what it waits for
+  // may depend on what this rank has yet to post.
   UNISONO_DEVICE void waitForPeers(bool receive, bool send) {
-    if (group_.aborted()) return;
-    if (receive && group_.isLane(0)) {
+    if (receive && group_.isWaiter(0) && !group_.aborted()) {
       const FifoEnd& end = receive_;
       if (!waitUntil(
               abortFlag_, {"data", rank_, receivePeer_, channel_}, [&end] { return end.hasData(); },
@@ -178,7 +174,7 @@ class SimpleProtocol {
       }
       end.acquireData();
     }
-    if (send && group_.isLane(1)) {
+    if (send && group_.isWaiter(kWarpSize > 1 ? 1 : 0) && !group_.aborted()) {
       const FifoEnd& end = send_;
       if (!waitUntil(
               abortFlag_, {"a free slot", rank_, sendPeer_, channel_},
@@ -187,6 +183,7 @@ class SimpleProtocol {
       }
       end.acquireCredit();
     }
+    group_.syncReady();
   }
 
   Group& group_;

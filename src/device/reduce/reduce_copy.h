@@ -80,17 +80,17 @@ UNISONO_DEVICE void reduceElements(const Group& group, const R& reducer, const R
 template <typename Element>
 inline constexpr int kReduceVectors = sizeof(Element) >= 4 ? 4 : static_cast<int>(sizeof(Element));
 
-// Vectors `begin` to `end`, kVectors at a time a lane, as far as they fill whole rounds of the
-// group. Returns where it stopped.
+// Vectors `begin` to `end`, kVectors at a time a lane. More than one: only as far as they fill
+// whole rounds of the group. Returns where it stopped.
 template <int kVectors, typename R>
 UNISONO_DEVICE uint64_t reduceVectors(const Group& group, const R& reducer, const ReduceCopy& work,
                                       uint64_t firstElement, uint64_t begin, uint64_t end) {
   using Element = typename R::Element;
   constexpr int kPerVector = 16 / sizeof(Element);
   const uint64_t stride = group.size();
-  const uint64_t rounds = (end - begin) / (stride * kVectors);
-  uint64_t v = begin + group.rank();
-  for (uint64_t round = 0; round < rounds; round++, v += stride * kVectors) {
+  const uint64_t whole = (end - begin) / (stride * kVectors) * (stride * kVectors);
+  const uint64_t stop = kVectors == 1 ? end : begin + whole;
+  for (uint64_t v = begin + group.rank(); v < stop; v += stride * kVectors) {
     typename R::Accumulator value[kVectors][kPerVector];
     auto load = [&](int s, auto apply) {
       const Element* base = static_cast<const Element*>(work.source[s]) + firstElement;
@@ -128,7 +128,7 @@ UNISONO_DEVICE uint64_t reduceVectors(const Group& group, const R& reducer, cons
       }
     }
   }
-  return begin + rounds * stride * kVectors;
+  return stop;
 }
 
 template <typename Element, Reduction kReduction>

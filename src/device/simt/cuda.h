@@ -16,14 +16,15 @@ inline constexpr int kWarpSize = 32;
 inline constexpr int kLinesPerPass = 1;
 inline constexpr int kMaxGroups = 2;
 
-// A range of whole warps of a block. The last warp is the poster: it publishes what the workers
-// did while they go on, so that the wait of a release for outstanding stores is hidden. `barrier`
-// is the first of two named barriers of the group (0 is the block's own).
+// A range of whole warps of a block: workers, then a warp that waits for peers and one that posts
+// to them. Both run beside the workers, so that neither the polls before a slice nor the release
+// behind it, which waits for outstanding stores, cost the workers time. `barrier` is the first of
+// three named barriers of the group (0 is the block's own).
 class Group {
  public:
   UNISONO_DEVICE Group(int warps, int firstWarp, int barrier)
       : rank_(static_cast<int>(threadIdx.x) - firstWarp * kWarpSize),
-        workers_((warps - 1) * kWarpSize),
+        workers_((warps - 2) * kWarpSize),
         barrier_(barrier),
         aborted_(abortedOf(barrier)) {
     if (rank_ == 0) *aborted_ = 0;
@@ -33,25 +34,33 @@ class Group {
   UNISONO_DEVICE int rank() const { return rank_; }
   UNISONO_DEVICE int size() const { return workers_; }
   UNISONO_DEVICE bool isWorker() const { return rank_ < workers_; }
-  UNISONO_DEVICE bool isPoster() const { return rank_ == workers_; }
-  // True for one worker; different indices fall into different warps so that waits do not add up.
-  UNISONO_DEVICE bool isLane(int index) const { return rank_ == index * kWarpSize; }
+  UNISONO_DEVICE bool isWaiter() const { return rank_ >= workers_ && rank_ < workers_ + kWarpSize; }
+  // Lane `index` of the waiting warp.
+  UNISONO_DEVICE bool isWaiter(int index) const { return rank_ == workers_ + index; }
+  // One lane of the posting warp.
+  UNISONO_DEVICE bool isPoster() const { return rank_ == workers_ + kWarpSize; }
 
-  UNISONO_DEVICE void syncWorkers() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier_), "r"(workers_) : "memory");
+  // What the waiter has seen holds for the workers behind this.
+  UNISONO_DEVICE void syncReady() const {
+    if (rank_ < workers_ + kWarpSize) sync(barrier_, workers_ + kWarpSize);
   }
-  UNISONO_DEVICE void syncAll() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier_ + 1), "r"(workers_ + kWarpSize) : "memory");
+  // What the workers have done may be posted behind this.
+  UNISONO_DEVICE void syncDone() const {
+    if (!isWaiter()) sync(barrier_ + 1, workers_ + kWarpSize);
   }
+  UNISONO_DEVICE void syncAll() const { sync(barrier_ + 2, workers_ + 2 * kWarpSize); }
 
-  // Set by any thread before a barrier, seen by all behind it.
+  // Set by the waiter, seen by the workers behind syncReady and by all behind syncAll.
   UNISONO_DEVICE void setAborted() { *aborted_ = 1; }
   UNISONO_DEVICE bool aborted() const { return *aborted_ != 0; }
 
  private:
+  UNISONO_DEVICE static void sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  }
   UNISONO_DEVICE static volatile int* abortedOf(int barrier) {
     __shared__ volatile int flags[kMaxGroups];
-    return &flags[barrier / 2];
+    return &flags[barrier / 3];
   }
 
   int rank_;

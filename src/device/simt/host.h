@@ -28,11 +28,11 @@ class Group {
   }
   int rank() const { return 0; }
   int size() const { return 1; }
-  // Lane `index` of the first warps takes a duty of its own; a single lane takes them all.
-  bool isLane(int index) const { return (void)index, true; }
   bool isWorker() const { return true; }
+  bool isWaiter(int index = 0) const { return (void)index, true; }
   bool isPoster() const { return true; }
-  void syncWorkers() const {}
+  void syncReady() const {}
+  void syncDone() const {}
   void syncAll() const {}
 
   void setAborted() { aborted_ = true; }

@@ -5,7 +5,8 @@
 // one library can hold both.
 //
 //   UNISONO_DEVICE           qualifier of every device function; UNISONO_DEVICE_CALL: never inlined
-//   Group                    threads that work on one role: rank(), size(), workers, poster
+//   Group                    threads that work on one role: rank() and size() of the workers, and
+//                            the duties of waiting for and posting to peers beside them
 //   load/store with order    loadRelaxed, loadAcquire, storeRelaxed, storeRelease (system scope)
 //   Vector16                 16 bytes moved by one instruction: loadVector, storeVector
 //   Line                     8 bytes of data and 8 of flag that arrive together: storeLine,

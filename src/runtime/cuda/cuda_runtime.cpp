@@ -85,6 +85,7 @@ class CudaRuntime final : public Runtime {
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override {
     return importCudaMemory(handle, device);
   }
+  void openPeer(int device, int peer) override { enablePeer(device, peer); }
   PointerInfo inspect(const void* address) override { return inspectPointer(address); }
 
   void copyAsync(void* destination, const void* source, size_t bytes, Stream stream) override {

@@ -30,6 +30,7 @@ class HostRuntime final : public Runtime {
   void setDevice(int device) override;
   DeviceProperties properties(int device) override;
   bool canAccessPeer(int device, int peer) override;
+  void openPeer(int, int) override {}  // one address space
 
   std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes, Sharing sharing) override;
   std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) override;
