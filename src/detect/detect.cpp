@@ -1,0 +1,306 @@
+#include "detect/detect.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+
+#include "base/error.h"
+#include "detect/pci_tree.h"
+#include "topology/xml_merge.h"
+
+namespace unisono::detect {
+
+using topology::BusId;
+using topology::XmlNode;
+using topology::XmlTopology;
+
+namespace {
+
+constexpr const char* kSwitchClass = "0x068000";
+constexpr const char* kGpuClass = "0x030200";
+// A board without a display is one for data centers, whose memory the driver lets adapters reach.
+constexpr std::string_view kComputeBoard = "0x0302";
+constexpr const char* kNvidia = "0x10de";
+
+class Detector {
+ public:
+  explicit Detector(const DetectRequest& request)
+      : request_(request), sysfs_(request.root), tree_(sysfs_, request.hostHash) {}
+
+  Detected detect() {
+    findGpus();
+    for (std::size_t index = 0; index < gpus_.size(); ++index) addGpu(index);
+    agreeOnLinks();
+    ports_ = request_.ports ? *request_.ports : findPorts(sysfs_);
+    for (const Port& port : ports_)
+      if (const BusId busId = pciDeviceOf(port.device); busId != topology::kNoBusId)
+        fillPort(nicOf(tree_.device(busId)), port);
+
+    XmlNode system = readFiles();
+    mergeTopology(system, tree_.system());
+    takeOurNumbers(system);
+    for (const Port& port : ports_)
+      if (pciDeviceOf(port.device) == topology::kNoBusId) addPlainPort(system, port);
+    topology::trimToKept(system);
+    result_.topology = topology::checkTopologyXml(std::move(system), source_);
+    auto& notes = result_.topology.notes;
+    notes.insert(notes.begin(), tree_.notes().begin(), tree_.notes().end());
+    askPeers();
+    if (!request_.dumpFile.empty())
+      writeFile(request_.dumpFile, topology::writeTopologyXml(result_.topology));
+    return std::move(result_);
+  }
+
+ private:
+  void findGpus() {
+    gpus_ = request_.gpus;
+    const std::vector<BusId> known = request_.nvml ? request_.nvml->gpus() : std::vector<BusId>();
+    if (gpus_.empty())
+      for (const BusId id : known) gpus_.push_back({id, -1, 0, -1, {}});
+    if (gpus_.empty()) findGpusInSysfs();
+    int next = 0;
+    for (GpuRequest& gpu : gpus_) {
+      const auto at = std::find(known.begin(), known.end(), gpu.busId);
+      if (gpu.dev < 0 && at != known.end()) gpu.dev = static_cast<int>(at - known.begin());
+      if (gpu.dev < 0) gpu.dev = next;
+      next = std::max(next, gpu.dev + 1);
+    }
+  }
+
+  void findGpusInSysfs() {
+    const auto folder = sysfs_.at("sys/bus/pci/devices");
+    for (const std::string& name : Sysfs::list(folder)) {
+      const auto type = Sysfs::attribute(folder / name, "class");
+      if (Sysfs::attribute(folder / name, "vendor") != kNvidia || !type) continue;
+      if (!type->starts_with("0x0300") && !type->starts_with(kComputeBoard)) continue;
+      if (const BusId id = topology::parseBusId(name); id != topology::kNoBusId)
+        gpus_.push_back({id, -1, 0, -1, {}});
+    }
+  }
+
+  void addGpu(std::size_t index) {
+    const GpuRequest& request = gpus_[index];
+    XmlNode& pci = tree_.device(request.busId);
+    // Anything else here is an attribute that the machine gives wrongly.
+    const std::string* type = pci.find("class");
+    if (!type || (!type->starts_with("0x03") && !type->starts_with("0x12")))
+      pci.set("class", kGpuClass);
+    const bool compute = pci.find("class")->starts_with(kComputeBoard);
+    XmlNode& gpu = pci.addChild("gpu");
+    gpu.set("dev", std::to_string(request.dev));
+    int sm = request.sm;
+    if (sm == 0 && request_.nvml) sm = request_.nvml->computeCapability(request.busId);
+    if (sm > 0) gpu.set("sm", std::to_string(sm));
+    if (request.rank >= 0) gpu.set("rank", std::to_string(request.rank));
+    gpu.set("gdr", request.gdr.value_or(compute) ? "1" : "0");
+    gpu.set("keep", "1");
+    if (request_.nvml) addLinks(gpu, request.busId);
+  }
+
+  void addLinks(XmlNode& gpu, BusId self) {
+    for (const NvmlSource::NvLink& link : request_.nvml->nvlinks(self)) {
+      BusId target = topology::parseBusId(link.remoteBusId);
+      if (target == topology::kNoBusId ||
+          (target & topology::kHiddenBusId) == topology::kHiddenBusId)
+        target = topology::kHiddenBusId;
+      if (target == self) continue;
+      const std::string name = topology::formatBusId(target);
+      const auto same =
+          std::find_if(gpu.children.begin(), gpu.children.end(),
+                       [&](const XmlNode& child) { return *child.find("target") == name; });
+      if (same != gpu.children.end()) {
+        same->set("count", std::to_string(*parseInteger(*same->find("count")) + 1));
+        continue;
+      }
+      XmlNode& nvlink = gpu.addChild("nvlink");
+      nvlink.set("target", name);
+      nvlink.set("count", "1");
+      std::string type = target == topology::kHiddenBusId ? "" : tree_.classOf(target);
+      // What a virtual machine hides is a switch, unless the driver knows better.
+      if (type.empty())
+        type = link.remote == NvmlSource::NvLink::Remote::gpu ? kGpuClass : kSwitchClass;
+      nvlink.set("tclass", type);
+    }
+    const NvmlSource::ChipLink chip = request_.nvml->chipLink(self);
+    if (chip.count > 0 && chip.megabytes > 0) {
+      XmlNode& c2c = gpu.addChild("c2c");
+      c2c.set("bw", std::to_string(chip.megabytes));
+      c2c.set("count", std::to_string(chip.count));
+    }
+  }
+
+  // A link that only one of its GPUs has up carries nothing: both get the lesser count.
+  void agreeOnLinks() {
+    const auto linkTo = [&](BusId from, BusId to) -> XmlNode* {
+      XmlNode* pci = topology::findDevice(tree_.system(), 0, from);
+      if (!pci) return nullptr;
+      for (XmlNode& gpu : pci->children)
+        for (XmlNode& link : gpu.children)
+          if (link.name == "nvlink" && topology::parseBusId(*link.find("target")) == to)
+            return &link;
+      return nullptr;
+    };
+    for (const GpuRequest& a : gpus_) {
+      for (const GpuRequest& b : gpus_) {
+        XmlNode* there = linkTo(a.busId, b.busId);
+        XmlNode* back = linkTo(b.busId, a.busId);
+        if (!there || !back || *there->find("count") == *back->find("count")) continue;
+        const long long count =
+            std::min(*parseInteger(*there->find("count")), *parseInteger(*back->find("count")));
+        tree_.notes().push_back(fmt::format(
+            "GPUs {} and {} have different numbers of NVLinks to each other up; {} are taken",
+            topology::formatBusId(a.busId), topology::formatBusId(b.busId), count));
+        there->set("count", std::to_string(count));
+        back->set("count", std::to_string(count));
+      }
+    }
+  }
+
+  static XmlNode& nicOf(XmlNode& parent) {
+    for (XmlNode& child : parent.children)
+      if (child.name == "nic") return child;
+    return parent.addChild("nic");
+  }
+
+  static void fillPort(XmlNode& nic, const Port& port) {
+    XmlNode& net = nic.addChild("net");
+    net.set("name", port.name);
+    net.set("dev", std::to_string(port.dev));
+    net.set("latency", "0");
+    net.set("speed", std::to_string(port.megabits));
+    net.set("port", std::to_string(port.port));
+    net.set("guid", fmt::format("{:#x}", port.guid));
+    if (port.connections > 0) net.set("maxconn", std::to_string(port.connections));
+    net.set("gdr", port.gdr ? "1" : "0");
+    net.set("keep", "1");
+  }
+
+  // A port that is no PCI device hangs where the file has it, else at the first CPU.
+  void addPlainPort(XmlNode& system, const Port& port) {
+    XmlNode added;
+    fillPort(added, port);
+    for (XmlNode& cpu : system.children)
+      for (XmlNode& nic : cpu.children)
+        for (XmlNode& net : nic.children)
+          if (const std::string* name = net.find("name");
+              net.name == "net" && name && *name == port.name) {
+            for (const auto& attribute : added.children.front().attributes)
+              net.setDefault(attribute.name, attribute.value);
+            return;
+          }
+    tree_.notes().push_back(
+        fmt::format("{} is no PCI device, it is put below the first CPU", port.name));
+    if (system.children.empty()) system = mergedWithOneCpu(std::move(system));
+    nicOf(system.children.front()).children.push_back(std::move(added.children.front()));
+  }
+
+  XmlNode mergedWithOneCpu(XmlNode system) {
+    PciTree alone(sysfs_, request_.hostHash);
+    alone.addUnknownCpu();
+    mergeTopology(system, alone.system());
+    return system;
+  }
+
+  // The user's file, or the platform's; without either an empty system.
+  XmlNode readFiles() {
+    std::filesystem::path file = request_.topologyFile;
+    if (file.empty()) {
+      file = sysfs_.at(kPlatformFile);
+      if (!Sysfs::exists(file)) {
+        XmlNode system;
+        system.name = "system";
+        system.set("version", "1");
+        return system;
+      }
+    }
+    XmlTopology read = readTopologyFile(file);
+    source_ = fmt::format("{} with this machine", file.string());
+    tree_.notes().insert(tree_.notes().end(), read.notes.begin(), read.notes.end());
+    dropNumbers(read.system);
+    return std::move(read.system);
+  }
+
+  // Numbers of ports are ours to give; those of a file may be another machine's. Nor does what
+  // another run kept count.
+  static void dropNumbers(XmlNode& node) {
+    node.erase("keep");
+    if (node.name == "net") node.erase("dev");
+    if (node.name == "gpu") node.erase("rank");
+    for (XmlNode& child : node.children) dropNumbers(child);
+  }
+
+  void takeOurNumbers(XmlNode& system) {
+    for (const GpuRequest& request : gpus_) {
+      XmlNode* pci = topology::findDevice(system, 0, request.busId);
+      if (!pci) continue;
+      for (XmlNode& gpu : pci->children) {
+        if (gpu.name != "gpu") continue;
+        gpu.set("dev", std::to_string(request.dev));
+        if (request.rank >= 0) gpu.set("rank", std::to_string(request.rank));
+      }
+    }
+  }
+
+  int rankOf(std::size_t index) const {
+    return gpus_[index].rank >= 0 ? gpus_[index].rank : static_cast<int>(index);
+  }
+
+  void askPeers() {
+    if (!request_.nvml) return;
+    for (std::size_t a = 0; a < gpus_.size(); ++a) {
+      for (std::size_t b = a + 1; b < gpus_.size(); ++b)
+        if (!request_.nvml->peerAllowed(gpus_[a].busId, gpus_[b].busId))
+          result_.p2pRefused.insert(std::minmax(rankOf(a), rankOf(b)));
+      const auto fabric = request_.nvml->fabric(gpus_[a].busId);
+      if (!fabric) continue;
+      // FNV-1a of cluster and clique.
+      std::uint64_t hash = 14695981039346656037ull;
+      const auto mix = [&](std::uint64_t byte) { hash = (hash ^ byte) * 1099511628211ull; };
+      for (const std::uint8_t byte : fabric->cluster) mix(byte);
+      for (int shift = 0; shift < 32; shift += 8) mix(fabric->clique >> shift & 0xff);
+      result_.fabrics[rankOf(a)] = hash;
+    }
+  }
+
+  const DetectRequest& request_;
+  const Sysfs sysfs_;
+  PciTree tree_;
+  std::vector<GpuRequest> gpus_;
+  std::vector<Port> ports_;
+  std::string source_ = "this machine";
+  Detected result_;
+};
+
+}  // namespace
+
+Detected detectMachine(const DetectRequest& request) {
+  return Detector(request).detect();
+}
+
+XmlTopology readTopologyFile(const std::filesystem::path& file) {
+  std::error_code error;
+  if (std::filesystem::is_directory(file, error))
+    throw systemError(EISDIR, fmt::format("reading the topology file {}", file.string()));
+  errno = 0;
+  std::ifstream in(file, std::ios::binary);
+  // One byte more than is accepted, so that the parser can refuse what is too much.
+  std::string text(topology::XmlLimits{}.bytes + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (in.bad() || (!in && !in.eof()))
+    throw systemError(errno ? errno : EIO,
+                      fmt::format("reading the topology file {}", file.string()));
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  return topology::parseTopologyXml(text, file.string());
+}
+
+void writeFile(const std::filesystem::path& file, const std::string& text) {
+  errno = 0;
+  std::ofstream out(file, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  if (!out) throw systemError(errno ? errno : EIO, fmt::format("writing {}", file.string()));
+}
+
+}  // namespace unisono::detect
