@@ -3,3 +3,6 @@ unisono_test(topology_test
     topology_golden_test.cpp topology_merge_test.cpp
   DEPENDS unisono_topology
   LABELS unit)
+unisono_test(topology_join_test SOURCES topology_join_test.cpp DEPENDS unisono_topology LABELS unit)
+unisono_test(topology_join_scale_test SOURCES topology_join_scale_test.cpp DEPENDS unisono_topology
+  LABELS unit)

@@ -1,0 +1,73 @@
+// How time and memory of joining grow with the number of ranks. Prints the curve.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "topology/join.h"
+#include "topology/presets.h"
+
+namespace unisono::topology {
+namespace {
+
+constexpr int kGpus = 8;
+
+// The most memory that this process has ever held, in MB. Grows with each step of the curve.
+double peakMegabytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024 / 1e6;
+}
+
+TEST(JoinScale, GrowsWithTheNumberOfRanks) {
+  const Machine machine =
+      trimMachine(buildTopology(describeMachine(preset("dgx-h100"))), {}, -1, 0);
+  const GraphSet graphs = searchGraphs(machine, {});
+  std::vector<std::vector<int>> ranksOf(machine.topology.nodes.size());
+  for (const int gpu : machine.topology.of(NodeType::gpu))
+    ranksOf[static_cast<size_t>(gpu)] = {machine.topology.node(gpu).gpu.rank};
+  std::vector<RankPlace> oneNode;
+  for (int rank = 0; rank < kGpus; ++rank) oneNode.push_back(placeOf(graphs, ranksOf, rank, 0));
+
+  std::printf(
+      "| ranks | nodes | channels | received, MB | join, ms | hash, ms | "
+      "own place in all channels, ms | peak of the process, MB "
+      "|\n|---|---|---|---|---|---|---|---|\n");
+  for (int ranks = kGpus; ranks <= 65536; ranks *= 2) {
+    std::vector<RankPlace> places(static_cast<size_t>(ranks));
+    for (int rank = 0; rank < ranks; ++rank) {
+      RankPlace& place = places[static_cast<size_t>(rank)];
+      place = oneNode[static_cast<size_t>(rank % kGpus)];
+      place.node = static_cast<std::uint64_t>(rank / kGpus) * 0x9e3779b97f4a7c15u;
+    }
+    const auto now = [] { return std::chrono::steady_clock::now(); };
+    const auto begin = now();
+    const Joined joined = join(places, {});
+    const auto afterJoin = now();
+    const JoinedHash hash = hashOf(joined);
+    const auto afterHash = now();
+    size_t neighbours = 0;
+    for (int c = 0; c < joined.channels(); ++c) {
+      neighbours += static_cast<size_t>(joined.ringNext(c, ranks - 1));
+      neighbours += joined.treePlace(c, ranks - 1).down.size();
+    }
+    const auto end = now();
+    const auto milliseconds = [](auto from, auto to) {
+      return std::chrono::duration<double, std::milli>(to - from).count();
+    };
+    const double megabytes = peakMegabytes();
+    std::printf("| %d | %d | %d | %.2f | %.2f | %.2f | %.3f | %.2f |\n", ranks, joined.nodes(),
+                joined.channels(), static_cast<double>(ranks * sizeof(RankPlace)) / 1e6,
+                milliseconds(begin, afterJoin), milliseconds(afterJoin, afterHash),
+                milliseconds(afterHash, end), megabytes);
+    EXPECT_NE(hash.rings, 0u);
+    EXPECT_GT(neighbours, 0u);
+    if (ranks != 4096) continue;
+    EXPECT_LT(milliseconds(begin, end), 1000);
+    EXPECT_LT(megabytes, 200);
+  }
+}
+
+}  // namespace
+}  // namespace unisono::topology
