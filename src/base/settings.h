@@ -24,6 +24,10 @@ struct Settings {
   std::string hostId;                     // NCCL_HOSTID: makes one host look like several
   int64_t bootstrapTimeoutSeconds = 120;  // UNISONO_BOOTSTRAP_TIMEOUT
 
+  // Topology.
+  std::string topologyFile;      // NCCL_TOPO_FILE: read in place of the platform's file
+  std::string topologyDumpFile;  // NCCL_TOPO_DUMP_FILE: where the detected machine is written
+
   // Communicators.
   bool multiRankDevice = false;  // NCCL_MULTI_RANK_GPU_ENABLE: several ranks on one device
   int64_t minChannels = 0;       // NCCL_MIN_NCHANNELS, NCCL_MIN_CTAS; 0: not set

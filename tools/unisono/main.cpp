@@ -6,6 +6,7 @@
 #include "bench_options.h"
 #include "bench_run.h"
 #include "library_table.h"
+#include "topo_command.h"
 
 namespace {
 
@@ -29,6 +30,8 @@ int run(int argc, char** argv) {
   app.add_flag("--version", wantsVersion, "Print the version and the library that is used");
   BenchArguments arguments;
   CLI::App* bench = addBenchCommand(app, arguments);
+  unisono::topo::TopoOptions topoOptions;
+  CLI::App* topo = unisono::topo::addTopoCommand(app, topoOptions);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -39,6 +42,7 @@ int run(int argc, char** argv) {
     fmt::print("{}\n", versionText());
     return kExitRight;
   }
+  if (topo->parsed()) return unisono::topo::runTopo(topoOptions);
   if (bench->parsed()) return runBench(finishOptions(arguments));
   fmt::print("{}", app.help());
   return kExitUsage;

@@ -1,0 +1,138 @@
+#include "topo_command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/settings.h"
+#include "detect/detect.h"
+#include "topo_view.h"
+#include "topology/graph_xml.h"
+#include "topology/presets.h"
+
+namespace unisono::topo {
+
+namespace {
+
+constexpr int kExitRight = 0, kExitUsage = 2;
+constexpr int kMostNodes = 65536;
+
+// This machine, all its GPUs with ranks in the driver's order.
+topology::XmlTopology detectThis(const TopoOptions& options, topology::PathSettings& rules) {
+  std::string problem;
+  const std::unique_ptr<detect::NvmlSource> nvml = detect::loadNvml("libnvidia-ml.so.1", problem);
+  detect::DetectRequest request;
+  request.root = options.root;
+  request.nvml = nvml.get();
+  const Settings settings = settingsFromEnvironment();
+  request.topologyFile = settings.topologyFile;
+  request.dumpFile = settings.topologyDumpFile;
+  if (nvml) {
+    int rank = 0;
+    for (const topology::BusId id : nvml->gpus()) {
+      detect::GpuRequest gpu;
+      gpu.busId = id;
+      gpu.rank = rank++;
+      request.gpus.push_back(gpu);
+    }
+  }
+  detect::Detected detected = detect::detectMachine(request);
+  if (topology::gpusOf(detected.topology).empty())
+    throw invalidUsage("no GPU was found on this machine{}",
+                       nvml ? std::string() : fmt::format(" (NVML: {})", problem))
+        .remedy(fmt::format("Show another one with --file FILE or --preset NAME ({}).",
+                            fmt::join(topology::presetNames(), ", ")));
+  if (!nvml)
+    detected.topology.notes.push_back(
+        fmt::format("NVIDIA's driver does not answer ({}): NVLink is not known", problem));
+  rules.p2pRefused = std::move(detected.p2pRefused);
+  return std::move(detected.topology);
+}
+
+topology::XmlTopology readMachine(const TopoOptions& options, topology::PathSettings& rules) {
+  if (!options.file.empty()) return detect::readTopologyFile(options.file);
+  if (!options.preset.empty()) return topology::describeMachine(topology::preset(options.preset));
+  return detectThis(options, rules);
+}
+
+void print(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw systemError(errno, "writing to standard output");
+}
+
+void show(const TopoOptions& options) {
+  topology::PathSettings rules;
+  const topology::XmlTopology file = readMachine(options, rules);
+  // What was read is written before it is searched: a machine that cannot be used can be looked at.
+  if (!options.dumpFile.empty())
+    detect::writeFile(options.dumpFile, topology::writeTopologyXml(file));
+  const View view = makeView(file, options.nodes, rules);
+  if (!options.svgFile.empty())
+    detect::writeFile(options.svgFile, svgText(view, options.svgPattern));
+  if (!options.graphFile.empty())
+    detect::writeFile(options.graphFile, topology::writeGraphs(topology::namedGraphs(view.graphs),
+                                                               view.searched.topology));
+  if (!options.jsonFile.empty() && options.jsonFile != "-")
+    detect::writeFile(options.jsonFile, jsonText(view));
+  if (options.why.size() == 2) {
+    print(whyText(view, options.why[0], options.why[1]));
+  } else {
+    print(options.jsonFile == "-" ? jsonText(view) : treeText(view));
+  }
+}
+
+}  // namespace
+
+CLI::App* addTopoCommand(CLI::App& app, TopoOptions& options) {
+  CLI::App* topo = app.add_subcommand(
+      "topo",
+      "Show a machine: its tree, its paths and the channels that data take. Exit status: 0 shown, "
+      "2 wrong options or a file that cannot be used");
+  const char* machine = "Machine (this one)";
+  CLI::Option* file =
+      topo->add_option("--file", options.file, "The one in this topology file")->group(machine);
+  topo->add_option("--preset", options.preset,
+                   fmt::format("One of {}", fmt::join(topology::presetNames(), ", ")))
+      ->excludes(file)
+      ->group(machine);
+  topo->add_option("--nodes", options.nodes, "So many of it in one communicator (1)")
+      ->check(CLI::Range(1, kMostNodes))
+      ->group(machine);
+  topo->add_option("--root", options.root, "This machine's files are below this folder (/)")
+      ->group(machine);
+
+  const char* output = "Output (text)";
+  topo->add_option("--why", options.why, "Explain the way from A to B, such as: --why GPU/0 NET/1")
+      ->expected(2)
+      ->type_name("A B")
+      ->group(output);
+  topo->add_option("--json", options.jsonFile, "JSON, to this file or to standard output")
+      ->expected(0, 1)
+      ->default_str("-")
+      ->group(output);
+  topo->add_option("--svg", options.svgFile, "Draw the machine and its channels in this file")
+      ->group(output);
+  topo->add_option("--pattern", options.svgPattern,
+                   "Channels to draw: ring, tree, collnet_chain, collnet_direct, nvls (ring)")
+      ->group(output);
+  topo->add_option("--dump", options.dumpFile, "Write the topology file (NCCL's format)")
+      ->group(output);
+  topo->add_option("--graphs", options.graphFile, "Write the graph file (NCCL's format)")
+      ->group(output);
+  return topo;
+}
+
+int runTopo(const TopoOptions& options) {
+  try {
+    show(options);
+    return kExitRight;
+  } catch (const Error& error) {
+    fmt::print(stderr, "unisono topo: {}\n", error.what());
+    return kExitUsage;
+  }
+}
+
+}  // namespace unisono::topo

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace unisono::topo {
+
+struct TopoOptions {
+  std::string file;     // topology file; empty: see preset
+  std::string preset;   // of topology/presets.h; empty and no file: this machine
+  int nodes = 1;        // machines in the communicator
+  std::string svgFile;  // empty: no picture
+  std::string svgPattern = "ring";
+  std::string jsonFile;          // "-": standard output; empty: none
+  std::vector<std::string> why;  // two names, or none
+  std::string dumpFile;          // topology file to write
+  std::string graphFile;         // graph file to write
+  std::string root = "/";        // of the files of this machine
+};
+
+// Adds `topo` to the program's commands; `options` are filled when it is parsed.
+CLI::App* addTopoCommand(CLI::App& app, TopoOptions& options);
+
+// Runs it, returns the exit status: 0, or 2 for wrong options and for bad or unreadable files,
+// with the cause on standard error.
+int runTopo(const TopoOptions& options);
+
+}  // namespace unisono::topo
