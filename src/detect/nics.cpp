@@ -7,6 +7,7 @@ namespace unisono::detect {
 namespace {
 
 constexpr long long kUnknownSocketMegabits = 10'000;
+constexpr double kMostMegabits = 1e9;  // a port that says more says nothing
 constexpr long long kSocketConnections = 65536;
 constexpr std::uint64_t kInterfaceUp = 1;  // IFF_UP
 
@@ -46,6 +47,10 @@ bool hasGpuDirect(const Sysfs& sysfs) {
          kernelLendsMemory(*release);
 }
 
+long long knownSpeed(double megabits) {
+  return megabits > 0 && megabits <= kMostMegabits ? static_cast<long long>(megabits) : 0;
+}
+
 std::vector<Port> findRdmaPorts(const Sysfs& sysfs) {
   std::vector<Port> ports;
   const bool gdr = hasGpuDirect(sysfs);
@@ -62,7 +67,7 @@ std::vector<Port> findRdmaPorts(const Sysfs& sysfs) {
       if (const auto device = Sysfs::resolve(adapter / "device")) port.device = *device;
       // "400 Gb/sec (4X NDR)"
       if (const auto rate = Sysfs::attribute(folder, "rate"))
-        port.megabits = static_cast<long long>(leadingNumber(*rate).value_or(0) * 1000);
+        port.megabits = knownSpeed(leadingNumber(*rate).value_or(0) * 1000);
       port.port = static_cast<int>(parseInteger(number).value_or(1));
       if (const auto guid = Sysfs::attribute(adapter, "sys_image_guid"))
         port.guid = parseGuid(*guid);
@@ -101,7 +106,7 @@ std::vector<Port> findSocketPorts(const Sysfs& sysfs) {
     port.dev = static_cast<int>(ports.size());
     if (const auto device = Sysfs::resolve(interface / "device")) port.device = *device;
     const auto speed = Sysfs::attribute(interface, "speed");
-    port.megabits = speed ? parseInteger(*speed).value_or(0) : 0;
+    port.megabits = speed ? knownSpeed(leadingNumber(*speed).value_or(0)) : 0;
     if (port.megabits <= 0) port.megabits = kUnknownSocketMegabits;
     port.connections = kSocketConnections;
     ports.push_back(std::move(port));

@@ -34,7 +34,8 @@ Processor readProcessor(const Sysfs& sysfs) {
     const std::string_view key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
     std::string_view value = line.substr(colon + 1);
     value.remove_prefix(std::min(value.find_first_not_of(" \t"), value.size()));
-    const auto number = parseInteger(value);
+    auto number = parseInteger(value);
+    if (number && (*number < 0 || *number > 0xffff)) number.reset();
     if (key == "vendor_id" && processor.vendor.empty()) {
       processor.architecture = "x86_64";
       processor.vendor = value;

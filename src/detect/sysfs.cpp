@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <fstream>
 
 namespace unisono::detect {
@@ -101,7 +102,7 @@ std::optional<long long> parseInteger(std::string_view text) {
 std::optional<double> leadingNumber(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc()) return std::nullopt;
+  if (error != std::errc() || !std::isfinite(value)) return std::nullopt;
   return value;
 }
 

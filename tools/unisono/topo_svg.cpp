@@ -138,7 +138,7 @@ class Drawing {
     if (type == NodeType::pci) cursor_ += kGroupGap;
     own.width = type == NodeType::cpu
                     ? std::max(cursor_ - begin - kGroupGap - kGap, kBoxWidth * 2)
-                    : std::max(kBoxWidth * 1.3, std::min(last - first + kBoxWidth * 0.6, 220.0));
+                    : std::max(kBoxWidth, std::min(last - first + kBoxWidth * 0.6, 220.0));
     own.x = type == NodeType::cpu ? begin : (first + last) / 2 - own.width / 2;
     cursor_ = std::max(cursor_, own.x + own.width + kGap);
   }
@@ -373,7 +373,7 @@ class Drawing {
       for (const auto& [from, to] : hopsOf(channels_.graph->channels[i])) {
         const double side = places_[to].center() > places_[from].center() ? 1 : -1;
         arc(places_[from].center() + side * (offset + step / 2),
-            places_[to].center() - side * offset, 2.4 * static_cast<double>(i),
+            places_[to].center() - side * offset, kNest * static_cast<double>(channels - 1 - i),
             colourOf(i, channels), channels > 12 ? 1.4 : 1.9, true);
       }
     }
