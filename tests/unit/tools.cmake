@@ -19,4 +19,9 @@ if(TARGET unisono_tool)
     UNISONO_PROGRAM="$<TARGET_FILE:unisono>"
     UNISONO_FAKE_LIBRARY="$<TARGET_FILE:bench_fake_nccl>"
     UNISONO_OTHER_LIBRARY="$<TARGET_FILE:bench_fake_other>")
+
+  unisono_test(tools_topo_test SOURCES tools_topo_test.cpp
+    DEPENDS unisono_tool ${UNISONO_PUGIXML_LIBRARY} GTest::gmock LABELS unit)
+  add_dependencies(tools_topo_test unisono)
+  target_compile_definitions(tools_topo_test PRIVATE UNISONO_PROGRAM="$<TARGET_FILE:unisono>")
 endif()

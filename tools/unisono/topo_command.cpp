@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <memory>
 
 #include "base/error.h"
 #include "base/settings.h"
@@ -22,8 +24,10 @@ constexpr int kMostNodes = 65536;
 
 // This machine, all its GPUs with ranks in the driver's order.
 topology::XmlTopology detectThis(const TopoOptions& options, topology::PathSettings& rules) {
-  std::string problem;
-  const std::unique_ptr<detect::NvmlSource> nvml = detect::loadNvml("libnvidia-ml.so.1", problem);
+  // The driver knows this machine only, not one whose files lie in a folder.
+  std::string problem = "not asked for the files of another machine";
+  std::unique_ptr<detect::NvmlSource> nvml;
+  if (options.root == "/") nvml = detect::loadNvml("libnvidia-ml.so.1", problem);
   detect::DetectRequest request;
   request.root = options.root;
   request.nvml = nvml.get();

@@ -340,9 +340,6 @@ class Drawing {
     const std::size_t head = channel.netIn >= 0 ? 1 : 0;
     for (std::size_t i = 1; i < stops.size(); ++i)
       hops.emplace_back(star && i > head ? stops[head] : stops[i - 1], stops[i]);
-    if (channels_.graph->pattern == Pattern::nvls)
-      for (const int gpu : topology_.of(NodeType::gpu))
-        if (gpu != stops[head]) hops.emplace_back(stops[head], gpu);
     if (channel.netOut >= 0 && ring)
       hops.emplace_back(stops.back(), wholeIndex(view_, channel.netOut));
     else if (ring && stops.size() > 1)
@@ -363,6 +360,16 @@ class Drawing {
                            colour);
   }
 
+  // NVLS: the switch gathers from and spreads to all GPUs what the head gives it.
+  void riseToSwitch(int head, double x, std::string_view colour) {
+    const double top = kMargin + kTitle + kSwitchHeight;
+    arcs_ += fmt::format(
+        "<path d=\"M{0:.1f} {1:.1f} V{2:.1f}\" stroke=\"{3}\" stroke-width=\"3\"/>\n"
+        "<path d=\"M{0:.1f} {2:.1f} l-5 9 h10 z\" fill=\"{3}\"/>\n"
+        "<path d=\"M{0:.1f} {1:.1f} l-5 -9 h10 z\" fill=\"{3}\"/>\n",
+        places_[head].center() + x, row_, top, colour);
+  }
+
   // A bundle of lines leaves a box by the side towards its goal, in such an order that lines of
   // one bundle do not cross.
   void drawChannels() {
@@ -370,6 +377,9 @@ class Drawing {
     const double step = (kBoxWidth / 2 - 6) / std::max<double>(static_cast<double>(channels), 1);
     for (std::size_t i = 0; i < channels; ++i) {
       const double offset = 3 + step * (static_cast<double>(i) + 0.25);
+      if (channels_.graph->pattern == Pattern::nvls)
+        riseToSwitch(wholeIndex(view_, channels_.graph->channels[i].gpus.front()),
+                     (i % 2 ? 1 : -1) * offset / 2, colourOf(i, channels));
       for (const auto& [from, to] : hopsOf(channels_.graph->channels[i])) {
         const double side = places_[to].center() > places_[from].center() ? 1 : -1;
         arc(places_[from].center() + side * (offset + step / 2),

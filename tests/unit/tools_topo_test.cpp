@@ -1,0 +1,259 @@
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <pugixml.hpp>
+#include <set>
+#include <sstream>
+
+#include "topo_view.h"
+#include "topology/presets.h"
+#include "topology/validate.h"
+
+// `unisono topo` as its users run it, and the texts it is made of.
+namespace unisono::topo {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string read(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::ostringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+class TopoProgram : public ::testing::Test {
+ protected:
+  struct Run {
+    int status = -1;
+    std::string out, err;
+  };
+
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "unisono-topo-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override {
+    std::error_code error;
+    std::filesystem::remove_all(folder_, error);
+  }
+
+  // A fake root keeps the files of the machine that the test runs on out of it.
+  Run topo(const std::string& arguments) {
+    const std::string command =
+        std::string(UNISONO_PROGRAM) + " topo " + arguments + " >" + at("out") + " 2>" + at("err");
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(at("out")), read(at("err"))};
+  }
+  std::string at(const std::string& name) const { return (folder_ / name).string(); }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ / name) << text;
+    return at(name);
+  }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+View viewOf(const std::string& preset, int nodes) {
+  return makeView(topology::describeMachine(topology::preset(preset)), nodes, {});
+}
+
+TEST_F(TopoProgram, PrintsTreePathsAndChannels) {
+  const Run run = topo("--preset dgx-h100 --nodes 2");
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.out,
+              HasSubstr("8 GPUs, 8 network ports, 2 NUMA nodes; 2 such nodes with 16 ranks"));
+  EXPECT_THAT(run.out, HasSubstr("+ 48 PCI GPU/0\n"));
+  EXPECT_THAT(run.out, HasSubstr("NVL 370.8"));
+  EXPECT_THAT(run.out, HasSubstr("ring = ring: 8 channels, intra 48 GB/s NVL, inter 48 GB/s PIX"));
+  EXPECT_THAT(run.out, HasSubstr("nvls = NVLS: 8 channels"));
+}
+
+TEST_F(TopoProgram, JsonIsTheSameMachine) {
+  const Run run = topo("--preset dgx-h100 --nodes 2 --json");
+  ASSERT_EQ(run.status, 0) << run.err;
+  const auto json = nlohmann::json::parse(run.out);
+  EXPECT_EQ(json["node_count"], 2);
+  EXPECT_EQ(json["ranks"], 16);
+  const View view = viewOf("dgx-h100", 2);
+  EXPECT_EQ(json["nodes"].size(), view.whole.topology.nodes.size());
+  EXPECT_EQ(json["paths"].size(), 16u * 15u);
+  std::set<std::string> patterns;
+  for (const auto& graph : json["graphs"]) {
+    patterns.insert(graph["pattern"].get<std::string>());
+    EXPECT_FALSE(graph["channels"].empty());
+    for (const char* key : {"speed_intra", "speed_inter"}) EXPECT_GT(graph[key].get<double>(), 0);
+    for (const char* key : {"type_intra", "type_inter"}) EXPECT_TRUE(graph[key].is_string());
+  }
+  EXPECT_EQ(patterns, (std::set<std::string>{"ring", "tree", "nvls"}));
+  const auto& ring = json["graphs"][0];
+  ASSERT_EQ(ring["channels"].size(), view.graphs.ring.channels.size());
+  std::set<int> ranks;
+  for (const int rank : ring["channels"][0]["ranks"]) ranks.insert(rank);
+  EXPECT_EQ(ranks.size(), 8u);
+  EXPECT_EQ(ring["channels"][0]["net_in"], "NET/0-mlx5_0");
+}
+
+TEST_F(TopoProgram, WritesFilesThatItReadsBack) {
+  const Run first = topo("--preset dgx-a100 --nodes 2 --dump " + at("m.xml") + " --graphs " +
+                         at("g.xml") + " --json " + at("m.json"));
+  ASSERT_EQ(first.status, 0) << first.err;
+  const Run second = topo("--file " + at("m.xml") + " --nodes 2 --graphs " + at("g2.xml"));
+  ASSERT_EQ(second.status, 0) << second.err;
+  EXPECT_EQ(read(at("g.xml")), read(at("g2.xml")));
+  EXPECT_THAT(read(at("g.xml")), HasSubstr("<graphs version=\"1\">"));
+  const auto withoutTitle = [](const std::string& text) { return text.substr(text.find(": ")); };
+  EXPECT_EQ(withoutTitle(first.out), withoutTitle(second.out));
+  EXPECT_EQ(nlohmann::json::parse(read(at("m.json")))["ranks"], 16);
+}
+
+TEST_F(TopoProgram, ExplainsAWay) {
+  Run run = topo("--preset dgx-h100 --nodes 2 --why 0 mlx5_3");
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("GPU/0 -> NET/3-mlx5_3: PXN"));
+  EXPECT_THAT(run.out, HasSubstr("GPUDirect read: no, the path is PHB"));
+  EXPECT_THAT(run.out, HasSubstr("nearest ports of GPU/0: NET/0-mlx5_0 (PIX"));
+  run = topo("--preset dgx-h100 --nodes 2 --why net0 gpu0");
+  EXPECT_THAT(run.out, HasSubstr("ring channels that enter here: 0\n"));
+  EXPECT_THAT(run.out, HasSubstr("ring channels that leave here: 1\n"));
+  run = topo("--preset dgx-h100 --why net0 gpu0");
+  EXPECT_THAT(run.out, HasSubstr("--nodes 2"));
+  run = topo("--preset rtx3090-x8 --why GPU/0 0000:17:00.0");
+  EXPECT_THAT(run.out, HasSubstr("GPU/0 -> GPU/7: SYS"));
+  EXPECT_THAT(run.out, HasSubstr("P2P: no, the path is SYS, and P2P is used up to PXB only"));
+}
+
+TEST_F(TopoProgram, WrongInputIsExit2WithItsCause) {
+  struct Case {
+    std::string arguments, cause;
+  };
+  const std::vector<Case> cases = {
+      {"--preset dgx-h101", "there is no machine preset \"dgx-h101\""},
+      {"--preset dgx-h100 --file x.xml", "excludes"},
+      {"--preset dgx-h100 --nodes 0", "--nodes"},
+      {"--preset dgx-h100 --nodes many", "--nodes"},
+      {"--preset dgx-h100 --why GPU/0", "--why"},
+      {"--preset dgx-h100 --why GPU/0 GPU/8", "\"GPU/8\" is no part of this machine"},
+      {"--preset hgx-h200x8 --pattern star --svg " + at("x.svg"), "\"star\""},
+      {"--preset hgx-h200x8 --svg " + at("no/x.svg"), "no/x.svg"},
+      {"--file " + at("none.xml"), "No such file"},
+      {"--file " + write("cut.xml", "<system version=\"1\">\n<cpu numaid=\"0\">\n"), "cut.xml:"},
+      {"--file " + write("odd.xml", "<system version=\"1\">\n<gpu dev=\"0\"/>\n</system>"),
+       "odd.xml:2: <gpu> is not allowed inside <system>"},
+      {"--file " + write("no.xml", "<system version=\"1\"><cpu numaid=\"0\"/></system>"),
+       "there is no <gpu>"},
+      {"--file " + write("sm.xml",
+                         "<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\">"
+                         "<gpu dev=\"0\"/></pci></cpu></system>"),
+       "no compute capability"},
+      {"--root " + at("empty"), "no GPU was found"},
+  };
+  for (const Case& wrong : cases) {
+    SCOPED_TRACE(wrong.arguments);
+    const Run run = topo(wrong.arguments);
+    EXPECT_EQ(run.status, 2);
+    EXPECT_THAT(run.err, HasSubstr(wrong.cause));
+    EXPECT_EQ(run.out, "");
+  }
+}
+
+TEST(TopoView, EveryPresetHasAValidView) {
+  for (const std::string& name : topology::presetNames()) {
+    SCOPED_TRACE(name);
+    const View view = viewOf(name, 2);
+    for (const NamedChannels& named : graphsOf(view)) {
+      if (named.graph->channels.empty()) continue;
+      EXPECT_THAT(topology::validate(*named.graph, view.searched), ::testing::IsEmpty());
+    }
+    for (std::size_t i = 0; i < view.searched.topology.nodes.size(); ++i) {
+      const int index = static_cast<int>(i);
+      EXPECT_EQ(view.whole.topology.nameOf(wholeIndex(view, index)),
+                view.searched.topology.nameOf(index));
+    }
+  }
+}
+
+TEST(TopoView, NamesOfNodes) {
+  const View view = viewOf("dgx-h100", 1);
+  const topology::Topology& topology = view.whole.topology;
+  for (std::size_t i = 0; i < topology.nodes.size(); ++i)
+    EXPECT_EQ(findNode(topology, topology.nameOf(static_cast<int>(i))), static_cast<int>(i));
+  EXPECT_EQ(findNode(topology, "3"), findNode(topology, "GPU/3"));
+  EXPECT_EQ(findNode(topology, "gpu3"), findNode(topology, "GPU/3"));
+  EXPECT_EQ(findNode(topology, "0000:13:00.0"), findNode(topology, "GPU/3"));
+  EXPECT_EQ(topology.node(findNode(topology, "NET/5")).net.dev, 5);
+  EXPECT_EQ(findNode(topology, "mlx5_5"), findNode(topology, "net5"));
+}
+
+struct Rectangle {
+  double left, top, right, bottom;
+};
+
+std::vector<Rectangle> boxesOf(const pugi::xml_node& svg) {
+  std::vector<Rectangle> boxes;
+  for (const pugi::xml_node& rect : svg.children("rect")) {
+    const double x = rect.attribute("x").as_double(), y = rect.attribute("y").as_double();
+    if (!rect.attribute("x")) continue;  // the background
+    boxes.push_back(
+        {x, y, x + rect.attribute("width").as_double(), y + rect.attribute("height").as_double()});
+  }
+  return boxes;
+}
+
+// Boxes lie inside the picture and apart; each channel has a colour of its own.
+TEST(TopoPicture, IsReadable) {
+  for (const std::string& name : topology::presetNames()) {
+    for (const int nodes : {1, 2}) {
+      const View view = viewOf(name, nodes);
+      for (const NamedChannels& named : graphsOf(view)) {
+        if (named.graph->channels.empty()) continue;
+        SCOPED_TRACE(name + " " + std::string(named.name));
+        const std::string text = svgText(view, named.name);
+        pugi::xml_document document;
+        ASSERT_TRUE(document.load_string(text.c_str()));
+        const pugi::xml_node svg = document.child("svg");
+        const double width = svg.attribute("width").as_double();
+        const double height = svg.attribute("height").as_double();
+        const std::vector<Rectangle> boxes = boxesOf(svg);
+        for (std::size_t i = 0; i < boxes.size(); ++i) {
+          const Rectangle& a = boxes[i];
+          EXPECT_TRUE(a.left >= 0 && a.top >= 0 && a.right <= width && a.bottom <= height);
+          for (std::size_t j = 0; j < i; ++j) {
+            const Rectangle& b = boxes[j];
+            EXPECT_FALSE(a.left < b.right && b.left < a.right && a.top < b.bottom &&
+                         b.top < a.bottom)
+                << "two boxes overlap at " << a.left << "," << a.top;
+          }
+        }
+        std::set<std::string> colours;
+        for (const pugi::xml_node& rect : svg.children("rect"))
+          if (std::string_view(rect.attribute("fill").value()).starts_with("hsl"))
+            colours.insert(rect.attribute("fill").value());
+        EXPECT_EQ(colours.size(), named.graph->channels.size());
+        for (const int gpu : view.whole.topology.of(topology::NodeType::gpu))
+          EXPECT_THAT(text, HasSubstr(">GPU " +
+                                      std::to_string(view.whole.topology.node(gpu).gpu.dev) + "<"));
+      }
+    }
+  }
+}
+
+TEST(TopoPicture, TextFromFilesIsEscaped) {
+  topology::MachineDescription description = topology::preset("dgx-h100");
+  description.name = "a<b>&\"c\"";
+  const View view = makeView(topology::describeMachine(description), 1, {});
+  const std::string text = svgText(view, "ring");
+  EXPECT_THAT(text, HasSubstr("a&lt;b&gt;&amp;&quot;c&quot;"));
+  EXPECT_THAT(text, Not(HasSubstr("a<b>")));
+}
+
+}  // namespace
+}  // namespace unisono::topo
