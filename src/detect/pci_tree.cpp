@@ -109,6 +109,7 @@ void describeLink(XmlNode& pci, const std::filesystem::path& folder) {
 }  // namespace
 
 BusId pciDeviceOf(const std::filesystem::path& folder) {
+  if (folder.empty()) return topology::kNoBusId;
   std::error_code error;
   const auto subsystem = std::filesystem::read_symlink(folder / "subsystem", error);
   if (!error && subsystem.filename() != "pci") return topology::kNoBusId;

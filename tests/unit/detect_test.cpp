@@ -6,6 +6,7 @@
 #include "detect_testing.h"
 #include "topology/machine.h"
 #include "topology/xml_merge.h"
+#include "topology_testing.h"
 
 namespace unisono::detect {
 namespace {
@@ -381,6 +382,49 @@ TEST(DetectPorts, StatesNamesAndGpuDirect) {
   EXPECT_EQ(ports[0].megabits, 100000);
   EXPECT_EQ(ports[1].name, "eth1");
   EXPECT_EQ(ports[1].megabits, 10000) << "unknown speeds are taken for 10 Gb/s";
+}
+
+// Eight GPUs and eight adapters of a virtual machine that shows no bridges, with the file that its
+// platform gives, are the machine that was dumped there.
+TEST(DetectKnownMachines, PlatformFileOfEightGpus) {
+  const auto platform = topology::testing::foreignTopology("h800x8-vm.virtual.xml");
+  const auto dump = topology::testing::foreignTopology("h800x8-vm.detected.xml");
+  if (!platform || !dump) GTEST_SKIP() << "the files are not here";
+  FakeRoot root;
+  FakeNvml nvml;
+  root.write(kPlatformFile, topology::testing::readFile(*platform));
+  root.write("proc/cpuinfo", "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143");
+  const char* const buses[] = {"65", "67", "69", "6b", "6f", "71", "73", "75"};
+  for (int gpu = 0; gpu < 8; ++gpu) {
+    const std::string bus = std::string("0000:") + buses[gpu];
+    const std::string bridge = "pci0000:" + std::string(buses[gpu]);
+    root.adapter(bridge + "/" + bus + ":01.0", "mlx5_" + std::to_string(gpu + 1),
+                 "946d:ae03:00cd:50f" + std::to_string(gpu));
+    root.gpu(bridge + "/" + bus + ":02.0", {{"numa_node", "-1"}, {"device", "0x2324"}});
+    auto& links = nvml.add(bus + ":02.0").links;
+    for (int target = 1; target <= 4; ++target)
+      links.insert(
+          links.end(), 2,
+          {"0000:6D:0" + std::to_string(target) + ".0", NvmlSource::NvLink::Remote::unknown});
+  }
+  root.write("sys/module/nvidia_peermem/version", "1");
+  const Detected detected = detectMachine(requestFor(root, &nvml));
+  const topology::Topology ours = topology::buildTopology(detected.topology);
+  const topology::Topology theirs = topology::buildTopology(readTopologyFile(*dump));
+  ASSERT_EQ(ours.nodes.size(), theirs.nodes.size());
+  for (std::size_t i = 0; i < ours.nodes.size(); ++i) {
+    const int index = static_cast<int>(i);
+    SCOPED_TRACE(theirs.nameOf(index));
+    EXPECT_EQ(ours.nameOf(index), theirs.nameOf(index));
+    const auto& own = ours.nodes[i].links;
+    const auto& other = theirs.nodes[i].links;
+    ASSERT_EQ(own.size(), other.size());
+    for (std::size_t k = 0; k < own.size(); ++k) {
+      EXPECT_EQ(own[k].to, other[k].to);
+      EXPECT_EQ(own[k].type, other[k].type);
+      EXPECT_EQ(own[k].bandwidth, other[k].bandwidth);
+    }
+  }
 }
 
 }  // namespace
