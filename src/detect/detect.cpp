@@ -40,7 +40,6 @@ class Detector {
 
     XmlNode system = readFiles();
     mergeTopology(system, tree_.system());
-    takeOurNumbers(system);
     for (const Port& port : ports_)
       if (pciDeviceOf(port.device) == topology::kNoBusId) addPlainPort(system, port);
     topology::trimToKept(system);
@@ -88,6 +87,9 @@ class Detector {
     if (!type || (!type->starts_with("0x03") && !type->starts_with("0x12")))
       pci.set("class", kGpuClass);
     const bool compute = pci.find("class")->starts_with(kComputeBoard);
+    // Several ranks on one GPU: the element is that of the first.
+    for (const XmlNode& child : pci.children)
+      if (child.name == "gpu") return;
     XmlNode& gpu = pci.addChild("gpu");
     gpu.set("dev", std::to_string(request.dev));
     int sm = request.sm;
@@ -222,25 +224,13 @@ class Detector {
     return std::move(read.system);
   }
 
-  // Numbers of ports are ours to give; those of a file may be another machine's. Nor does what
-  // another run kept count.
+  // Numbers of GPUs and ports are ours to give; those of a file may be another machine's. Nor does
+  // what another run kept count.
   static void dropNumbers(XmlNode& node) {
     node.erase("keep");
-    if (node.name == "net") node.erase("dev");
+    if (node.name == "net" || node.name == "gpu") node.erase("dev");
     if (node.name == "gpu") node.erase("rank");
     for (XmlNode& child : node.children) dropNumbers(child);
-  }
-
-  void takeOurNumbers(XmlNode& system) {
-    for (const GpuRequest& request : gpus_) {
-      XmlNode* pci = topology::findDevice(system, 0, request.busId);
-      if (!pci) continue;
-      for (XmlNode& gpu : pci->children) {
-        if (gpu.name != "gpu") continue;
-        gpu.set("dev", std::to_string(request.dev));
-        if (request.rank >= 0) gpu.set("rank", std::to_string(request.rank));
-      }
-    }
   }
 
   int rankOf(std::size_t index) const {

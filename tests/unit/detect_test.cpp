@@ -191,10 +191,11 @@ TEST(Detect, UserFileReplacesThePlatformsAndIsCompleted) {
   DetectRequest request = requestFor(root, &nvml);
   request.topologyFile = root.path() / "user.xml";
   request.dumpFile = root.path() / "dump.xml";
+  request.gpus = {{nvml.order[0], -1, 0, 2, {}}};
   Detected detected = detectMachine(request);
   const XmlNode& gpu = only(device(detected, "0000:13:00.0"), "gpu");
   EXPECT_EQ(attribute(gpu, "dev"), "0") << "numbers are this machine's";
-  EXPECT_EQ(attribute(gpu, "rank"), "(none)");
+  EXPECT_EQ(attribute(gpu, "rank"), "2");
   EXPECT_EQ(attribute(gpu, "gdr"), "0") << "what the file says stays";
   EXPECT_EQ(attribute(only(gpu, "nvlink"), "count"), "18");
   EXPECT_NO_THROW(only(device(detected, "0000:aa:00.0"), "pci"));
@@ -329,6 +330,18 @@ TEST(Detect, OnlyWhatWasAskedForStays) {
   ASSERT_EQ(gpus.size(), 1u);
   EXPECT_EQ(gpus[0].dev, 2) << "the driver's number";
   EXPECT_EQ(gpus[0].rank, 5);
+}
+
+TEST(Detect, SeveralRanksOnOneGpuAreOneElement) {
+  FakeRoot root;
+  FakeNvml nvml;
+  buildServer(root, nvml);
+  DetectRequest request = requestFor(root, &nvml);
+  request.gpus = {{nvml.order[1], -1, 0, 3, {}}, {nvml.order[1], -1, 0, 4, {}}};
+  const auto gpus = topology::gpusOf(detectMachine(request).topology);
+  ASSERT_EQ(gpus.size(), 1u);
+  EXPECT_EQ(gpus[0].rank, 3);
+  EXPECT_EQ(gpus[0].dev, 1);
 }
 
 TEST(Detect, RefusedPeersAndFabrics) {
