@@ -61,6 +61,22 @@ const std::vector<Row>& rows() {
       {{"NCCL_ALGO", "list", "automatic", "algorithms that may be used"}, &Settings::algorithm},
       {{"NCCL_CUMEM_ENABLE", "0|1", "automatic", "share memory by CUDA VMM (1) or legacy IPC (0)"},
        &Settings::cuMem},
+      {{"NCCL_GRAPH_FILE", "file", "", "graph file whose channels are taken instead of a search"},
+       &Settings::graphFile},
+      {{"NCCL_GRAPH_DUMP_FILE", "file", "", "where rank 0 writes the channel graphs of its node"},
+       &Settings::graphDumpFile},
+      {{"NCCL_P2P_DISABLE", "0|1", "0", "channels do not count on GPUs that reach each other"},
+       &Settings::p2pDisable},
+      {{"NCCL_P2P_LEVEL", "LOC|NVL|PIX|PXB|PHB|SYS", "by platform",
+        "how far apart GPUs may be that are taken to reach each other"},
+       &Settings::p2pLevel},
+      {{"NCCL_NET_GDR_LEVEL", "LOC|PIX|PXB|PHB|SYS", "by platform",
+        "how far apart a GPU and a NIC may be that uses its memory"},
+       &Settings::gdrLevel},
+      {{"NCCL_CROSS_NIC", "0|1|2", "2",
+        "whether rings may leave a node by another NIC than they enter it: never, always, where "
+        "it gives more"},
+       &Settings::crossNic},
   };
   return kRows;
 }

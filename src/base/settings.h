@@ -36,6 +36,14 @@ struct Settings {
   int64_t threads = 0;           // NCCL_NTHREADS; 0: default
   std::string algorithm;         // NCCL_ALGO
   int64_t cuMem = -1;            // NCCL_CUMEM_ENABLE: -1 automatic, 0 legacy IPC, 1 VMM
+
+  // Paths and channels.
+  std::string graphFile;      // NCCL_GRAPH_FILE
+  std::string graphDumpFile;  // NCCL_GRAPH_DUMP_FILE
+  bool p2pDisable = false;    // NCCL_P2P_DISABLE
+  std::string p2pLevel;       // NCCL_P2P_LEVEL: a path type
+  std::string gdrLevel;       // NCCL_NET_GDR_LEVEL: a path type
+  int64_t crossNic = 2;       // NCCL_CROSS_NIC: 0 never, 1 always, 2 where it gives more
 };
 
 // Reads the environment. A value that does not parse throws Error(invalidArgument) that names the

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <map>
-#include <numeric>
 
 #include "base/error.h"
 
@@ -11,7 +10,7 @@ namespace unisono::comm {
 namespace {
 
 struct Defaults {
-  int channels;
+  int channels;  // where the machine does not tell
   uint32_t slotBytes;
   uint32_t slots;  // of a FIFO: a chunk on its way and the next one
   int peerChannels;
@@ -29,7 +28,6 @@ constexpr uint32_t kSlicesPerChunk = 2;
 constexpr size_t kOneShotMaxBytes = 256 << 10;
 constexpr int64_t kSlotGrain = 512;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
-constexpr int64_t kMostChannels = 64;
 // Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
 constexpr uint64_t kDirectBytes = 256 << 10;
 
@@ -42,20 +40,6 @@ int64_t settingOf(const std::vector<RankFacts>& ranks, Member member, Choose cho
     if (value > 0) result = result == 0 ? value : choose(result, value);
   }
   return result;
-}
-
-// Ranks node by node, nodes in the order of their first rank: every ring enters and leaves a node
-// once.
-std::vector<int32_t> ringByNode(const std::vector<RankFacts>& ranks) {
-  std::map<uint64_t, int32_t> firstOf;
-  for (size_t r = 0; r < ranks.size(); r++) firstOf.emplace(ranks[r].host, static_cast<int32_t>(r));
-  std::vector<int32_t> order(ranks.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    return firstOf[ranks[static_cast<size_t>(a)].host] <
-           firstOf[ranks[static_cast<size_t>(b)].host];
-  });
-  return order;
 }
 
 }  // namespace
@@ -95,18 +79,25 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
   }
 }
 
-Decision decide(const std::vector<RankFacts>& ranks, int rank) {
+Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
+                int rank) {
   const bool cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
   const Defaults& defaults = cuda ? kCuda : kHost;
   auto smaller = [](int64_t a, int64_t b) { return std::min(a, b); };
   auto larger = [](int64_t a, int64_t b) { return std::max(a, b); };
 
-  int64_t channels = defaults.channels;
   const int64_t least = settingOf(ranks, &RankFacts::minChannels, larger);
   const int64_t most = settingOf(ranks, &RankFacts::maxChannels, smaller);
-  if (least > 0) channels = std::max(channels, least);
-  if (most > 0) channels = std::min(channels, most);
-  channels = std::clamp<int64_t>(channels, 1, kMostChannels);
+  // The machine tells how many channels fill its links. Without links (one rank, simulated
+  // devices) it is what one device can use.
+  topology::JoinSettings bounds{1, topology::kMostChannels};
+  if (!cuda || ranks.size() == 1) bounds = {defaults.channels, defaults.channels};
+  const auto bounded = [&](int channels) {
+    int64_t result = std::max<int64_t>(channels, least);
+    if (most > 0) result = std::min(result, most);
+    return static_cast<int>(std::clamp<int64_t>(result, 1, topology::kMostChannels));
+  };
+  bounds = {bounded(bounds.minChannels), bounded(bounds.maxChannels)};
 
   const int64_t buffer = settingOf(ranks, &RankFacts::bufferBytes, smaller);
   int64_t slotBytes = defaults.slotBytes;
@@ -125,11 +116,12 @@ Decision decide(const std::vector<RankFacts>& ranks, int rank) {
   }
 
   Decision decision;
+  decision.joined = topology::join(places, bounds);
   plan::Shape& shape = decision.shape;
   shape.rank = rank;
   shape.ranks = static_cast<int>(ranks.size());
   shape.situation.ranks = shape.ranks;
-  shape.situation.channels = static_cast<int>(channels);
+  shape.situation.channels = decision.joined.channels();
   shape.situation.allowed = allowed;
   shape.situation.minBytesPerChannel = defaults.minBytesPerChannel;
   shape.situation.oneShotMaxBytes =
@@ -146,19 +138,15 @@ Decision decide(const std::vector<RankFacts>& ranks, int rank) {
   shape.minBytesPerPart = defaults.minBytesPerPart;
   shape.directBytes = kDirectBytes;
   decision.slots = defaults.slots;
-  decision.ringOrders.assign(static_cast<size_t>(channels), ringByNode(ranks));
-  std::map<uint64_t, int> hosts;
-  for (const RankFacts& facts : ranks) hosts[facts.host]++;
-  decision.nodes = static_cast<int32_t>(hosts.size());
+  decision.nodes = decision.joined.nodes();
+  for (int c = 0; c < decision.joined.channels(); c++) {
+    decision.ringOrders.push_back(decision.joined.ringOrder(c));
+  }
   return decision;
 }
 
 DecisionSummary summarize(const Decision& decision) {
   const plan::Shape& shape = decision.shape;
-  uint64_t hash = 14695981039346656037u;  // FNV-1a over ranks
-  for (const auto& ring : decision.ringOrders) {
-    for (int32_t rank : ring) hash = (hash ^ static_cast<uint64_t>(rank)) * 1099511628211u;
-  }
   return {shape.situation.channels,
           shape.slotBytes,
           decision.slots,
@@ -167,7 +155,7 @@ DecisionSummary summarize(const Decision& decision) {
           shape.channelsPerPeer,
           static_cast<int64_t>(shape.situation.oneShotMaxBytes),
           decision.nodes,
-          hash};
+          topology::hashOf(decision.joined)};
 }
 
 void checkSummaries(const std::vector<DecisionSummary>& summaries) {
@@ -194,8 +182,9 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
             .remedy("Load the same libnccl.so.2 on all ranks");
       }
     }
-    if (summaries[r].ringHash != first.ringHash) {
-      throw internalError("Ranks 0 and {} decided on different rings", r)
+    const std::string_view differs = topology::firstDifference(first.joined, summaries[r].joined);
+    if (!differs.empty()) {
+      throw internalError("Ranks 0 and {} decided differently on {}", r, differs)
           .remedy("Load the same libnccl.so.2 on all ranks");
     }
   }

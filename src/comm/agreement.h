@@ -8,6 +8,7 @@
 #include "base/settings.h"
 #include "plan/plan.h"
 #include "runtime/runtime.h"
+#include "topology/join.h"
 
 // What all ranks of a communicator must agree on, decided by pure functions from what all ranks
 // told each other.
@@ -44,15 +45,18 @@ struct Decision {
   plan::Shape shape;
   uint32_t slots;  // of a connection's FIFO
   int32_t nodes;
+  topology::Joined joined;
   std::vector<std::vector<int32_t>> ringOrders;  // [channel][position]: rank
 };
-Decision decide(const std::vector<RankFacts>& ranks, int rank);
+// From what all ranks said of themselves and of their place in their node's channels.
+Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
+                int rank);
 
 // A summary for the check that all ranks decided alike, field by field.
 struct DecisionSummary {
   int64_t channels, slotBytes, slots, slicesPerChunk, peerChannels, channelsPerPeer,
       oneShotMaxBytes, nodes;
-  uint64_t ringHash;
+  topology::JoinedHash joined;
 };
 DecisionSummary summarize(const Decision& decision);
 // Throws Error(internalError) that names the field and the two ranks that differ.

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/identity.h"
+#include "comm/node_channels.h"
 #include "device/kernels.h"
 
 namespace unisono::comm {
@@ -109,7 +110,8 @@ void Communicator::agree() {
     }
   }
   ranks = bootstrap_->allGather(mine);
-  decision_ = decide(ranks, bootstrap_->rank());
+  decision_ = decide(ranks, bootstrap_->allGather(findPlace(ranks, bootstrap_->rank(), settings_)),
+                     bootstrap_->rank());
   checkSummaries(bootstrap_->allGather(summarize(decision_)));
 
   for (const runtime::Kernel* kernel : device::kernelsOf(decision_.shape.ranks)) {

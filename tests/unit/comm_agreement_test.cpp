@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <random>
 
 #include "base/error.h"
@@ -27,6 +28,25 @@ std::vector<RankFacts> factsOf(int ranks) {
     facts.reachesPeers = 1;
   }
   return all;
+}
+
+// Places of ranks whose nodes found `channels` rings in the order of ranks.
+std::vector<topology::RankPlace> placesOf(const std::vector<RankFacts>& ranks, int channels = 12) {
+  std::vector<topology::RankPlace> places;
+  std::map<uint64_t, uint16_t> members;
+  for (const RankFacts& facts : ranks) {
+    topology::RankPlace place{};
+    place.node = facts.host;
+    place.ring = place.tree = {4, channels, 1, 1, 1, 0, 30'000, 30'000};
+    place.ringPosition.fill(members[facts.host]);
+    place.treePosition.fill(members[facts.host]++);
+    places.push_back(place);
+  }
+  return places;
+}
+
+Decision decideFrom(const std::vector<RankFacts>& ranks, int rank) {
+  return decide(ranks, placesOf(ranks), rank);
 }
 
 // The text of the invalidUsage with which `ranks` are refused.
@@ -100,7 +120,7 @@ TEST(Decision, IsTheSameOnEveryRank) {
     }
     std::vector<DecisionSummary> summaries;
     for (int rank = 0; rank < n; rank++) {
-      const Decision decision = decide(ranks, rank);
+      const Decision decision = decideFrom(ranks, rank);
       summaries.push_back(summarize(decision));
       ASSERT_EQ(decision.shape.rank, rank);
       if (rank > 0) continue;
@@ -137,15 +157,34 @@ TEST(Decision, SettingsOfTheWeakestRankHold) {
   ranks[1].maxChannels = 7;
   ranks[2].maxChannels = 5;
   ranks[3].minChannels = 30;
-  EXPECT_EQ(decide(ranks, 0).shape.situation.channels, 5);
+  EXPECT_EQ(decideFrom(ranks, 0).shape.situation.channels, 5);
   ranks = factsOf(4);
   ranks[2].bufferBytes = 1 << 20;
   ranks[3].bufferBytes = 1 << 16;
-  EXPECT_EQ(decide(ranks, 0).shape.slotBytes * decide(ranks, 0).slots, 1u << 16);
-  EXPECT_GT(decide(ranks, 0).shape.situation.oneShotMaxBytes, 0u);
+  EXPECT_EQ(decideFrom(ranks, 0).shape.slotBytes * decideFrom(ranks, 0).slots, 1u << 16);
+  EXPECT_GT(decideFrom(ranks, 0).shape.situation.oneShotMaxBytes, 0u);
   ranks[0].reachesPeers = 0;
-  EXPECT_EQ(decide(ranks, 0).shape.situation.oneShotMaxBytes, 0u);
-  EXPECT_EQ(decide(factsOf(9), 0).shape.situation.oneShotMaxBytes, 0u);
+  EXPECT_EQ(decideFrom(ranks, 0).shape.situation.oneShotMaxBytes, 0u);
+  EXPECT_EQ(decideFrom(factsOf(9), 0).shape.situation.oneShotMaxBytes, 0u);
+}
+
+TEST(Decision, MachinesTellHowManyChannelsThereAre) {
+  auto channels = [](std::vector<RankFacts> ranks, int found, bool cuda) {
+    for (RankFacts& facts : ranks) facts.backend = cuda ? 1 : 0;
+    return decide(ranks, placesOf(ranks, found), 0).shape.situation.channels;
+  };
+  EXPECT_EQ(channels(factsOf(8), 12, true), 24);
+  EXPECT_EQ(channels(factsOf(8), 2, true), 4);
+  EXPECT_EQ(channels(factsOf(1), 1, true), 24) << "no link bounds a rank alone";
+  EXPECT_EQ(channels(factsOf(8), 12, false), 2);
+  EXPECT_EQ(channels(factsOf(8), 1, false), 2);
+  auto asked = factsOf(8);
+  asked[3].minChannels = 9;
+  EXPECT_EQ(channels(asked, 12, false), 9);
+  EXPECT_EQ(channels(asked, 3, true), 9);
+  asked[5].maxChannels = 1;
+  EXPECT_EQ(channels(asked, 12, false), 1);
+  EXPECT_EQ(channels(asked, 12, true), 1);
 }
 
 TEST(Summaries, TheFieldThatDiffersIsNamed) {
@@ -161,7 +200,7 @@ TEST(Summaries, TheFieldThatDiffersIsNamed) {
                         {&DecisionSummary::channelsPerPeer, "channels of a peer"},
                         {&DecisionSummary::oneShotMaxBytes, "one-shot"},
                         {&DecisionSummary::nodes, "nodes"}};
-  const DecisionSummary same = summarize(decide(factsOf(3), 0));
+  const DecisionSummary same = summarize(decideFrom(factsOf(3), 0));
   auto text = [](const std::vector<DecisionSummary>& summaries) -> std::string {
     try {
       checkSummaries(summaries);
@@ -180,8 +219,11 @@ TEST(Summaries, TheFieldThatDiffersIsNamed) {
     EXPECT_TRUE(has(report, "Ranks 0 and 2")) << report;
   }
   DecisionSummary other = same;
-  other.ringHash++;
+  other.joined.rings++;
   EXPECT_TRUE(has(text({same, other}), "rings"));
+  other = same;
+  other.joined.trees++;
+  EXPECT_TRUE(has(text({same, other}), "trees"));
 }
 
 }  // namespace

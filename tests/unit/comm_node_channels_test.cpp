@@ -1,0 +1,180 @@
+#include "comm/node_channels.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
+#include "topology/presets.h"
+
+namespace unisono::comm {
+namespace {
+
+// Ranks on GPUs 0, 1, ... of hosts of `gpusPerHost`.
+std::vector<RankFacts> factsOf(int ranks, int gpusPerHost, int firstBus = 1) {
+  std::vector<RankFacts> all(static_cast<size_t>(ranks));
+  for (int rank = 0; rank < ranks; rank++) {
+    RankFacts& facts = all[static_cast<size_t>(rank)];
+    facts = {};
+    facts.computeCapability = 90;
+    facts.host = static_cast<uint64_t>(rank / gpusPerHost) + 100;
+    facts.reachesPeers = 1;
+    std::snprintf(facts.busId.data(), facts.busId.size(), "0000:%02x:00.0",
+                  static_cast<unsigned>(firstBus + rank % gpusPerHost));
+  }
+  return all;
+}
+
+std::vector<topology::RankPlace> placesOf(const std::vector<RankFacts>& ranks,
+                                          const Settings& settings = {}) {
+  std::vector<topology::RankPlace> places;
+  for (size_t rank = 0; rank < ranks.size(); rank++) {
+    places.push_back(findPlace(ranks, static_cast<int>(rank), settings));
+  }
+  return places;
+}
+
+// A file of the test's own, gone with it.
+class File {
+ public:
+  explicit File(const std::string& name, const std::string& text = "")
+      : path_(std::filesystem::path(::testing::TempDir()) /
+              (name + std::to_string(reinterpret_cast<uintptr_t>(this)))) {
+    if (!text.empty()) std::ofstream(path_) << text;
+  }
+  ~File() { std::filesystem::remove(path_); }
+  std::string path() const { return path_.string(); }
+  std::string text() const {
+    std::ostringstream out;
+    out << std::ifstream(path_).rdbuf();
+    return out.str();
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string errorOf(const std::vector<RankFacts>& ranks, const Settings& settings) {
+  try {
+    findPlace(ranks, 0, settings);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(NodeChannels, FillTheLinksOfGpusWithNvlink) {
+  for (const int gpus : {2, 3, 4, 8}) {
+    const auto ranks = factsOf(gpus, gpus);
+    const topology::Joined joined = topology::join(placesOf(ranks), {});
+    EXPECT_EQ(joined.channels(), 24) << gpus;
+    EXPECT_EQ(joined.nodes(), 1);
+    EXPECT_EQ(static_cast<int>(joined.nvlsHeads().size()), gpus);
+  }
+}
+
+TEST(NodeChannels, AreFewerWithoutNvlink) {
+  auto ranks = factsOf(4, 4);
+  for (RankFacts& facts : ranks) facts.reachesPeers = 0;
+  const topology::Joined joined = topology::join(placesOf(ranks), {});
+  EXPECT_LT(joined.channels(), 24);
+  EXPECT_TRUE(joined.nvlsHeads().empty());
+}
+
+TEST(NodeChannels, JoinUnevenHostsAndSharedDevices) {
+  auto ranks = factsOf(11, 4);
+  ranks[10].busId = ranks[9].busId;
+  const auto places = placesOf(ranks);
+  const topology::Joined joined = topology::join(places, {});
+  EXPECT_EQ(joined.nodes(), 3);
+  for (int c = 0; c < joined.channels(); c++) {
+    std::vector<int> ring = joined.ringOrder(c);
+    EXPECT_EQ(joined.ringNext(c, 9), 10);
+    std::sort(ring.begin(), ring.end());
+    for (int rank = 0; rank < 11; rank++) EXPECT_EQ(ring[static_cast<size_t>(rank)], rank);
+  }
+  // Nodes go by their first rank.
+  for (int rank = 0; rank < 11; rank++) EXPECT_EQ(joined.nodeOf(rank), rank / 4);
+}
+
+TEST(NodeChannels, FollowTheFileOfTheSimulatedMachine) {
+  const topology::XmlTopology machine = topology::describeMachine(topology::preset("dgx1-v100"));
+  const File file("machine", topology::writeTopologyXml(machine));
+  Settings settings;
+  settings.hostTopologyFile = file.path();
+  auto ranks = factsOf(8, 8, 0x10);
+  const topology::Joined joined = topology::join(placesOf(ranks, settings), {});
+  EXPECT_EQ(joined.ring().typeIntra, static_cast<int>(topology::PathType::nvl));
+  // Not every pair has an NVLink there: rings take those that have.
+  for (int c = 0; c < joined.channels(); c++) {
+    for (int rank = 0; rank < 8; rank++) {
+      const int next = joined.ringNext(c, rank);
+      EXPECT_TRUE(rank / 4 == next / 4 || rank % 4 == next % 4) << rank << " to " << next;
+    }
+  }
+  settings.p2pDisable = true;
+  EXPECT_GT(topology::join(placesOf(ranks, settings), {}).ring().typeIntra,
+            static_cast<int>(topology::PathType::pxb));
+
+  const std::string error = errorOf(factsOf(8, 8, 0x40), settings);
+  EXPECT_TRUE(has(error, "0000:40:00.0")) << error;
+  EXPECT_TRUE(has(error, file.path())) << error;
+}
+
+TEST(NodeChannels, FilesGoOutAndIn) {
+  const File machine("machine"), graphs("graphs");
+  const auto ranks = factsOf(4, 4);
+  Settings settings;
+  settings.topologyDumpFile = machine.path();
+  settings.graphDumpFile = graphs.path();
+  const auto first = placesOf(ranks, settings);
+  EXPECT_TRUE(has(machine.text(), "rank=\"3\"")) << machine.text();
+  EXPECT_TRUE(has(graphs.text(), "<graphs")) << graphs.text();
+  // A graph file with other channels than the search finds.
+  const File given("given", R"(<graphs version="1"><graph id="0" pattern="4" crossnic="0"
+    nchannels="1" speedintra="20" speedinter="20" latencyinter="0" typeintra="NVL" typeinter="PIX"
+    samechannels="1"><channel><gpu dev="0"/><gpu dev="2"/><gpu dev="1"/><gpu dev="3"/></channel>
+    </graph></graphs>)");
+  Settings wanted;
+  wanted.graphFile = given.path();
+  const topology::Joined joined = topology::join(placesOf(ranks, wanted), {});
+  EXPECT_EQ(joined.ringOrder(0), (std::vector<int>{0, 2, 1, 3}));
+  EXPECT_EQ(joined.channels(), 2);
+  // The platform's file completes what is found.
+  Settings platform;
+  platform.topologyFile = machine.path();
+  const auto again = placesOf(ranks, platform);
+  EXPECT_EQ(topology::firstDifference(topology::hashOf(topology::join(first, {})),
+                                      topology::hashOf(topology::join(again, {}))),
+            "");
+}
+
+TEST(NodeChannels, BadFilesAndSettingsAreNamed) {
+  const auto ranks = factsOf(2, 2);
+  Settings settings;
+  settings.topologyFile = "/no/such/file.xml";
+  EXPECT_TRUE(has(errorOf(ranks, settings), "NCCL_TOPO_FILE")) << errorOf(ranks, settings);
+  const File broken("broken", "<system version=\"1\">");
+  settings.topologyFile = broken.path();
+  EXPECT_TRUE(has(errorOf(ranks, settings), broken.path() + ":1")) << errorOf(ranks, settings);
+  settings = {};
+  settings.graphFile = broken.path();
+  EXPECT_TRUE(has(errorOf(ranks, settings), broken.path())) << errorOf(ranks, settings);
+  settings = {};
+  settings.p2pLevel = "FAR";
+  EXPECT_TRUE(has(errorOf(ranks, settings), "NCCL_P2P_LEVEL=FAR")) << errorOf(ranks, settings);
+  settings = {};
+  settings.crossNic = 3;
+  EXPECT_TRUE(has(errorOf(ranks, settings), "NCCL_CROSS_NIC=3")) << errorOf(ranks, settings);
+}
+
+}  // namespace
+}  // namespace unisono::comm
