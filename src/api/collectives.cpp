@@ -127,13 +127,6 @@ ncclResult_t ncclAlltoAll(const void* sendbuff, void* recvbuff, size_t count,
     checkCount(count, communicator.ranks(), type);
     checkBuffer(communicator, sendbuff, count, type, "sendbuff");
     const bool open = isOpen(checkBuffer(communicator, recvbuff, count, type, "recvbuff"));
-    if (count != 0 && sendbuff == recvbuff && communicator.ranks() > 1) {
-      throw invalidArgument(
-          "sendbuff and recvbuff are the same, but an all-to-all cannot be done in "
-          "place")
-          .rank(communicator.rank())
-          .remedy("Receive into another buffer");
-    }
     return plan::Task{Call::allToAll, sendbuff, recvbuff, count, movement(type), 0, open};
   });
 }

@@ -11,7 +11,8 @@ namespace {
 
 struct Defaults {
   int channels;  // where the machine does not tell
-  uint32_t slotBytes;
+  uint32_t slotBytes;      // of rings
+  uint32_t peerSlotBytes;  // of messages
   uint32_t slots;  // of a FIFO: a chunk on its way and the next one
   int peerChannels;
   int mostChannelsPerPeer;
@@ -21,8 +22,8 @@ struct Defaults {
 
 // CUDA: as many rings as H200 needs to fill its links with one block each, and slices long enough
 // that what happens between two of them does not count. Host: small, so that hundreds of ranks fit.
-constexpr Defaults kCuda{24, 512 << 10, 4, 32, 16, 32 << 10, 64 << 10};
-constexpr Defaults kHost{2, 32 << 10, 8, 4, 2, 64 << 10, 64 << 10};
+constexpr Defaults kCuda{24, 1 << 20, 256 << 10, 4, 32, 16, 32 << 10, 64 << 10};
+constexpr Defaults kHost{2, 32 << 10, 32 << 10, 8, 4, 2, 64 << 10, 64 << 10};
 
 constexpr uint32_t kSlicesPerChunk = 2;
 constexpr size_t kOneShotMaxBytes = 256 << 10;
@@ -127,6 +128,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   shape.situation.oneShotMaxBytes =
       allReach && shape.ranks <= device::kOneShotMaxRanks ? kOneShotMaxBytes : 0;
   shape.slotBytes = static_cast<uint32_t>(slotBytes);
+  shape.peerSlotBytes = std::min(shape.slotBytes, defaults.peerSlotBytes);
   shape.slicesPerChunk = kSlicesPerChunk;
   shape.peerChannels = most > 0 ? static_cast<int>(std::bit_floor(static_cast<uint64_t>(
                                       std::min<int64_t>(most, defaults.peerChannels))))
@@ -149,6 +151,7 @@ DecisionSummary summarize(const Decision& decision) {
   const plan::Shape& shape = decision.shape;
   return {shape.situation.channels,
           shape.slotBytes,
+          shape.peerSlotBytes,
           decision.slots,
           shape.slicesPerChunk,
           shape.peerChannels,
@@ -166,6 +169,7 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
   static constexpr Field kFields[] = {
       {"channels", &DecisionSummary::channels},
       {"bytes of a slot", &DecisionSummary::slotBytes},
+      {"bytes of a slot for messages", &DecisionSummary::peerSlotBytes},
       {"slots", &DecisionSummary::slots},
       {"slices of a chunk", &DecisionSummary::slicesPerChunk},
       {"point-to-point channels", &DecisionSummary::peerChannels},

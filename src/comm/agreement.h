@@ -54,7 +54,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 
 // A summary for the check that all ranks decided alike, field by field.
 struct DecisionSummary {
-  int64_t channels, slotBytes, slots, slicesPerChunk, peerChannels, channelsPerPeer,
+  int64_t channels, slotBytes, peerSlotBytes, slots, slicesPerChunk, peerChannels, channelsPerPeer,
       oneShotMaxBytes, nodes;
   topology::JoinedHash joined;
 };

@@ -122,6 +122,7 @@ void Communicator::agree() {
   head.rank = shape.rank;
   head.ranks = shape.ranks;
   head.slotBytes = shape.slotBytes;
+  head.peerSlotBytes = shape.peerSlotBytes;
   head.slots = decision_.slots;
   head.slicesPerChunk = shape.slicesPerChunk;
   head.abortFlag = abort_->deviceFlag();
@@ -143,7 +144,7 @@ void Communicator::agree() {
           runtime_.properties(device_).busId, decision_.nodes, shape.situation.channels);
 }
 
-Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& tasks) const {
+Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& tasks) {
   Prepared prepared;
   std::vector<plan::Task> calls;
   calls.reserve(tasks.size());
@@ -159,8 +160,35 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   for (runtime::Stream stream : prepared.streams) {
     prepared.captured |= runtime_.captureState(stream) != runtime::CaptureState::none;
   }
+  stageInPlace(calls, prepared);
   prepared.plan = plan::makePlan(decision_.shape, calls);
   return prepared;
+}
+
+// In an all-to-all in place a block of the buffer is both sent and received into, in different
+// rounds, so the input is copied first.
+void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
+  auto bytesOf = [this](const plan::Task& call) {
+    const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output;
+    return inPlace && ranks() > 1
+               ? call.count * static_cast<uint64_t>(ranks()) *
+                     static_cast<uint64_t>(device::elementBytes(call.reduction.type))
+               : 0;
+  };
+  uint64_t total = 0;
+  for (const plan::Task& call : calls) total += bytesOf(call);
+  if (total == 0) return;
+  if (staging_.empty() || staging_.back()->bytes() < total) {
+    staging_.push_back(runtime_.allocate(device_, total, runtime::Sharing::thisProcess));
+  }
+  auto* next = static_cast<std::byte*>(staging_.back()->address());
+  for (plan::Task& call : calls) {
+    const uint64_t bytes = bytesOf(call);
+    if (bytes == 0) continue;
+    prepared.copies.push_back({next, call.input, bytes});
+    call.input = next;
+    next += bytes;
+  }
 }
 
 bool Communicator::isConnected(const Prepared& prepared) const {
@@ -182,6 +210,9 @@ void Communicator::launch(Prepared& prepared) {
   for (size_t i = 1; i < prepared.streams.size(); i++) {
     join_->record(prepared.streams[i]);
     join_->makeWait(stream);
+  }
+  for (const Prepared::Copy& copy : prepared.copies) {
+    runtime_.copyAsync(copy.to, copy.from, copy.bytes, stream);
   }
   for (plan::Launch& launch : prepared.plan.launches) launchOne(launch, stream);
   if (prepared.streams.size() > 1) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/agreement.h"
+#include "comm/turns.h"
 #include "transport/connector.h"
 
 namespace unisono::comm {
@@ -66,6 +67,8 @@ class Communicator {
   const Settings& settings() const { return settings_; }
   const Options& options() const { return options_; }
   bootstrap::Bootstrap& bootstrap() { return *bootstrap_; }
+  // The order of collectives over bootstrap(), such as those of splits.
+  Turns& turns() { return *turns_; }
   runtime::Runtime& runtime() { return runtime_; }
 
   // The three stages of a group of calls. A failure of the first changes nothing.
@@ -73,8 +76,14 @@ class Communicator {
     plan::Plan plan;
     std::vector<runtime::Stream> streams;  // those of the calls, each once; the first launches
     bool captured = false;                 // into a graph
+    struct Copy {
+      void* to;
+      const void* from;
+      size_t bytes;
+    };
+    std::vector<Copy> copies;  // before the launches: inputs that the calls would overwrite
   };
-  Prepared prepare(const std::vector<StreamTask>& tasks) const;
+  Prepared prepare(const std::vector<StreamTask>& tasks);
   bool isConnected(const Prepared& prepared) const;
   void connect(const Prepared& prepared);
   void launch(Prepared& prepared);
@@ -96,6 +105,7 @@ class Communicator {
   void agree();
   RankFacts facts() const;
   void launchOne(plan::Launch& launch, runtime::Stream stream);
+  void stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared);
 
   runtime::Runtime& runtime_;
   std::shared_ptr<AbortSignal> abort_;
@@ -103,6 +113,7 @@ class Communicator {
   Options options_;
   int device_;
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;
+  std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
   Decision decision_;
   std::unique_ptr<memory::Arena> arena_;
   std::unique_ptr<memory::MappingCache> mappings_;
@@ -113,6 +124,9 @@ class Communicator {
   runtime::Stream lastStream_ = nullptr;
   std::unique_ptr<runtime::Event> lastLaunch_;  // recorded behind it: its stream may be gone by now
   std::unique_ptr<runtime::Event> join_;        // between the streams of one group
+
+  // Where all-to-alls in place keep their input meanwhile; all of them may be in graphs.
+  std::vector<std::shared_ptr<runtime::DeviceMemory>> staging_;
 
   mutable std::mutex reductionsMutex_;
   std::map<int, CustomReduction> reductions_;

@@ -30,11 +30,19 @@ Handle::Maker makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& i
 
 Handle::Maker makeFromSplit(std::shared_ptr<Communicator> parent, int color, int key,
                             const Options& options) {
-  return [=](std::shared_ptr<AbortSignal> abort) -> std::shared_ptr<Communicator> {
+  // Splits of one parent talk over its network one after the other, in the order of the calls.
+  return [=, turn = parent->turns().announce()](
+             std::shared_ptr<AbortSignal> abort) -> std::shared_ptr<Communicator> {
+    if (!turn->await([&] { return abort->raised(); })) {
+      throw invalidUsage("A split was aborted").rank(parent->rank());
+    }
     bootstrap::Bootstrap& network = parent->bootstrap();
     std::vector<SplitChoice> members = network.allGather(SplitChoice{color, key, network.rank()});
     std::erase_if(members, [color](const SplitChoice& choice) { return choice.color != color; });
-    if (color == kNoColor) return nullptr;
+    if (color == kNoColor) {
+      turn->end();
+      return nullptr;
+    }
     std::stable_sort(members.begin(), members.end(),
                      [](const SplitChoice& a, const SplitChoice& b) { return a.key < b.key; });
     const auto mine = std::find_if(members.begin(), members.end(), [&](const SplitChoice& choice) {
@@ -59,6 +67,7 @@ Handle::Maker makeFromSplit(std::shared_ptr<Communicator> parent, int color, int
       std::memcpy(bytes.data(), packed.data(), std::min(packed.size(), bytes.size()));
       id = bootstrap::unpackUniqueId(bytes);
     }
+    turn->end();
     return meet(parent->runtime(), id, rank, static_cast<int>(members.size()), parent->device(),
                 settings, options, std::move(abort));
   };

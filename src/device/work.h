@@ -85,7 +85,8 @@ struct RingChannel {
 struct Communicator {
   int32_t rank;
   int32_t ranks;
-  uint32_t slotBytes;
+  uint32_t slotBytes;      // of rings
+  uint32_t peerSlotBytes;  // of connections for messages
   uint32_t slots;
   uint32_t slicesPerChunk;
   int32_t peerChannels;  // channels of the send and receive tables

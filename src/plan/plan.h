@@ -40,7 +40,8 @@ struct Shape {
   int rank = 0;
   int ranks = 1;
   tuning::Situation situation;  // choice of algorithm and channels
-  uint32_t slotBytes = 0;
+  uint32_t slotBytes = 0;       // of rings
+  uint32_t peerSlotBytes = 0;   // of connections for messages
   uint32_t slicesPerChunk = 1;
   int peerChannels = 1;          // channels of point-to-point messages, all peers together
   int channelsPerPeer = 1;       // most channels of one message; divides peerChannels

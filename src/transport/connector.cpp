@@ -53,20 +53,20 @@ memory::Block Connector::makeSenderBlock(int channels) {
   return arena_.allocate(static_cast<size_t>(channels) * kSenderBytes);
 }
 
-memory::Block Connector::makeReceiverBlock(int channels) {
-  return arena_.allocate(tailBytes(channels) +
-                         static_cast<size_t>(channels) * slots_ * shape_.slotBytes);
+memory::Block Connector::makeReceiverBlock(int channels, uint32_t slotBytes) {
+  return arena_.allocate(tailBytes(channels) + static_cast<size_t>(channels) * slots_ * slotBytes);
 }
 
 device::Connection Connector::connectionOf(std::byte* senderBlock, std::byte* receiverBlock,
-                                           int channel, int channels, bool direct) const {
+                                           int channel, int channels, uint32_t slotBytes,
+                                           bool direct) const {
   const size_t index = static_cast<size_t>(channel);
   device::Connection connection{};
   std::byte* sender = senderBlock + index * kSenderBytes;
   connection.head = reinterpret_cast<uint64_t*>(sender);
   connection.offer = direct ? reinterpret_cast<uint64_t*>(sender + kLineBytes) : nullptr;
   connection.tail = reinterpret_cast<uint64_t*>(receiverBlock + index * kLineBytes);
-  connection.slots = receiverBlock + tailBytes(channels) + index * slots_ * shape_.slotBytes;
+  connection.slots = receiverBlock + tailBytes(channels) + index * slots_ * slotBytes;
   return connection;
 }
 
@@ -142,7 +142,7 @@ void Connector::connectRings(int channels) {
     entry.next = entry.order[1];
     entry.previous = entry.order.back();
     entry.sender = makeSenderBlock(1);
-    entry.receiver = makeReceiverBlock(1);
+    entry.receiver = makeReceiverBlock(1, shape_.slotBytes);
     sendBlock(entry.next, tagOf(Purpose::ring, Role::sender, channel), entry.sender);
     sendBlock(entry.previous, tagOf(Purpose::ring, Role::receiver, channel), entry.receiver);
     pending.push_back(std::move(entry));
@@ -153,8 +153,10 @@ void Connector::connectRings(int channels) {
     std::byte* previousSender =
         receiveBlock(entry.previous, tagOf(Purpose::ring, Role::sender, entry.channel));
     tables_.setRing(
-        entry.channel, connectionOf(previousSender, entry.receiver.address, 0, 1, false),
-        connectionOf(entry.sender.address, nextReceiver, 0, 1, false), entry.order, entry.position);
+        entry.channel,
+        connectionOf(previousSender, entry.receiver.address, 0, 1, shape_.slotBytes, false),
+        connectionOf(entry.sender.address, nextReceiver, 0, 1, shape_.slotBytes, false),
+        entry.order, entry.position);
     confirm(entry.next);
     confirm(entry.previous);
   }
@@ -176,8 +178,9 @@ void Connector::connectPeers(const std::vector<plan::PeerUse>& uses) {
     int& connected = connectedChannels(use);
     if (use.channels <= connected) continue;
     const int added = use.channels - connected;
-    Pending entry{{use.peer, use.sends, use.firstChannel + connected, added},
-                  use.sends ? makeSenderBlock(added) : makeReceiverBlock(added)};
+    Pending entry{
+        {use.peer, use.sends, use.firstChannel + connected, added},
+        use.sends ? makeSenderBlock(added) : makeReceiverBlock(added, shape_.peerSlotBytes)};
     connected = use.channels;
     sendBlock(
         use.peer,
@@ -194,7 +197,7 @@ void Connector::connectPeers(const std::vector<plan::PeerUse>& uses) {
     for (int channel = 0; channel < use.channels; channel++) {
       connections.push_back(connectionOf(use.sends ? entry.mine.address : theirs,
                                          use.sends ? theirs : entry.mine.address, channel,
-                                         use.channels, isDirect(use.peer)));
+                                         use.channels, shape_.peerSlotBytes, isDirect(use.peer)));
     }
     tables_.setPeer(use.sends, use.peer, use.firstChannel, connections);
     confirm(use.peer);

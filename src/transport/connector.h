@@ -45,9 +45,9 @@ class Connector {
 
  private:
   memory::Block makeSenderBlock(int channels);
-  memory::Block makeReceiverBlock(int channels);
+  memory::Block makeReceiverBlock(int channels, uint32_t slotBytes);
   device::Connection connectionOf(std::byte* senderBlock, std::byte* receiverBlock, int channel,
-                                  int channels, bool direct) const;
+                                  int channels, uint32_t slotBytes, bool direct) const;
   void sendBlock(int peer, uint64_t tag, const memory::Block& block);
   std::byte* receiveBlock(int peer, uint64_t tag);
   void confirm(int peer);

@@ -8,6 +8,10 @@
 
 namespace unisono::tuning {
 
+// Names that settings made for NCCL may hold. The calls that they would carry take the ring.
+constexpr std::string_view kKnownElsewhere[] = {"tree", "collnetdirect", "collnetchain",
+                                                "nvls", "nvlstree",      "pat"};
+
 AllowedAlgorithms parseAlgorithms(std::string_view text) {
   AllowedAlgorithms result;
   if (text.empty()) return result;
@@ -23,7 +27,8 @@ AllowedAlgorithms parseAlgorithms(std::string_view text) {
       result.allowed[static_cast<int>(Algorithm::ring)] = !exclude;
     } else if (name == "direct") {
       result.allowed[static_cast<int>(Algorithm::oneShot)] = !exclude;
-    } else {
+    } else if (std::find(std::begin(kKnownElsewhere), std::end(kKnownElsewhere), name) ==
+               std::end(kKnownElsewhere)) {
       throw invalidArgument("NCCL_ALGO names \"{}\", which is not an algorithm", name)
           .remedy("Use ring and direct, separated by commas, or ^ and those to leave out");
     }

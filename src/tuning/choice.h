@@ -17,8 +17,9 @@ struct AllowedAlgorithms {
 };
 
 // NCCL_ALGO: a list of names separated by commas ("ring", "direct"), with a leading ^ all but
-// these; empty allows all. A bad name throws Error(invalidArgument) that lists the good ones. Ring
-// is always left for the calls that nothing else can carry.
+// these; empty allows all. The other names that NCCL has are taken and stand for nothing yet. A
+// bad name throws Error(invalidArgument) that lists the good ones. Ring is always left for the
+// calls that nothing else can carry.
 AllowedAlgorithms parseAlgorithms(std::string_view text);
 
 // What the choice depends on; the same on every rank.

@@ -123,7 +123,7 @@ void World::makeMember(int rank, int ranks) {
   shape.situation.channels = geometry_.channels;
   shape.situation.oneShotMaxBytes = geometry_.oneShotMaxBytes;
   shape.situation.minBytesPerChannel = geometry_.minBytesPerChannel;
-  shape.slotBytes = geometry_.slotBytes;
+  shape.slotBytes = shape.peerSlotBytes = geometry_.slotBytes;
   shape.slicesPerChunk = geometry_.slicesPerChunk;
   shape.peerChannels = geometry_.peerChannels;
   shape.channelsPerPeer = geometry_.channelsPerPeer;
@@ -134,7 +134,7 @@ void World::makeMember(int rank, int ranks) {
   device::Communicator head{};
   head.rank = rank;
   head.ranks = ranks;
-  head.slotBytes = geometry_.slotBytes;
+  head.slotBytes = head.peerSlotBytes = geometry_.slotBytes;
   head.slots = geometry_.slots;
   head.slicesPerChunk = geometry_.slicesPerChunk;
   head.abortFlag = abortFlag(rank);

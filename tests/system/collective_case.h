@@ -36,7 +36,7 @@ constexpr bool reduces(Call call) {
   return call == Call::allReduce || call == Call::reduce || call == Call::reduceScatter;
 }
 constexpr bool canBeInPlace(Call call) {
-  return call != Call::allToAll && call != Call::sendReceive;
+  return call != Call::sendReceive;
 }
 
 struct Case {

@@ -148,6 +148,27 @@ TEST(Communicators, SplitInAGroupOfOneThread) {
   }
 }
 
+TEST(Communicators, SeveralSplitsOfOneParentInAGroup) {
+  constexpr int kRanks = 4, kSplits = 5;
+  const Ranks ranks(kRanks);
+  ncclComm_t children[kSplits][kRanks];
+  ranks.inGroup([&](int rank) {
+    for (int split = 0; split < kSplits; split++) {
+      // The first ranks to `split` part from the others, so that every split has other members.
+      check(ncclCommSplit(ranks.comm(rank), rank < split ? 1 : 0, rank, &children[split][rank],
+                          nullptr));
+    }
+  });
+  for (int split = 0; split < kSplits; split++) {
+    for (int rank = 0; rank < kRanks; rank++) {
+      int count = 0;
+      EXPECT_OK(ncclCommCount(children[split][rank], &count));
+      EXPECT_EQ(count, rank < split ? split : kRanks - split) << "split " << split;
+      EXPECT_OK(ncclCommDestroy(children[split][rank]));
+    }
+  }
+}
+
 TEST(Communicators, NonblockingInitAndSplit) {
   const ncclUniqueId id = newId();
   constexpr int kRanks = 3;

@@ -29,8 +29,9 @@ class RingCollective {
         rank_(communicator.rank),
         elementBytes_(static_cast<uint64_t>(elementBytes(work.reduction.type))),
         part_(channelPart(work, channel)),
-        protocol_(group, communicator, channel, &communicator.rings[channel].receive,
-                  ring_.order[ranks_ - 1], &communicator.rings[channel].send, ring_.order[1]) {}
+        protocol_(group, communicator, channel, communicator.slotBytes,
+                  &communicator.rings[channel].receive, ring_.order[ranks_ - 1],
+                  &communicator.rings[channel].send, ring_.order[1]) {}
 
   UNISONO_DEVICE void run() {
     switch (work_.operation) {

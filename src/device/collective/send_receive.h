@@ -63,7 +63,8 @@ UNISONO_DEVICE void sendMessage(Group& group, const Communicator& communicator, 
   }
 
   Connection& connection = communicator.send[work.sendPeer * communicator.peerChannels + channel];
-  SimpleProtocol protocol(group, communicator, channel, nullptr, -1, &connection, work.sendPeer);
+  SimpleProtocol protocol(group, communicator, channel, communicator.peerSlotBytes, nullptr, -1,
+                          &connection, work.sendPeer);
   if (connection.offer != nullptr) {
     std::byte* direct = takeOffer(group, communicator, connection, work.sendPeer, channel);
     if (reinterpret_cast<uint64_t>(direct) != kStagedOffer) {
@@ -72,7 +73,7 @@ UNISONO_DEVICE void sendMessage(Group& group, const Communicator& communicator, 
       return;
     }
   }
-  const uint64_t most = uint64_t{communicator.slotBytes} * communicator.slicesPerChunk;
+  const uint64_t most = uint64_t{communicator.peerSlotBytes} * communicator.slicesPerChunk;
   uint64_t done = 0;
   do {
     uint64_t size = part.bytes - done < most ? part.bytes - done : most;
@@ -92,7 +93,8 @@ UNISONO_DEVICE void receiveMessage(Group& group, const Communicator& communicato
 
   Connection& connection =
       communicator.receive[work.receivePeer * communicator.peerChannels + channel];
-  SimpleProtocol protocol(group, communicator, channel, &connection, work.receivePeer, nullptr, -1);
+  SimpleProtocol protocol(group, communicator, channel, communicator.peerSlotBytes, &connection,
+                          work.receivePeer, nullptr, -1);
   if (connection.offer != nullptr) {
     const uint64_t address =
         work.offerDirect ? reinterpret_cast<uint64_t>(work.output) : kStagedOffer;
@@ -106,7 +108,7 @@ UNISONO_DEVICE void receiveMessage(Group& group, const Communicator& communicato
       return;
     }
   }
-  const uint64_t most = uint64_t{communicator.slotBytes} * communicator.slicesPerChunk;
+  const uint64_t most = uint64_t{communicator.peerSlotBytes} * communicator.slicesPerChunk;
   uint64_t done = 0;
   do {
     uint64_t size = part.bytes - done < most ? part.bytes - done : most;

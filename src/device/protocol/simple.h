@@ -18,14 +18,14 @@ namespace unisono::device::UNISONO_TARGET {
 class FifoEnd {
  public:
   FifoEnd() = default;
-  UNISONO_DEVICE FifoEnd(Connection* connection, const Communicator& communicator)
+  UNISONO_DEVICE FifoEnd(Connection* connection, uint32_t slotBytes, uint32_t slots)
       : connection_(connection),
         slots_(connection->slots),
         tail_(connection->tail),
         head_(connection->head),
         step_(connection->step),
-        slotBytes_(communicator.slotBytes),
-        slotCount_(communicator.slots) {}
+        slotBytes_(slotBytes),
+        slotCount_(slots) {}
 
   UNISONO_DEVICE bool connected() const { return connection_ != nullptr; }
   UNISONO_DEVICE void* slot() const { return slots_ + step_ % slotCount_ * slotBytes_; }
@@ -61,10 +61,11 @@ UNISONO_DEVICE void keepStopped(Group& group, Communicator& communicator) {
 
 class SimpleProtocol {
  public:
-  // Either connection may be null. `receivePeer` and `sendPeer` name the other ends in reports.
+  // Either connection may be null; both have slots of `slotBytes`. `receivePeer` and `sendPeer`
+  // name the other ends in reports.
   UNISONO_DEVICE SimpleProtocol(Group& group, const Communicator& communicator, int channel,
-                                Connection* receive, int receivePeer, Connection* send,
-                                int sendPeer)
+                                uint32_t slotBytes, Connection* receive, int receivePeer,
+                                Connection* send, int sendPeer)
       : group_(group),
         abortFlag_(communicator.abortFlag),
         rank_(communicator.rank),
@@ -72,9 +73,9 @@ class SimpleProtocol {
         sendPeer_(sendPeer),
         channel_(channel),
         slices_(communicator.slicesPerChunk),
-        slotBytes_(communicator.slotBytes) {
-    if (receive != nullptr) receive_ = FifoEnd(receive, communicator);
-    if (send != nullptr) send_ = FifoEnd(send, communicator);
+        slotBytes_(slotBytes) {
+    if (receive != nullptr) receive_ = FifoEnd(receive, slotBytes, communicator.slots);
+    if (send != nullptr) send_ = FifoEnd(send, slotBytes, communicator.slots);
   }
 
   // Keeps the counters for the next launch. Once, at the end, by the whole group.
