@@ -10,10 +10,10 @@ namespace unisono::comm {
 namespace {
 
 struct Defaults {
-  int channels;  // where the machine does not tell
+  int channels;            // where the machine does not tell
   uint32_t slotBytes;      // of rings
   uint32_t peerSlotBytes;  // of messages
-  uint32_t slots;  // of a FIFO: a chunk on its way and the next one
+  uint32_t slots;          // of a FIFO: a chunk on its way and the next one
   int peerChannels;
   int mostChannelsPerPeer;
   size_t minBytesPerChannel;
@@ -149,16 +149,11 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 
 DecisionSummary summarize(const Decision& decision) {
   const plan::Shape& shape = decision.shape;
-  return {shape.situation.channels,
-          shape.slotBytes,
-          shape.peerSlotBytes,
-          decision.slots,
-          shape.slicesPerChunk,
-          shape.peerChannels,
-          shape.channelsPerPeer,
-          static_cast<int64_t>(shape.situation.oneShotMaxBytes),
-          decision.nodes,
-          topology::hashOf(decision.joined)};
+  return {shape.situation.channels, shape.slotBytes,
+          shape.peerSlotBytes,      decision.slots,
+          shape.slicesPerChunk,     shape.peerChannels,
+          shape.channelsPerPeer,    static_cast<int64_t>(shape.situation.oneShotMaxBytes),
+          decision.nodes,           topology::hashOf(decision.joined)};
 }
 
 void checkSummaries(const std::vector<DecisionSummary>& summaries) {
