@@ -101,6 +101,22 @@ std::vector<int> runChildren(int processes, const std::function<void(int)>& body
   return results;
 }
 
+// The id that process 0 makes, in each of `processes`.
+ncclUniqueId sharedId(const Pipe& pipe, int process, int processes) {
+  if (process != 0) return pipe.read<ncclUniqueId>();
+  const ncclUniqueId id = newId();
+  for (int other = 1; other < processes; other++) pipe.write(id);
+  return id;
+}
+
+// A communicator of two processes; each is one rank, on the device of its number.
+ncclComm_t joinTwo(const Pipe& pipe, int process) {
+  check(unisonoHostSetDevice(process));
+  ncclComm_t comm = nullptr;
+  check(ncclCommInitRank(&comm, 2, sharedId(pipe, process, 2), process));
+  return comm;
+}
+
 class Processes : public ::testing::TestWithParam<Layout> {};
 
 TEST_P(Processes, EveryCall) {
@@ -108,14 +124,7 @@ TEST_P(Processes, EveryCall) {
   const Pipe pipe, done;
   const std::vector<int> results = runChildren(layout.processes, [&](int process) {
     if (layout.ownNodes) ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
-    ncclUniqueId id;
-    if (process == 0) {
-      id = newId();
-      for (int other = 1; other < layout.processes; other++) pipe.write(id);
-    } else {
-      id = pipe.read<ncclUniqueId>();
-    }
-    runRanks(layout, process, id);
+    runRanks(layout, process, sharedId(pipe, process, layout.processes));
     // The root's process lives until all have joined; the others may go when they like.
     if (process != 0) {
       done.write(process);
@@ -143,16 +152,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Processes,
 TEST(ProcessesThatDie, OthersCanAbort) {
   const Pipe pipe;
   const std::vector<int> results = runChildren(2, [&](int process) {
-    ncclUniqueId id;
-    if (process == 0) {
-      id = newId();
-      pipe.write(id);
-    } else {
-      id = pipe.read<ncclUniqueId>();
-    }
-    check(unisonoHostSetDevice(process));
-    ncclComm_t comm = nullptr;
-    check(ncclCommInitRank(&comm, 2, id, process));
+    const ncclComm_t comm = joinTwo(pipe, process);
     useOnce(comm, 300'000);
     if (process == 1) ::_exit(0);
     DeviceBuffer buffer(0, 1 << 20);
@@ -168,16 +168,7 @@ TEST(ProcessesThatDie, OthersCanAbort) {
 TEST(ProcessesThatDie, BeforeTheFirstCall) {
   const Pipe pipe;
   const std::vector<int> results = runChildren(2, [&](int process) {
-    ncclUniqueId id;
-    if (process == 0) {
-      id = newId();
-      pipe.write(id);
-    } else {
-      id = pipe.read<ncclUniqueId>();
-    }
-    check(unisonoHostSetDevice(process));
-    ncclComm_t comm = nullptr;
-    check(ncclCommInitRank(&comm, 2, id, process));
+    const ncclComm_t comm = joinTwo(pipe, process);
     if (process == 1) ::_exit(0);
     DeviceBuffer buffer(0, 64);
     DeviceStream stream(0);
