@@ -27,6 +27,22 @@ void addDevice(XmlNode& channel, std::string_view name, const Topology& topology
   channel.addChild(name).set("dev", id == 0 ? "0" : fmt::format("{:#x}", id));
 }
 
+bool fits(GraphId id, Pattern pattern) {
+  switch (id) {
+    case GraphId::ring:
+      return pattern == Pattern::ring;
+    case GraphId::tree:
+    case GraphId::collnetChain:
+      return pattern == Pattern::balancedTree || pattern == Pattern::splitTree ||
+             pattern == Pattern::tree;
+    case GraphId::nvls:
+      return pattern == Pattern::nvls;
+    case GraphId::collnetDirect:
+      return pattern == Pattern::collnetDirect;
+  }
+  return false;
+}
+
 class GraphReader {
  public:
   GraphReader(std::string_view source, const Topology& topology)
@@ -36,6 +52,7 @@ class GraphReader {
     if (root.name != "graphs") reader_.fail(root, "is the root, but it must be <graphs>");
     if (reader_.integer(root, "version", 0, INT32_MAX) != 1)
       reader_.fail(root, "has a version other than 1");
+    base_ = hasBareHexadecimal(root) ? 16 : 10;
     std::vector<NamedGraph> graphs;
     for (const XmlNode& node : root.children) {
       if (node.name != "graph") reader_.fail(node, "is not allowed inside <graphs>");
@@ -69,6 +86,12 @@ class GraphReader {
     if (static_cast<long long>(graph.channels.size()) != channels)
       reader_.fail(node, fmt::format("says nchannels=\"{}\" and has {} channels", channels,
                                      graph.channels.size()));
+    if (channels == 0) return named;
+    if (!fits(named.id, graph.pattern))
+      reader_.fail(node, fmt::format("has pattern {}, which is none of the graph with id {}",
+                                     static_cast<int>(graph.pattern), static_cast<int>(named.id)));
+    if (graph.speedIntra == 0 || graph.speedInter == 0)
+      reader_.fail(node, "has channels, but no speed");
     return named;
   }
 
@@ -80,9 +103,19 @@ class GraphReader {
     return *type;
   }
 
+  // The original reads all numbers as hexadecimal since 2.27, and wrote decimal ones before: a
+  // file that has a letter in one is of the first kind.
+  static bool hasBareHexadecimal(const XmlNode& node) {
+    const std::string* dev = node.find("dev");
+    if (dev && dev->find_first_of("abcdefABCDEF") != std::string::npos &&
+        dev->find_first_of("xX") == std::string::npos)
+      return true;
+    return std::any_of(node.children.begin(), node.children.end(), hasBareHexadecimal);
+  }
+
   int device(const XmlNode& node, NodeType type) {
     reader_.text(node, "dev");
-    const unsigned long long id = reader_.identifierOr(node, "dev", 0);
+    const unsigned long long id = reader_.identifierOr(node, "dev", 0, base_);
     for (const int index : topology_.of(type))
       if (identifierOf(topology_, index) == id) return index;
     reader_.fail(node, fmt::format("has dev \"{}\", which the topology lacks", *node.find("dev")));
@@ -118,6 +151,7 @@ class GraphReader {
 
   XmlReader reader_;
   const Topology& topology_;
+  int base_ = 10;  // of numbers without 0x
 };
 
 }  // namespace

@@ -237,14 +237,14 @@ long long XmlReader::integerOr(const XmlNode& node, std::string_view attribute, 
 }
 
 unsigned long long XmlReader::identifierOr(const XmlNode& node, std::string_view attribute,
-                                           unsigned long long fallback) const {
+                                           unsigned long long fallback, int base) const {
   const std::string* value = node.find(attribute);
   if (!value || value->empty()) return fallback;
   unsigned long long number = 0;
   const bool hexadecimal = value->starts_with("0x") || value->starts_with("0X");
   const char* first = value->data() + (hexadecimal ? 2 : 0);
   const char* last = value->data() + value->size();
-  const auto [end, error] = std::from_chars(first, last, number, hexadecimal ? 16 : 10);
+  const auto [end, error] = std::from_chars(first, last, number, hexadecimal ? 16 : base);
   if (error != std::errc() || end != last || first == last)
     fail(node, fmt::format("has {}=\"{}\", which is not a whole number of at most 64 bits",
                            attribute, *value));

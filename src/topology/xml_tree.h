@@ -60,9 +60,9 @@ class XmlReader {
                     long long high) const;
   long long integerOr(const XmlNode& node, std::string_view attribute, long long low,
                       long long high, long long fallback) const;
-  // Decimal, or hexadecimal with 0x.
+  // In `base`, or hexadecimal with 0x.
   unsigned long long identifierOr(const XmlNode& node, std::string_view attribute,
-                                  unsigned long long fallback) const;
+                                  unsigned long long fallback, int base = 10) const;
   double number(const XmlNode& node, std::string_view attribute, double low, double high) const;
   double numberOr(const XmlNode& node, std::string_view attribute, double low, double high,
                   double fallback) const;

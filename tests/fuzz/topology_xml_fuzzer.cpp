@@ -1,16 +1,20 @@
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "topology/graph_xml.h"
+#include "topology/join.h"
 #include "topology/presets.h"
 #include "topology/search.h"
 #include "topology/validate.h"
 #include "topology/xml_merge.h"
 
-// From the text of a topology file to channels. Any text must end in an Error or in valid graphs.
+// From the text of a topology or graph file to the joined channels of a communicator. Any text must
+// end in an Error, or in valid graphs and in rings and trees that reach every rank once.
 using namespace unisono;
 using namespace unisono::topology;
 
@@ -22,6 +26,72 @@ constexpr int kMostGpus = 24, kMostNodes = 200;
 [[noreturn]] void report(std::string_view what, const std::string& detail) {
   std::cerr << what << ": " << detail << "\n";
   std::abort();
+}
+
+// An internal error would mean that the reader let through what the rest cannot work with.
+void expectFileError(const Error& error) {
+  if (error.code() == ErrorCode::internalError) report("internal error", error.what());
+}
+
+const Machine& knownMachine() {
+  static const Machine machine(buildTopology(describeMachine(preset("rtx3090-x8"))), {});
+  return machine;
+}
+
+// The ranks of one more node, as they come out of its graphs.
+void addNode(std::vector<RankPlace>& places, const Machine& machine, const GraphSet& graphs) {
+  const std::size_t node = places.size();
+  std::vector<std::vector<int>> ranksOf(machine.topology.nodes.size());
+  int ranks = 0;
+  for (const int gpu : machine.topology.of(NodeType::gpu))
+    ranksOf[static_cast<std::size_t>(gpu)] = {ranks++};
+  for (int rank = 0; rank < ranks; ++rank) places.push_back(placeOf(graphs, ranksOf, rank, node));
+}
+
+void checkJoined(const Joined& joined) {
+  const std::size_t ranks = static_cast<std::size_t>(joined.ranks());
+  for (int channel = 0; channel < joined.channels(); ++channel) {
+    std::vector<bool> inRing(ranks, false);
+    int rank = 0;
+    for (std::size_t step = 0; step < ranks; ++step) {
+      inRing[static_cast<std::size_t>(rank)] = true;
+      rank = joined.ringNext(channel, rank);
+    }
+    if (rank != 0 || std::find(inRing.begin(), inRing.end(), false) != inRing.end())
+      report("a ring does not visit every rank once", std::to_string(channel));
+
+    std::vector<int> reached;
+    for (rank = 0; rank < joined.ranks(); ++rank)
+      if (joined.treePlace(channel, rank).up < 0) reached.push_back(rank);
+    for (std::size_t i = 0; i < reached.size() && reached.size() <= ranks; ++i)
+      for (const int below : joined.treePlace(channel, reached[i]).down) {
+        if (joined.treePlace(channel, below).up != reached[i])
+          report("a tree has a child of another parent", std::to_string(below));
+        reached.push_back(below);
+      }
+    if (reached.size() != ranks || joined.treePlace(channel, reached.front()).up >= 0)
+      report("a tree does not reach every rank once", std::to_string(channel));
+  }
+  for (std::size_t head = 0; head < joined.nvlsHeads().size(); ++head)
+    for (const int rank : joined.nvlsHeads()[head])
+      for (const int below : joined.nvlsTreePlace(static_cast<int>(head), 0, rank).down)
+        if (joined.nvlsTreePlace(static_cast<int>(head), 0, below).up != rank)
+          report("a tree of NVLS heads has a child of another parent", std::to_string(below));
+}
+
+// Three nodes with these channels, and one of another kind.
+void fuzzJoin(const Machine& machine, const GraphSet& graphs) {
+  static const GraphSet knownGraphs = searchGraphs(knownMachine(), {});
+  std::vector<RankPlace> places;
+  addNode(places, machine, graphs);
+  checkJoined(join(places, {}));
+  addNode(places, machine, graphs);
+  addNode(places, knownMachine(), knownGraphs);
+  addNode(places, machine, graphs);
+  const Joined joined = join(places, {});
+  checkJoined(joined);
+  if (!firstDifference(hashOf(joined), hashOf(join(places, {}))).empty())
+    report("joining twice gives two answers", "");
 }
 
 void fuzzTopology(std::string_view text, unsigned choices) {
@@ -50,11 +120,7 @@ void fuzzTopology(std::string_view text, unsigned choices) {
   search.sameChannelsSteps = 100;
   search.allSteps = 5000;
   const GraphSet graphs = searchGraphs(machine, search);
-  std::vector<NamedGraph> named{{GraphId::ring, graphs.ring},
-                                {GraphId::tree, graphs.tree},
-                                {GraphId::collnetChain, graphs.collnetChain},
-                                {GraphId::nvls, graphs.nvls},
-                                {GraphId::collnetDirect, graphs.collnetDirect}};
+  const std::vector<NamedGraph> named = namedGraphs(graphs);
   for (const NamedGraph& graph : named) {
     // The plain chain of the last resort promises nothing about links that are not there.
     if (graph.graph.speedIntra == 100) continue;
@@ -65,12 +131,18 @@ void fuzzTopology(std::string_view text, unsigned choices) {
   const std::string written = writeGraphs(named, machine.topology);
   if (writeGraphs(parseGraphs(written, "again", machine.topology), machine.topology) != written)
     report("graphs change when they are written and read", written);
+  fuzzJoin(machine, graphs);
 }
 
 void fuzzGraph(std::string_view text) {
-  static const Machine machine(buildTopology(describeMachine(preset("rtx3090-x8"))), {});
-  for (const NamedGraph& graph : parseGraphs(text, "fuzz", machine.topology))
-    validate(graph.graph, machine);
+  const Machine& machine = knownMachine();
+  SearchSettings search;
+  search.given = parseGraphs(text, "fuzz", machine.topology);
+  for (const NamedGraph& graph : search.given) validate(graph.graph, machine);
+  search.triesSteps = 500;
+  search.sameChannelsSteps = 100;
+  search.allSteps = 5000;
+  fuzzJoin(machine, searchGraphs(machine, search));
 }
 
 }  // namespace
@@ -80,11 +152,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {
     fuzzTopology(text, data[0]);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    expectFileError(error);
   }
   try {
     fuzzGraph(text);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    expectFileError(error);
   }
   return 0;
 }

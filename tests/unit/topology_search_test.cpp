@@ -320,6 +320,15 @@ TEST(GraphXml, TakesDecimalAndHexadecimalNumbers) {
   EXPECT_TRUE(validate(graphs[0].graph, machine).empty());
   EXPECT_EQ(machine.topology.node(graphs[0].graph.channels[0].gpus[11]).gpu.dev, 11);
 
+  // Made by hand for 2.27 and later: "10" is 16 where "a" is 10.
+  std::string bare;
+  for (int gpu = 0; gpu < 16; ++gpu) bare += fmt::format("<gpu dev=\"{:x}\"/>", gpu);
+  EXPECT_EQ(parseGraphs(text(bare, 1), "file", machine.topology)[0].graph.channels,
+            graphs[0].graph.channels);
+  const std::string sixteen = bare.substr(0, bare.rfind('<')) + "<gpu dev=\"10\"/>";
+  EXPECT_EQ(errorOf([&] { parseGraphs(text(sixteen, 1), "file", machine.topology); }),
+            "file:4: <gpu> has dev \"10\", which the topology lacks");
+
   const auto error = [&](std::string_view members, int count) {
     return errorOf([&] { parseGraphs(text(members, count), "file", machine.topology); });
   };
@@ -328,10 +337,32 @@ TEST(GraphXml, TakesDecimalAndHexadecimalNumbers) {
             "file:4: <gpu> has dev \"99\", which the topology lacks");
   EXPECT_EQ(error(gpus + "<gpu dev=\"0\"/>", 1), "file:4: <gpu> is a second time in its channel");
   EXPECT_EQ(error("<gpu dev=\"0\"/>", 1), "file:3: <channel> has 1 GPUs, the topology has 16");
-  EXPECT_EQ(error("<gpu dev=\"a\"/>", 1),
-            "file:4: <gpu> has dev=\"a\", which is not a whole number of at most 64 bits");
+  EXPECT_EQ(error("<gpu dev=\"g\"/>", 1),
+            "file:4: <gpu> has dev=\"g\", which is not a whole number of at most 64 bits");
   EXPECT_EQ(error("<gpu/>", 1), "file:4: <gpu> has no attribute dev");
   EXPECT_EQ(error("<net dev=\"0\"/>", 1), "file:4: <net> has dev \"0\", which the topology lacks");
+}
+
+TEST(GraphXml, RefusesWhatCannotBeJoined) {
+  const Machine machine = machineOf(describeMachine(preset("hgx-h200x4")), 4);
+  const auto error = [&](int id, int pattern, double speed, int channels) {
+    const std::string channel =
+        "<channel><gpu dev=\"0\"/><gpu dev=\"1\"/><gpu dev=\"2\"/><gpu dev=\"3\"/></channel>";
+    const std::string text = fmt::format(
+        "<graphs version=\"1\">\n<graph id=\"{}\" pattern=\"{}\" nchannels=\"{}\" "
+        "speedintra=\"{}\" speedinter=\"{}\" typeintra=\"NVL\" "
+        "typeinter=\"PIX\">{}</graph></graphs>",
+        id, pattern, channels, speed, speed, channels ? channel : "");
+    return errorOf([&] { parseGraphs(text, "file", machine.topology); });
+  };
+  EXPECT_EQ(error(0, 4, 20, 1), "");
+  EXPECT_EQ(error(0, 5, 20, 1),
+            "file:2: <graph> has pattern 5, which is none of the graph with id 0");
+  EXPECT_EQ(error(3, 4, 20, 1),
+            "file:2: <graph> has pattern 4, which is none of the graph with id 3");
+  EXPECT_EQ(error(0, 4, 0, 1), "file:2: <graph> has channels, but no speed");
+  EXPECT_EQ(error(4, 6, 0, 0), "") << "an empty graph, as the original dumps it";
+  for (const int pattern : {1, 2, 3}) EXPECT_EQ(error(1, pattern, 20, 1), "");
 }
 
 // What NCCL chose on machines that are known, and what we choose.
