@@ -46,18 +46,20 @@ class DeviceMemory {
   int device_;
 };
 
-// Plain data that lets another rank, in this process or another one of this host (fabric: of this
-// NVLink domain), map a range. Valid while the exported memory lives.
+// Plain data that lets another rank map a range: in this process, in another one of this host by
+// `kind`, in any one of this NVLink domain by `fabric`. Valid while the exported memory lives.
 struct MemoryHandle {
-  enum class Kind : uint32_t { none, descriptor, legacyIpc, fabric };
+  enum class Kind : uint32_t { none, descriptor, legacyIpc };
   Kind kind;
+  uint32_t hasFabric;  // 1 if `fabric` is there
   int32_t device;      // ordinal in the exporting process
   uint64_t process;    // processToken() of the exporter
   uint64_t address;    // of the exported range in the exporter's address space
   uint64_t bytes;      // of the exported range
   uint64_t base;       // start of the allocation that holds the range, in the exporter's space
   uint64_t baseBytes;  // size of that allocation
-  std::array<std::byte, 128> payload;  // what `kind` needs
+  std::array<std::byte, 64> payload;  // what `kind` needs
+  std::array<std::byte, 64> fabric;   // CUmemFabricHandle
 };
 static_assert(std::is_trivially_copyable_v<MemoryHandle>);
 
@@ -91,6 +93,14 @@ class Event {
   virtual ~Event() = default;
   virtual void record(Stream stream) = 0;
   virtual void makeWait(Stream stream) = 0;  // later work of `stream` waits for the recorded point
+
+  // Around work that is captured into a graph, to keep it in order with work outside and in other
+  // graphs. Each launch of the graph waits, before the first such work of a capture, for the point
+  // that was recorded last before that launch, and records the point behind the last one. Within a
+  // capture such work runs in the order of the calls, on whatever streams of it. Backends without
+  // graphs have nothing to do.
+  virtual void makeGraphWait(Stream stream) { static_cast<void>(stream); }
+  virtual void recordInGraph(Stream stream) { static_cast<void>(stream); }
 };
 
 struct PointerInfo {
@@ -138,7 +148,10 @@ class Runtime {
   virtual Backend backend() const = 0;
   virtual int deviceCount() = 0;
   virtual int currentDevice() = 0;
-  virtual void setDevice(int device) = 0;
+  // Makes `device` current for this thread, as calls that take a stream of it need, and returns
+  // what was current for restoreCurrent: that may be less than a device, and stays so.
+  virtual void* makeCurrent(int device) = 0;
+  virtual void restoreCurrent(void* before) = 0;
   virtual DeviceProperties properties(int device) = 0;
 
   // Whether kernels on `device` can load and store memory of `peer` (ordinals of this process).
@@ -184,19 +197,14 @@ uint64_t processToken();
 class DeviceScope {
  public:
   explicit DeviceScope(Runtime& runtime, int device)
-      : runtime_(runtime), before_(runtime.currentDevice()), changed_(before_ != device) {
-    if (changed_) runtime_.setDevice(device);
-  }
-  ~DeviceScope() {
-    if (changed_) runtime_.setDevice(before_);
-  }
+      : runtime_(runtime), before_(runtime.makeCurrent(device)) {}
+  ~DeviceScope() { runtime_.restoreCurrent(before_); }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
   Runtime& runtime_;
-  int before_;
-  bool changed_;
+  void* before_;
 };
 
 // The backends. createCudaRuntime is there only with UNISONO_CUDA; it throws Error when no driver

@@ -11,7 +11,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <functional>
+#include <future>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "runtime/cuda/driver.h"
@@ -53,9 +56,49 @@ ChildReply importAndWrite(Runtime& runtime, const ChildRequest& request) {
   return reply;
 }
 
-// Uses device 1 as a library would, from a thread that never chose a device.
-ChildReply countContexts(Runtime& runtime) {
-  ChildReply reply{};
+// Uses device 1 as a library would, on a thread that never chose a device. Throws once there is a
+// context on device 0.
+void useDeviceOne(Runtime& runtime) {
+  std::shared_ptr<DeviceMemory> shared, local;
+  std::shared_ptr<PinnedMemory> pinned;
+  std::shared_ptr<void> stream;
+  std::unique_ptr<Event> event;
+  FillArguments arguments{nullptr, 4096, 0, 1};
+  const std::pair<const char*, std::function<void()>> steps[] = {
+      {"allocate shared", [&] { shared = runtime.allocate(1, 4096, Sharing::otherProcesses); }},
+      {"allocate local", [&] { local = runtime.allocate(1, 4096, Sharing::thisProcess); }},
+      {"allocatePinned", [&] { pinned = runtime.allocatePinned(64); }},
+      {"createStream", [&] { stream = runtime.createStream(1); }},
+      {"createEvent", [&] { event = runtime.createEvent(1); }},
+      {"prepare", [&] { runtime.prepare(fillKernel(), 1); }},
+      {"exportMemory", [&] { runtime.exportMemory(shared->address(), 4096); }},
+      {"inspect", [&] { runtime.inspect(local->address()); }},
+      {"a DeviceScope", [&] { DeviceScope scope(runtime, 1); }},
+      {"work of a stream",
+       [&] {
+         DeviceScope scope(runtime, 1);
+         arguments.target = static_cast<unsigned char*>(local->address());
+         runtime.launch(fillKernel(), {}, &arguments, stream.get());
+         event->record(stream.get());
+         event->makeWait(nullptr);
+         runtime.copyAsync(shared->address(), local->address(), 4096, nullptr);
+         runtime.synchronize(nullptr);
+       }},
+      {"synchronizeDevice", [&] { runtime.synchronizeDevice(1); }},
+      {"the event's end", [&] { event.reset(); }},
+      {"the stream's end", [&] { stream.reset(); }},
+      {"the end of pinned memory", [&] { pinned.reset(); }},
+      {"the end of local memory", [&] { local.reset(); }},
+      {"the end of shared memory", [&] { shared.reset(); }},
+  };
+  for (const auto& [name, step] : steps) {
+    step();
+    if (hasContext(0)) throw internalError("device 0 got a context from {} on device 1", name);
+  }
+  if (!hasContext(1)) throw internalError("device 1 was used without a context");
+}
+
+ChildReply checkContexts(Runtime& runtime) {
   for (int device = 0; device < runtime.deviceCount(); ++device) {
     runtime.properties(device);
     for (int peer = 0; peer < runtime.deviceCount(); ++peer) runtime.canAccessPeer(device, peer);
@@ -65,24 +108,18 @@ ChildReply countContexts(Runtime& runtime) {
   for (int device = 0; device < runtime.deviceCount(); ++device) {
     if (hasContext(device)) throw internalError("looking at device {} made a context", device);
   }
-  std::thread([&runtime] {
-    auto memory = runtime.allocate(1, 4096, Sharing::otherProcesses);
-    auto pinned = runtime.allocatePinned(64);
-    auto event = runtime.createEvent(1);
-    DeviceScope scope(runtime, 1);
-    runtime.synchronize(nullptr);
-  }).join();
-  if (!hasContext(1)) throw internalError("device 1 was used without a context");
-  reply.wrong = hasContext(0) ? 1 : 0;
+  std::async(std::launch::async, useDeviceOne, std::ref(runtime)).get();
+  ChildReply reply{};
   reply.succeeded = true;
   return reply;
 }
 
 }  // namespace
 
-std::unique_ptr<Runtime> makeRuntime(int cuMem) {
+std::unique_ptr<Runtime> makeRuntime(int cuMem, bool multiNodeNvlink) {
   Settings settings;
   settings.cuMem = cuMem;
+  static_cast<void>(multiNodeNvlink);
   return createCudaRuntime(settings);
 }
 
@@ -170,7 +207,7 @@ int childMain(int channel) {
     ChildReply reply{};
     try {
       if (runtime == nullptr) runtime = makeRuntime();
-      reply = request.what == ChildRequest::What::contexts ? countContexts(*runtime)
+      reply = request.what == ChildRequest::What::contexts ? checkContexts(*runtime)
                                                            : importAndWrite(*runtime, request);
     } catch (const std::exception& error) {
       std::snprintf(reply.text, sizeof(reply.text), "%s", error.what());

@@ -13,8 +13,8 @@
 // What the CUDA runtime tests share: devices, filling and reading memory, and a second process.
 namespace unisono::runtime::test {
 
-// A CUDA runtime with NCCL_CUMEM_ENABLE = cuMem.
-std::unique_ptr<Runtime> makeRuntime(int cuMem = -1);
+// A CUDA runtime with NCCL_CUMEM_ENABLE = cuMem and NCCL_MNNVL_ENABLE = multiNodeNvlink.
+std::unique_ptr<Runtime> makeRuntime(int cuMem = -1, bool multiNodeNvlink = true);
 
 // Number of GPUs; 0 where CUDA cannot be used, and then why says the reason.
 int gpuCount(std::string* why = nullptr);
@@ -37,7 +37,7 @@ struct ChildRequest {
 };
 struct ChildReply {
   bool succeeded;
-  unsigned long long wrong;  // bytes that were not as expected; contexts: contexts on device 0
+  unsigned long long wrong;  // bytes that were not as expected
   char text[512];            // of the error
 };
 

@@ -41,20 +41,18 @@ class ForeignMalloc {
 
 // A segment as PyTorch's expandable segments make it, with or without a way to share it.
 struct ForeignSegment {
-  static PhysicalMemory create(int device, size_t bytes, bool shareable) {
-    CUmemAllocationProp properties = describe(device, shareable);
+  static PhysicalMemory create(int device, size_t bytes, CUmemAllocationHandleType types) {
+    CUmemAllocationProp properties = describe(device, types);
     CUmemGenericAllocationHandle handle = 0;
     check(driver().memCreate(&handle, bytes, &properties, 0), "cuMemCreate", device);
     return PhysicalMemory(handle);
   }
-  static CUmemAllocationProp describe(int device, bool shareable) {
+  static CUmemAllocationProp describe(int device, CUmemAllocationHandleType types) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = device;
-    if (shareable) {
-      properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    }
+    properties.requestedHandleTypes = types;
     return properties;
   }
 };
@@ -66,8 +64,7 @@ class CudaSharingTest : public ::testing::Test {
     gpus_ = gpuCount(&why);
     if (gpus_ == 0) GTEST_SKIP() << why;
     runtime_ = makeRuntime();
-    primaryContext(0);
-    runtime_->setDevice(0);
+    runtime_->makeCurrent(0);
   }
   void TearDown() override {
     if (gpus_ > 0) {
@@ -171,12 +168,13 @@ INSTANTIATE_TEST_SUITE_P(VmmAndLegacy, CudaProcessTest,
 TEST_F(CudaSharingTest, AnApplicationsVmmMemoryIsSharedAndItsOfferEndsWithIt) {
   if (!sharingSupport(0).descriptors) GTEST_SKIP() << "no VMM descriptors";
   ChildProcess child;
-  size_t granularity = allocationGranularity(ForeignSegment::describe(0, true), 0);
+  constexpr auto kTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  size_t granularity = allocationGranularity(ForeignSegment::describe(0, kTypes), 0);
   // Two segments side by side in one reservation, the second one replaced by another.
   CUdeviceptr reserved = 0;
   ASSERT_EQ(driver().memAddressReserve(&reserved, 2 * granularity, 0, 0, 0), CUDA_SUCCESS);
   auto map = [&](int index) {
-    PhysicalMemory memory = ForeignSegment::create(0, granularity, true);
+    PhysicalMemory memory = ForeignSegment::create(0, granularity, kTypes);
     CUdeviceptr at = reserved + index * granularity;
     check(driver().memMap(at, granularity, 0, memory.handle(), 0), "cuMemMap", 0);
     grantAccess(reinterpret_cast<void*>(at), granularity, 0, 0);
@@ -236,8 +234,9 @@ TEST_F(CudaSharingTest, MemoryThatCannotBeSharedSaysWhy) {
   cudaStreamSynchronize(stream);
   cudaStreamDestroy(stream);
 
-  size_t granularity = allocationGranularity(ForeignSegment::describe(0, false), 0);
-  PhysicalMemory memory = ForeignSegment::create(0, granularity, false);
+  constexpr auto kTypes = CU_MEM_HANDLE_TYPE_NONE;
+  size_t granularity = allocationGranularity(ForeignSegment::describe(0, kTypes), 0);
+  PhysicalMemory memory = ForeignSegment::create(0, granularity, kTypes);
   AddressRange range(memory, granularity, granularity, 0);
   grantAccess(range.address(), granularity, 0, 0);
   expectRefused(range.address(), 64, ErrorCode::invalidUsage, "POSIX_FILE_DESCRIPTOR");
@@ -280,8 +279,77 @@ TEST_F(CudaSharingTest, OtherDevicesGetNoContext) {
   if (gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs";
   ChildProcess child;
   ChildReply reply = child.ask({ChildRequest::What::contexts, {}, 1, 0, 0});
+  EXPECT_TRUE(reply.succeeded) << reply.text;
+}
+
+// Whether the driver gives this process memory with fabric handles: needs a channel of IMEX.
+bool hasFabricHandles() {
+  if (!sharingSupport(0).fabric) return false;
+  CUmemAllocationProp properties = ForeignSegment::describe(0, CU_MEM_HANDLE_TYPE_FABRIC);
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult result =
+      driver().memCreate(&handle, allocationGranularity(properties, 0), &properties, 0);
+  if (result != CUDA_SUCCESS) return false;
+  PhysicalMemory memory(handle);
+  CUmemFabricHandle fabric;
+  return driver().memExportToShareableHandle(&fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0) ==
+         CUDA_SUCCESS;
+}
+
+// With a channel our memory has both handles; without one it still has its descriptor.
+TEST_F(CudaSharingTest, FabricHandlesAreAddedWhereTheDriverGivesThem) {
+  if (!sharingSupport(0).descriptors) GTEST_SKIP() << "no VMM descriptors";
+  const bool expected = hasFabricHandles();
+  RecordProperty("fabricHandles", expected ? "given" : "refused");
+  for (bool multiNodeNvlink : {true, false}) {
+    auto runtime = makeRuntime(1, multiNodeNvlink);
+    for (int round = 0; round < 2; ++round) {  // a refusal is remembered
+      ChildProcess child;
+      auto memory = runtime->allocate(0, kBytes, Sharing::otherProcesses);
+      MemoryHandle handle = runtime->exportMemory(memory->address(), kBytes);
+      EXPECT_EQ(handle.kind, MemoryHandle::Kind::descriptor);
+      EXPECT_EQ(handle.hasFabric != 0, expected && multiNodeNvlink);
+      passThrough(child, *runtime, 0, memory->address(), kBytes, 0);
+    }
+  }
+}
+
+TEST_F(CudaSharingTest, AFabricHandleServesWhereThereIsNoDescriptor) {
+  if (!hasFabricHandles()) GTEST_SKIP() << "the driver gives no fabric handles (no IMEX channel)";
+  ChildProcess child;
+  auto memory = runtime_->allocate(0, kBytes, Sharing::otherProcesses);
+  fill(*runtime_, 0, memory->address(), kBytes, 1);
+  MemoryHandle unreachable = runtime_->exportMemory(memory->address(), kBytes);
+  unreachable.payload[8] ^= std::byte{1};  // in the name of the service, as on another host
+  ChildReply reply = child.ask({ChildRequest::What::importMemory, unreachable, 0, 1, 2});
   ASSERT_TRUE(reply.succeeded) << reply.text;
-  EXPECT_EQ(reply.wrong, 0u) << "device 0 got a context from work on device 1";
+  EXPECT_EQ(reply.wrong, 0u);
+
+  size_t granularity =
+      allocationGranularity(ForeignSegment::describe(0, CU_MEM_HANDLE_TYPE_FABRIC), 0);
+  PhysicalMemory segment = ForeignSegment::create(0, granularity, CU_MEM_HANDLE_TYPE_FABRIC);
+  AddressRange range(segment, granularity, granularity, 0);
+  grantAccess(range.address(), granularity, 0, 0);
+  EXPECT_EQ(runtime_->exportMemory(range.address(), 64).kind, MemoryHandle::Kind::none);
+  passThrough(child, *runtime_, 0, range.address(), granularity, 0);
+}
+
+TEST_F(CudaSharingTest, AFabricHandleThatCannotBeMappedSaysWhatElseFailed) {
+  if (!sharingSupport(0).descriptors) GTEST_SKIP() << "no VMM descriptors";
+  auto memory = runtime_->allocate(0, kBytes, Sharing::otherProcesses);
+  MemoryHandle handle = runtime_->exportMemory(memory->address(), kBytes);
+  handle.process ^= 1;  // of another process
+  handle.payload[8] ^= std::byte{1};
+  handle.hasFabric = 1;
+  handle.fabric.fill(std::byte{0x5a});
+  try {
+    runtime_->importMemory(handle, 0);
+    ADD_FAILURE() << "a made-up fabric handle was mapped";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("fabric handle"), std::string::npos) << text;
+    EXPECT_NE(text.find("has ended"), std::string::npos) << text;
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -25,9 +26,7 @@ class CudaRuntimeTest : public ::testing::Test {
     gpus_ = gpuCount(&why);
     if (gpus_ == 0) GTEST_SKIP() << why;
     runtime_ = makeRuntime();
-    runtime_->setDevice(0);
-    primaryContext(0);
-    runtime_->setDevice(0);
+    runtime_->makeCurrent(0);
   }
   // No call of ours may leave an error for the next one.
   void TearDown() override {
@@ -63,7 +62,7 @@ TEST_F(CudaRuntimeTest, PropertiesNameTheDevice) {
     EXPECT_TRUE(runtime_->canAccessPeer(device, device));
   }
   expectError([&] { runtime_->properties(gpus_); }, ErrorCode::invalidArgument, "does not exist");
-  expectError([&] { runtime_->setDevice(-1); }, ErrorCode::invalidArgument, "does not exist");
+  expectError([&] { runtime_->makeCurrent(-1); }, ErrorCode::invalidArgument, "does not exist");
 }
 
 TEST_F(CudaRuntimeTest, AllocationsAreZeroFilledEvenWhenMemoryIsUsedAgain) {
@@ -251,6 +250,127 @@ TEST_F(CudaRuntimeTest, ACaptureInGlobalModeSurvivesOurCalls) {
   cudaGraphDestroy(graph);
 }
 
+// A graph, destroyed with the object.
+class Graph {
+ public:
+  Graph(cudaStream_t origin, const std::function<void()>& body) {
+    check(cudaStreamBeginCapture(origin, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    body();
+    check(cudaStreamEndCapture(origin, &graph_), "cudaStreamEndCapture");
+    check(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
+  }
+  ~Graph() {
+    cudaGraphExecDestroy(executable_);
+    cudaGraphDestroy(graph_);
+  }
+  void launch(cudaStream_t stream) const {
+    check(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch");
+  }
+  size_t nodes() const {
+    size_t count = 0;
+    check(cudaGraphGetNodes(graph_, nullptr, &count), "cudaGraphGetNodes");
+    return count;
+  }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+class CudaGraphOrderTest : public CudaRuntimeTest {
+ protected:
+  static constexpr unsigned long long kDelayNs = 50'000'000;
+
+  void SetUp() override {
+    CudaRuntimeTest::SetUp();
+    if (IsSkipped()) return;
+    runtime_->prepare(fillKernel(), 0);
+    for (auto& stream : streams_) stream = runtime_->createStream(0);
+    event_ = runtime_->createEvent(0);
+    source_ = runtime_->allocate(0, 4096, Sharing::thisProcess);
+    target_ = runtime_->allocate(0, 4096, Sharing::thisProcess);
+  }
+  cudaStream_t stream(int index) const { return static_cast<cudaStream_t>(streams_[index].get()); }
+  // Sets the source, late.
+  void fillSlowly(cudaStream_t stream, unsigned char value) {
+    FillArguments arguments{static_cast<unsigned char*>(source_->address()), 4096, kDelayNs, value};
+    LaunchShape shape;
+    shape.threadsPerBlock = 128;
+    runtime_->launch(fillKernel(), shape, &arguments, stream);
+  }
+  void copy(cudaStream_t stream) {
+    runtime_->copyAsync(target_->address(), source_->address(), 4096, stream);
+  }
+  void captured(cudaStream_t stream, const std::function<void()>& work) {
+    event_->makeGraphWait(stream);
+    work();
+    event_->recordInGraph(stream);
+  }
+  size_t otherThan(unsigned char value) {
+    return countOther(*runtime_, 0, target_->address(), 4096, value);
+  }
+
+  std::shared_ptr<void> streams_[3];
+  std::unique_ptr<Event> event_;
+  std::shared_ptr<DeviceMemory> source_, target_;
+};
+
+TEST_F(CudaGraphOrderTest, WorkOutsideWaitsForAGraph) {
+  const Graph graph(stream(0), [&] {
+    for (unsigned char value : {7, 8}) captured(stream(0), [&] { fillSlowly(stream(0), value); });
+  });
+  EXPECT_EQ(graph.nodes(), 4u) << "one wait, two kernels, one record";
+  for (int round = 0; round < 2; ++round) {
+    graph.launch(stream(0));
+    event_->makeWait(stream(1));
+    copy(stream(1));
+    runtime_->synchronize(stream(1));
+    EXPECT_EQ(otherThan(8), 0u) << "the copy did not wait for the whole graph, round " << round;
+    runtime_->synchronize(stream(0));
+    fill(*runtime_, 0, source_->address(), 4096, 0);
+  }
+}
+
+TEST_F(CudaGraphOrderTest, AGraphWaitsForWorkOutside) {
+  const Graph graph(stream(0), [&] { captured(stream(0), [&] { copy(stream(0)); }); });
+  for (unsigned char value : {9, 10}) {
+    fillSlowly(stream(1), value);
+    event_->record(stream(1));
+    graph.launch(stream(0));
+    runtime_->synchronize(stream(0));
+    EXPECT_EQ(otherThan(value), 0u) << "the graph did not wait for the fill with " << int{value};
+  }
+}
+
+TEST_F(CudaGraphOrderTest, AGraphWaitsForAnotherGraph) {
+  const Graph first(stream(0), [&] { captured(stream(0), [&] { fillSlowly(stream(0), 11); }); });
+  const Graph second(stream(1), [&] { captured(stream(1), [&] { copy(stream(1)); }); });
+  first.launch(stream(0));
+  second.launch(stream(1));
+  runtime_->synchronize(stream(1));
+  EXPECT_EQ(otherThan(11), 0u) << "the second graph did not wait for the first";
+  runtime_->synchronize(stream(0));
+}
+
+// Branches of one graph, which nothing else orders.
+TEST_F(CudaGraphOrderTest, BranchesOfAGraphRunInTheOrderOfTheCalls) {
+  auto fork = runtime_->createEvent(0), join = runtime_->createEvent(0);
+  const Graph graph(stream(0), [&] {
+    fork->record(stream(0));
+    fork->makeWait(stream(1));
+    captured(stream(0), [&] { fillSlowly(stream(0), 12); });
+    captured(stream(1), [&] { copy(stream(1)); });
+    join->record(stream(1));
+    join->makeWait(stream(0));
+  });
+  graph.launch(stream(2));
+  event_->makeWait(stream(1));
+  copy(stream(1));
+  runtime_->synchronize(stream(1));
+  EXPECT_EQ(otherThan(12), 0u) << "the second branch did not wait for the first";
+  runtime_->synchronize(stream(2));
+}
+
 TEST_F(CudaRuntimeTest, TheDefaultStreamIsRefusedWhileABlockingStreamIsCaptured) {
   cudaStream_t blocking = nullptr;
   ASSERT_EQ(cudaStreamCreate(&blocking), cudaSuccess);
@@ -273,7 +393,7 @@ TEST_F(CudaRuntimeTest, CallsPutBackWhateverContextWasCurrent) {
     EXPECT_EQ(current, nullptr);
   }).join();
   if (gpus_ < 2) GTEST_SKIP() << "the rest needs 2 GPUs";
-  runtime_->setDevice(0);
+  runtime_->makeCurrent(0);
   runtime_->allocate(last, 4096, Sharing::thisProcess);
   EXPECT_EQ(runtime_->currentDevice(), 0);
   {

@@ -280,39 +280,6 @@ TEST(Communicators, DestroyRightAfterTheFirstCall) {
   }
 }
 
-TEST(Communicators, AbortWhileAPeerIsMissingFromACall) {
-  const Ranks others(2);  // works on while the first is stuck
-  ncclComm_t comms[2];
-  ASSERT_OK(ncclCommInitAll(comms, 2, nullptr));
-  onThreads(2, [&](int rank) { useOnce(comms[rank], 400'000); });  // connected by now
-  DeviceBuffer buffer(0, 1 << 22);
-  DeviceStream stream(0);
-  ASSERT_OK(ncclAllReduce(buffer.as(), buffer.as(), 1 << 20, ncclInt, ncclSum, comms[0], stream));
-  EXPECT_EQ(unisonoHostStreamQuery(stream), ncclInProgress);
-  const auto start = steady_clock::now();
-  EXPECT_OK(ncclCommAbort(comms[0]));
-  EXPECT_OK(ncclCommAbort(comms[1]));
-  unisonoHostStreamSynchronize(stream);
-  EXPECT_LT(steady_clock::now() - start, seconds(10));
-  onThreads(2, [&](int rank) { useOnce(others.comm(rank)); });
-}
-
-TEST(Communicators, AbortWhileAPeerIsMissingFromTheConnecting) {
-  ncclComm_t comms[2];
-  ASSERT_OK(ncclCommInitAll(comms, 2, nullptr));
-  std::thread aborts([&] {
-    std::this_thread::sleep_for(milliseconds(100));
-    EXPECT_OK(ncclCommAbort(comms[0]));
-  });
-  DeviceBuffer buffer(0, 64);
-  DeviceStream stream(0);
-  const auto start = steady_clock::now();
-  EXPECT_NE(ncclSend(buffer.as(), 4, ncclInt, 1, comms[0], stream), ncclSuccess);
-  EXPECT_LT(steady_clock::now() - start, seconds(10));
-  aborts.join();
-  EXPECT_OK(ncclCommDestroy(comms[1]));
-}
-
 TEST(Communicators, DestroyDoesNotWaitForOthersOfTheDevice) {
   ncclComm_t stuck[2], idle[2];
   ASSERT_OK(ncclCommInitAll(stuck, 2, nullptr));

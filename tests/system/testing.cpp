@@ -9,13 +9,6 @@
 namespace unisono::system_test {
 namespace {
 
-// Before the library reads them; the environment of the test goes first.
-const bool settingsMade = [] {
-  ::setenv("UNISONO_BACKEND", "host", 0);
-  ::setenv("UNISONO_BOOTSTRAP_TIMEOUT", "60", 0);
-  return true;
-}();
-
 int entriesOf(const char* directory) {
   int count = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) count++;
@@ -37,18 +30,30 @@ void check(ncclResult_t result) {
 }
 
 DeviceBuffer::DeviceBuffer(int device, size_t bytes) : bytes_(bytes) {
-  check(unisonoHostSetDevice(device));
-  check(unisonoHostMalloc(&address_, bytes));
+  device::use(device);
+  address_ = device::allocate(bytes);
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (address_ != nullptr) device::release(address_);
 }
 
 DeviceStream::DeviceStream(int device) {
-  check(unisonoHostSetDevice(device));
-  check(unisonoHostStreamCreate(&stream_));
+  device::use(device);
+  stream_ = device::createStream();
+}
+
+DeviceStream::~DeviceStream() {
+  if (stream_ != nullptr) device::destroyStream(stream_);
 }
 
 Ranks::Ranks(int ranks) : comms_(static_cast<size_t>(ranks)) {
-  for (int rank = 0; rank < ranks; rank++) streams_.emplace_back(rank);
-  check(ncclCommInitAll(comms_.data(), ranks, nullptr));
+  std::vector<int> devices;
+  for (int rank = 0; rank < ranks; rank++) {
+    devices.push_back(deviceOf(rank));
+    streams_.emplace_back(devices.back());
+  }
+  check(ncclCommInitAll(comms_.data(), ranks, devices.data()));
 }
 
 Ranks::~Ranks() {
@@ -72,9 +77,7 @@ void onThreads(int ranks, const std::function<void(int)>& body) {
   for (int rank = 0; rank < ranks; rank++) {
     threads.emplace_back([&, rank] {
       try {
-        int devices = 0;
-        check(unisonoHostGetDeviceCount(&devices));
-        check(unisonoHostSetDevice(rank % devices));
+        device::use(deviceOf(rank));
         body(rank);
       } catch (const std::exception& error) {
         std::lock_guard lock(mutex);
@@ -103,13 +106,15 @@ void useOnce(ncclComm_t comm, size_t count) {
   check(ncclCommUserRank(comm, &rank));
   DeviceBuffer buffer(device, count * sizeof(int));
   DeviceStream stream(device);
-  for (size_t i = 0; i < count; i++) buffer.as<int>()[i] = rank + 1;
-  check(ncclAllReduce(buffer.as<int>(), buffer.as<int>(), count, ncclInt, ncclSum, comm, stream));
+  std::vector<int> values(count, rank + 1);
+  device::copy(buffer.as(), values.data(), buffer.bytes());
+  check(ncclAllReduce(buffer.as(), buffer.as(), count, ncclInt, ncclSum, comm, stream));
   stream.synchronize();
+  device::copy(values.data(), buffer.as(), buffer.bytes());
   for (size_t i = 0; i < count; i++) {
-    if (buffer.as<int>()[i] != ranks * (ranks + 1) / 2) {
+    if (values[i] != ranks * (ranks + 1) / 2) {
       throw std::runtime_error("element " + std::to_string(i) + " of the sum is " +
-                               std::to_string(buffer.as<int>()[i]));
+                               std::to_string(values[i]));
     }
   }
 }

@@ -10,9 +10,28 @@
 #include <utility>
 #include <vector>
 
-// What the tests of the C API share. Devices are simulated; linking this makes 8 of them unless
-// the environment says otherwise.
+// What the tests of the C API share.
 namespace unisono::system_test {
+
+// The devices that a program is linked with: simulated ones (testing_host.cpp), or GPUs
+// (tests/gpu/testing_cuda.cpp) for programs that use nothing else of a backend. These functions
+// throw std::runtime_error.
+namespace device {
+int count();
+void use(int device);
+void* allocate(size_t bytes);  // on the device in use
+void release(void* address);
+void copy(void* to, const void* from, size_t bytes);  // device or ordinary memory; waits
+cudaStream_t createStream();                          // of the device in use
+void destroyStream(cudaStream_t stream);
+void synchronize(cudaStream_t stream);
+bool isIdle(cudaStream_t stream);
+}  // namespace device
+
+// Where a test's rank lives; several share a device where there are not enough.
+inline int deviceOf(int rank) {
+  return rank % device::count();
+}
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr bool kSanitized = true;
@@ -38,7 +57,7 @@ class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   DeviceBuffer(int device, size_t bytes);
-  ~DeviceBuffer() { unisonoHostFree(address_); }
+  ~DeviceBuffer();
   DeviceBuffer(DeviceBuffer&& other) noexcept
       : address_(std::exchange(other.address_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
@@ -61,18 +80,16 @@ class DeviceBuffer {
 class DeviceStream {
  public:
   explicit DeviceStream(int device);
-  ~DeviceStream() {
-    if (stream_ != nullptr) unisonoHostStreamDestroy(stream_);
-  }
+  ~DeviceStream();
   DeviceStream(DeviceStream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
   operator cudaStream_t() const { return stream_; }
-  void synchronize() const { check(unisonoHostStreamSynchronize(stream_)); }
+  void synchronize() const { device::synchronize(stream_); }
 
  private:
   cudaStream_t stream_ = nullptr;
 };
 
-// Ranks 0 .. n - 1 on devices 0 .. n - 1, all driven by the thread that made them.
+// Ranks 0 .. n - 1, each on deviceOf(rank), all driven by the thread that made them.
 class Ranks {
  public:
   explicit Ranks(int ranks);
@@ -89,8 +106,8 @@ class Ranks {
   std::vector<DeviceStream> streams_;
 };
 
-// Runs `body(rank)` on a thread for each rank, with the device of that number current, and fails
-// the test for each that throws.
+// Runs `body(rank)` on a thread for each rank, with deviceOf(rank) current, and fails the test for
+// each that throws.
 void onThreads(int ranks, const std::function<void(int rank)>& body);
 
 // A thread's rank of a new communicator; destroyed at the end.

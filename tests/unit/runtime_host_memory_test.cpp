@@ -201,7 +201,7 @@ TEST(HostProcessTest, FreedMemoryAndForgedHandlesCannotBeMapped) {
   EXPECT_TRUE(contains(errorOfForged(before), "outside"));
   auto larger = [](MemoryHandle& handle) { handle.baseBytes *= 2; };
   EXPECT_TRUE(contains(errorOfForged(larger), "does not hold"));
-  auto otherKind = [](MemoryHandle& handle) { handle.kind = MemoryHandle::Kind::fabric; };
+  auto otherKind = [](MemoryHandle& handle) { handle.kind = MemoryHandle::Kind::legacyIpc; };
   EXPECT_TRUE(contains(errorOfForged(otherKind), "kind"));
 
   EXPECT_EQ(errorOf([&] { runtime.importMemory(kept, 0); }), "");

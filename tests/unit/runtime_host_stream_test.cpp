@@ -194,7 +194,7 @@ TEST_P(HostStreamTest, DeviceCodeCannotSynchronize) {
 TEST_P(HostStreamTest, WrongStreamsAndShapesAreRefused) {
   int notAStream = 0;
   EXPECT_THROW(runtime.synchronize(&notAStream), Error);
-  EXPECT_THROW(runtime.setDevice(8), Error);
+  EXPECT_THROW(runtime.makeCurrent(8), Error);
   EXPECT_THROW(runtime.createStream(-1), Error);
   EXPECT_THROW(runtime.launch({"none", nullptr, nullptr}, {}, nullptr, nullptr), Error);
   EXPECT_THROW(launch(runtime, nullptr, "failing", failing, 0, 0, 1), Error);
@@ -226,7 +226,7 @@ TEST_P(HostStreamTest, ThreadsEnqueueAtTheSameTime) {
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; t++) {
     threads.emplace_back([&, t] {
-      runtime.setDevice(t);
+      runtime.makeCurrent(t);
       auto own = runtime.createStream(t);
       for (int i = 0; i < kLaunches; i++) {
         launch(runtime, shared.get(), "count", +count, &runs);

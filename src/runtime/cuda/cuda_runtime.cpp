@@ -2,11 +2,13 @@
 #include <atomic>
 #include <cctype>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/log.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/driver.h"
+#include "runtime/cuda/event.h"
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/share.h"
 #include "runtime/runtime.h"
@@ -18,31 +20,6 @@ cudaStream_t cudaStream(Stream stream) {
   return static_cast<cudaStream_t>(stream);
 }
 
-class CudaEvent final : public Event {
- public:
-  explicit CudaEvent(int device) {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags",
-          device);
-  }
-  ~CudaEvent() override {
-    try {
-      CaptureRelaxedScope relaxed;
-      quietly(cudaEventDestroy(event_));
-    } catch (const Error&) {
-      // The driver is going or gone, and the event with it.
-    }
-  }
-  void record(Stream stream) override {
-    check(cudaEventRecord(event_, cudaStream(stream)), "cudaEventRecord");
-  }
-  void makeWait(Stream stream) override {
-    check(cudaStreamWaitEvent(cudaStream(stream), event_, 0), "cudaStreamWaitEvent");
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 class CudaRuntime final : public Runtime {
  public:
   explicit CudaRuntime(const Settings& settings) : settings_(settings) {
@@ -52,7 +29,9 @@ class CudaRuntime final : public Runtime {
     }
     driver();
     devices_ = countDevices();
-    for (int device = 0; device < devices_; ++device) support_.push_back(sharingSupport(device));
+    for (int device = 0; device < devices_; ++device) {
+      support_.push_back(sharingSupport(device));
+    }
     logInfo("CUDA runtime with {} devices", devices_);
   }
 
@@ -65,7 +44,10 @@ class CudaRuntime final : public Runtime {
     return device;
   }
 
-  void setDevice(int device) override;
+  void* makeCurrent(int device) override { return makeContextCurrent(device); }
+  void restoreCurrent(void* before) override {
+    quietly(driver().contextSetCurrent(static_cast<CUcontext>(before)));
+  }
   DeviceProperties properties(int device) override;
 
   bool canAccessPeer(int device, int peer) override {
@@ -98,10 +80,7 @@ class CudaRuntime final : public Runtime {
               Stream stream) override;
 
   std::shared_ptr<void> createStream(int device) override;
-  std::unique_ptr<Event> createEvent(int device) override {
-    DeviceCallScope scope(device);
-    return std::make_unique<CudaEvent>(device);
-  }
+  std::unique_ptr<Event> createEvent(int device) override { return createCudaEvent(device); }
   void synchronize(Stream stream) override;
   void synchronizeDevice(int device) override;
   CaptureState captureState(Stream stream) override;
@@ -117,16 +96,8 @@ class CudaRuntime final : public Runtime {
   int devices_ = 0;
   std::vector<SharingSupport> support_;
   std::atomic<bool> vmmRefused_{false};
+  std::atomic<bool> fabricRefused_{false};  // channels are the process's, so for all devices
 };
-
-// A thread without a context has device 0 current by default, and nothing is made on device 0 until
-// the thread uses it. Going back to that state leaves it so. Nobody else calls cudaSetDevice of the
-// CUDA runtime linked into this library, so that its default never changes.
-void CudaRuntime::setDevice(int device) {
-  checkOrdinal(device);
-  CUcontext context = device != 0 || hasContext(0) ? primaryContext(device) : nullptr;
-  check(driver().contextSetCurrent(context), "cuCtxSetCurrent", device);
-}
 
 DeviceProperties CudaRuntime::properties(int device) {
   checkOrdinal(device);
@@ -160,9 +131,19 @@ std::shared_ptr<DeviceMemory> CudaRuntime::allocate(int device, size_t bytes, Sh
   if (sharing == Sharing::thisProcess || settings_.cuMem == 0) {
     return allocateMalloc(device, bytes, sharing);
   }
-  const SharingSupport& support = support_[device];
+  SharingSupport support = support_[device];
+  support.fabric = support.fabric && !fabricRefused_.load(std::memory_order_relaxed);
   if (support.descriptors && !vmmRefused_.load(std::memory_order_relaxed)) {
     if (auto memory = allocateVmm(device, bytes, support)) return memory;
+    if (std::exchange(support.fabric, false)) {
+      if (!fabricRefused_.exchange(true)) {
+        logInfo(
+            "Device {} gives no memory with fabric handles, as without a channel in "
+            "/dev/nvidia-caps-imex-channels; memory is shared by descriptors alone",
+            device);
+      }
+      if (auto memory = allocateVmm(device, bytes, support)) return memory;
+    }
   }
   if (settings_.cuMem == 1) {
     throw invalidUsage("NCCL_CUMEM_ENABLE=1, but the driver allocates no memory with POSIX handles")
@@ -205,13 +186,8 @@ std::shared_ptr<void> CudaRuntime::createStream(int device) {
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags",
         device);
-  return std::shared_ptr<void>(stream, [](void* created) {
-    try {
-      CaptureRelaxedScope relaxed;
-      quietly(cudaStreamDestroy(cudaStream(created)));
-    } catch (const Error&) {
-      // The driver is going or gone, and the stream with it.
-    }
+  return std::shared_ptr<void>(stream, [device](void* created) {
+    releaseOn(device, [created] { quietly(cudaStreamDestroy(cudaStream(created))); });
   });
 }
 

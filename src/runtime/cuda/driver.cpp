@@ -124,16 +124,12 @@ CaptureRelaxedScope::~CaptureRelaxedScope() {
   if (exchanged_) driver().exchangeCaptureMode(&mode_);
 }
 
-DeviceCallScope::DeviceCallScope(int device) {
+CUcontext makeContextCurrent(int device) {
   CUcontext wanted = primaryContext(device);
-  check(driver().contextGetCurrent(&before_), "cuCtxGetCurrent", device);
-  if (before_ == wanted) return;
-  check(driver().contextSetCurrent(wanted), "cuCtxSetCurrent", device);
-  changed_ = true;
-}
-
-DeviceCallScope::~DeviceCallScope() {
-  if (changed_) driver().contextSetCurrent(before_);
+  CUcontext before = nullptr;
+  check(driver().contextGetCurrent(&before), "cuCtxGetCurrent", device);
+  if (before != wanted) check(driver().contextSetCurrent(wanted), "cuCtxSetCurrent", device);
+  return before;
 }
 
 }  // namespace unisono::runtime

@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include "base/error.h"
+
 // The CUDA driver: its functions, found at run time so that the library loads where libcuda is
 // absent, and the scopes within which the rest of this folder calls CUDA.
 namespace unisono::runtime {
@@ -70,20 +72,34 @@ class CaptureRelaxedScope {
   bool exchanged_;
 };
 
-// Makes the primary context of a device current, with captures relaxed, and puts back exactly what
-// was current before, none included: cudaSetDevice could put back only an ordinal and would make a
-// context on device 0 for a thread that had none.
+// Makes the primary context of `device` current for this thread and returns the one before, or null
+// for none. Putting back exactly that matters: nearly every call of the CUDA runtime makes a
+// context on device 0 for a thread that has none, cudaSetDevice and the destruction of events and
+// streams included.
+CUcontext makeContextCurrent(int device);
+
+// The primary context of a device, with captures relaxed, for as long as it lives.
 class DeviceCallScope {
  public:
-  explicit DeviceCallScope(int device);
-  ~DeviceCallScope();
+  explicit DeviceCallScope(int device) : before_(makeContextCurrent(device)) {}
+  ~DeviceCallScope() { driver().contextSetCurrent(before_); }
   DeviceCallScope(const DeviceCallScope&) = delete;
   DeviceCallScope& operator=(const DeviceCallScope&) = delete;
 
  private:
   CaptureRelaxedScope relaxed_;
-  CUcontext before_ = nullptr;
-  bool changed_ = false;
+  CUcontext before_;
 };
+
+// For destructors: calls `release` within a DeviceCallScope. Where that cannot be had the driver is
+// going or gone, and the resource with it.
+template <typename Release>
+void releaseOn(int device, Release release) noexcept {
+  try {
+    DeviceCallScope scope(device);
+    release();
+  } catch (const Error&) {
+  }
+}
 
 }  // namespace unisono::runtime

@@ -32,24 +32,65 @@ PhysicalMemory physicalMemory(CUdeviceptr address) {
   return PhysicalMemory(handle);
 }
 
-// The offers of descriptors, by the first address of their allocation. Each keeps a reference to
-// its physical allocation, whose handle is then given to no other one, so that a look at what is
-// mapped at the address now tells whether the offer still stands for it.
+// An allocation that other processes may map, in the ways that it was made for.
+class VmmOffer {
+ public:
+  VmmOffer(PhysicalMemory memory, CUmemAllocationHandleType types, int device)
+      : memory_(std::move(memory)) {
+    if ((types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
+      int descriptor = -1;
+      check(exportTo(&descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+            "cuMemExportToShareableHandle", device);
+      descriptor_ = offerDescriptor(UniqueDescriptor(descriptor).get());
+    }
+    if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) {
+      CUresult result = exportTo(&fabric_, CU_MEM_HANDLE_TYPE_FABRIC);
+      hasFabric_ = result == CUDA_SUCCESS;
+      // A descriptor does for this host.
+      if (descriptor_ == nullptr) check(result, "cuMemExportToShareableHandle", device);
+    }
+  }
+
+  CUmemGenericAllocationHandle memory() const { return memory_.handle(); }
+
+  void describe(MemoryHandle& handle) const {
+    if (descriptor_ != nullptr) {
+      static_assert(sizeof(DescriptorTicket) <= sizeof(handle.payload));
+      handle.kind = MemoryHandle::Kind::descriptor;
+      std::memcpy(handle.payload.data(), &descriptor_->ticket(), sizeof(DescriptorTicket));
+    }
+    if (hasFabric_) {
+      static_assert(sizeof(fabric_) == sizeof(handle.fabric));
+      handle.hasFabric = 1;
+      std::memcpy(handle.fabric.data(), &fabric_, sizeof(fabric_));
+    }
+  }
+
+ private:
+  CUresult exportTo(void* handle, CUmemAllocationHandleType type) const {
+    return driver().memExportToShareableHandle(handle, memory_.handle(), type, 0);
+  }
+
+  PhysicalMemory memory_;
+  std::unique_ptr<DescriptorOffer> descriptor_;
+  CUmemFabricHandle fabric_{};
+  bool hasFabric_ = false;
+};
+
+// The offers by the first address of their allocation. Each keeps a reference to its physical
+// allocation, whose handle is then given to no other one, so that a look at what is mapped at the
+// address now tells whether the offer still stands for it.
 class OfferCache {
  public:
-  // The ticket of `memory`, mapped from `base`; `exportDescriptor` makes its descriptor if it has
-  // no offer yet.
-  template <typename Export>
-  DescriptorTicket ticket(CUdeviceptr base, PhysicalMemory memory, Export exportDescriptor) {
+  // Offers `memory`, which is mapped from handle.base, unless it is offered already.
+  void offer(MemoryHandle& handle, PhysicalMemory memory, CUmemAllocationHandleType types) {
     std::lock_guard lock(mutex_);
     dropStale();
-    auto found = offers_.find(base);
+    auto found = offers_.find(handle.base);
     if (found == offers_.end()) {
-      UniqueDescriptor descriptor = exportDescriptor(memory);
-      Entry entry{std::move(memory), offerDescriptor(descriptor.get())};
-      found = offers_.emplace(base, std::move(entry)).first;
+      found = offers_.emplace(handle.base, VmmOffer(std::move(memory), types, handle.device)).first;
     }
-    return found->second.offer->ticket();
+    found->second.describe(handle);
   }
 
   void withdraw(CUdeviceptr base) {
@@ -58,20 +99,15 @@ class OfferCache {
   }
 
  private:
-  struct Entry {
-    PhysicalMemory memory;
-    std::unique_ptr<DescriptorOffer> offer;
-  };
-
   void dropStale() {
     std::erase_if(offers_, [](const auto& item) {
       PhysicalMemory now = physicalMemory(item.first);
-      return !now || now.handle() != item.second.memory.handle();
+      return !now || now.handle() != item.second.memory();
     });
   }
 
   std::mutex mutex_;
-  std::unordered_map<CUdeviceptr, Entry> offers_;
+  std::unordered_map<CUdeviceptr, VmmOffer> offers_;
 };
 
 OfferCache& offers() {
@@ -81,26 +117,17 @@ OfferCache& offers() {
 }
 
 void exportVmm(MemoryHandle& handle, PhysicalMemory memory) {
-  CUmemAllocationProp properties = memory.properties();
-  if ((properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) {
+  CUmemAllocationHandleType types = memory.properties().requestedHandleTypes;
+  if ((types & (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)) == 0) {
     throw invalidUsage(
-        "Memory at {:#x} was made by cuMemCreate without the handle type "
-        "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, so that no other process can map it",
+        "Memory at {:#x} was made by cuMemCreate without the handle types "
+        "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_HANDLE_TYPE_FABRIC, so that no other "
+        "process can map it",
         handle.address)
         .device(handle.device)
-        .remedy("Ask for that handle type, or use ncclMemAlloc or cudaMalloc");
+        .remedy("Ask for one of them, or use ncclMemAlloc or cudaMalloc");
   }
-  DescriptorTicket ticket =
-      offers().ticket(handle.base, std::move(memory), [&](const PhysicalMemory& kept) {
-        int descriptor = -1;
-        check(driver().memExportToShareableHandle(&descriptor, kept.handle(),
-                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-              "cuMemExportToShareableHandle", handle.device);
-        return UniqueDescriptor(descriptor);
-      });
-  static_assert(sizeof(ticket) <= sizeof(handle.payload));
-  handle.kind = MemoryHandle::Kind::descriptor;
-  std::memcpy(handle.payload.data(), &ticket, sizeof(ticket));
+  offers().offer(handle, std::move(memory), types);
 }
 
 void exportLegacy(MemoryHandle& handle) {

@@ -24,16 +24,14 @@ class Mapping {
 
 class VmmMapping final : public Mapping {
  public:
-  VmmMapping(const PhysicalMemory& memory, const CUmemAllocationProp& properties, size_t bytes,
-             int device)
-      : range_(memory, bytes, allocationGranularity(properties, device), device),
-        owner_(properties.location.id) {}
+  VmmMapping(const PhysicalMemory& memory, size_t bytes, int owner, int device)
+      : range_(memory, bytes, 0, device), owner_(owner) {}
   std::byte* base() const override { return static_cast<std::byte*>(range_.address()); }
   void allow(int device) override { grantAccess(range_.address(), range_.bytes(), device, owner_); }
 
  private:
   AddressRange range_;
-  int owner_;
+  int owner_;  // ordinal here; that of the importer for a GPU of another host
 };
 
 class LegacyMapping final : public Mapping {
@@ -55,12 +53,7 @@ class LegacyMapping final : public Mapping {
     throw error;
   }
   ~LegacyMapping() override {
-    try {
-      DeviceCallScope scope(device_);
-      quietly(cudaIpcCloseMemHandle(base_));
-    } catch (const Error&) {
-      // The driver is going or gone, and the mapping with it.
-    }
+    releaseOn(device_, [this] { quietly(cudaIpcCloseMemHandle(base_)); });
   }
   std::byte* base() const override { return static_cast<std::byte*>(base_); }
   void allow(int) override {}  // opened in the context of its device, and for that one alone
@@ -70,10 +63,44 @@ class LegacyMapping final : public Mapping {
   int device_;
 };
 
-std::shared_ptr<Mapping> openDescriptor(const MemoryHandle& handle, int device) {
+// The descriptor that `handle` offers; none where only the fabric handle can help. `why` says why.
+UniqueDescriptor descriptorOf(const MemoryHandle& handle, std::string& why) {
+  if (handle.kind != MemoryHandle::Kind::descriptor) return UniqueDescriptor();
   DescriptorTicket ticket;
   std::memcpy(&ticket, handle.payload.data(), sizeof(ticket));
-  UniqueDescriptor descriptor = fetchDescriptor(ticket);
+  try {
+    return fetchDescriptor(ticket);
+  } catch (const Error& error) {
+    if (handle.hasFabric == 0) throw;
+    why = error.what();
+    return UniqueDescriptor();
+  }
+}
+
+std::shared_ptr<Mapping> openFabric(const MemoryHandle& handle, int device,
+                                    const std::string& why) {
+  CUmemFabricHandle fabric;
+  std::memcpy(&fabric, handle.fabric.data(), sizeof(fabric));
+  CUmemGenericAllocationHandle physical = 0;
+  CUresult result =
+      driver().memImportFromShareableHandle(&physical, &fabric, CU_MEM_HANDLE_TYPE_FABRIC);
+  if (result != CUDA_SUCCESS) {
+    Error error = cudaFailure(result, "cuMemImportFromShareableHandle of a fabric handle", device);
+    std::string remedy =
+        "Both processes need the same channel in /dev/nvidia-caps-imex-channels and, on different "
+        "hosts, GPUs of one NVLink domain whose nvidia-imex service runs; NCCL_MNNVL_ENABLE=0 does "
+        "without";
+    if (!why.empty()) remedy += fmt::format(". There was no descriptor either: {}", why);
+    error.remedy(remedy);
+    throw error;
+  }
+  return std::make_shared<VmmMapping>(PhysicalMemory(physical), handle.baseBytes, device, device);
+}
+
+std::shared_ptr<Mapping> openVmm(const MemoryHandle& handle, int device) {
+  std::string why;
+  UniqueDescriptor descriptor = descriptorOf(handle, why);
+  if (!descriptor) return openFabric(handle, device, why);
   CUmemGenericAllocationHandle physical = 0;
   CUresult result = driver().memImportFromShareableHandle(
       &physical, reinterpret_cast<void*>(static_cast<uintptr_t>(descriptor.get())),
@@ -87,7 +114,8 @@ std::shared_ptr<Mapping> openDescriptor(const MemoryHandle& handle, int device) 
     throw error;
   }
   PhysicalMemory memory(physical);
-  return std::make_shared<VmmMapping>(memory, memory.properties(), handle.baseBytes, device);
+  return std::make_shared<VmmMapping>(memory, handle.baseBytes, memory.properties().location.id,
+                                      device);
 }
 
 // The mappings that are in use, so that ranges of one allocation share one. Each payload is unique
@@ -96,10 +124,12 @@ class MappingCache {
  public:
   std::shared_ptr<Mapping> get(const MemoryHandle& handle, int device) {
     bool legacy = handle.kind == MemoryHandle::Kind::legacyIpc;
-    std::string key(reinterpret_cast<const char*>(handle.payload.data()), handle.payload.size());
+    std::string key;
     auto append = [&key](const auto& value) {
       key.append(reinterpret_cast<const char*>(&value), sizeof(value));
     };
+    append(handle.payload);
+    append(handle.fabric);
     append(handle.process);
     append(handle.base);
     append(legacy ? device : -1);  // legacy IPC maps for one device at a time
@@ -107,7 +137,7 @@ class MappingCache {
     // Opened without the lock, since the other process may be slow to answer. Two threads may both
     // open; CUDA allows that, and one mapping is kept.
     std::shared_ptr<Mapping> opened =
-        legacy ? std::make_shared<LegacyMapping>(handle, device) : openDescriptor(handle, device);
+        legacy ? std::make_shared<LegacyMapping>(handle, device) : openVmm(handle, device);
     return keep(key, std::move(opened));
   }
 
@@ -157,19 +187,19 @@ class LocalRange final : public MappedMemory {
 void makeAccessible(const MemoryHandle& handle, int device) {
   if (handle.device == device) return;
   if (!peerReachable(device, handle.device)) throw peerUnreachable(device, handle.device, "");
-  if (handle.kind == MemoryHandle::Kind::descriptor) {
-    grantAccess(reinterpret_cast<void*>(handle.base), handle.baseBytes, device, handle.device);
-  } else {
+  if (handle.kind == MemoryHandle::Kind::legacyIpc) {
     enablePeer(device, handle.device);
+  } else {
+    grantAccess(reinterpret_cast<void*>(handle.base), handle.baseBytes, device, handle.device);
   }
 }
 
 }  // namespace
 
 std::shared_ptr<MappedMemory> importCudaMemory(const MemoryHandle& handle, int device) {
-  if (handle.kind != MemoryHandle::Kind::descriptor &&
-      handle.kind != MemoryHandle::Kind::legacyIpc) {
-    throw invalidArgument("A memory handle of kind {} cannot be mapped by CUDA on this host",
+  if (handle.kind > MemoryHandle::Kind::legacyIpc ||
+      (handle.kind == MemoryHandle::Kind::none && handle.hasFabric == 0)) {
+    throw invalidArgument("A memory handle of kind {} cannot be mapped by CUDA",
                           static_cast<uint32_t>(handle.kind))
         .device(device);
   }

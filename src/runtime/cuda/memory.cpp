@@ -66,12 +66,8 @@ class VmmMemory final : public DeviceMemory {
   VmmMemory(std::unique_ptr<AddressRange> range, size_t bytes, int device)
       : DeviceMemory(range->address(), bytes, device), range_(std::move(range)) {}
   ~VmmMemory() override {
-    try {
-      CaptureRelaxedScope relaxed;
-      withdrawOffer(range_->address());  // it holds the physical memory
-    } catch (const Error&) {
-      // The driver is going or gone, and the memory with it.
-    }
+    // The offer holds the physical memory.
+    releaseOn(device_, [this] { withdrawOffer(range_->address()); });
   }
 
  private:
@@ -86,12 +82,7 @@ class MallocMemory final : public DeviceMemory {
     if (status != cudaSuccess) throw cudaFailure(status, "cudaMalloc", device);
   }
   ~MallocMemory() override {
-    try {
-      DeviceCallScope scope(device_);
-      quietly(cudaFree(address_));
-    } catch (const Error&) {
-      // The driver is going or gone, and the memory with it.
-    }
+    releaseOn(device_, [this] { quietly(cudaFree(address_)); });
   }
 };
 
@@ -108,12 +99,7 @@ class CudaPinnedMemory final : public PinnedMemory {
     std::memset(hostAddress_, 0, bytes);
   }
   ~CudaPinnedMemory() override {
-    try {
-      DeviceCallScope scope(device_);
-      quietly(cudaFreeHost(hostAddress_));
-    } catch (const Error&) {
-      // The driver is going or gone, and the memory with it.
-    }
+    releaseOn(device_, [this] { quietly(cudaFreeHost(hostAddress_)); });
   }
 
  private:
@@ -161,13 +147,10 @@ AddressRange::AddressRange(const PhysicalMemory& memory, size_t bytes, size_t gr
 }
 
 AddressRange::~AddressRange() {
-  try {
-    DeviceCallScope scope(device_);
+  releaseOn(device_, [this] {
     quietly(driver().memUnmap(address_, bytes_));
     quietly(driver().memAddressFree(address_, bytes_));
-  } catch (const Error&) {
-    // The driver is going or gone, and the mapping with it.
-  }
+  });
 }
 
 SharingSupport sharingSupport(int device) {
@@ -178,6 +161,7 @@ SharingSupport sharingSupport(int device) {
   SharingSupport support;
   support.descriptors = has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) &&
                         has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+  support.fabric = has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
   support.directRdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
   return support;
 }
@@ -194,7 +178,8 @@ std::shared_ptr<DeviceMemory> allocateVmm(int device, size_t bytes, const Sharin
   DeviceCallScope scope(device);
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | (support.fabric ? CU_MEM_HANDLE_TYPE_FABRIC : 0));
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
   properties.allocFlags.gpuDirectRDMACapable = support.directRdma ? 1 : 0;
@@ -204,6 +189,10 @@ std::shared_ptr<DeviceMemory> allocateVmm(int device, size_t bytes, const Sharin
   CUmemGenericAllocationHandle handle = 0;
   CUresult result = driver().memCreate(&handle, mappedBytes, &properties, 0);
   if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED) return nullptr;
+  // Drivers refuse fabric handles in more ways; what else may be wrong shows without them.
+  if (support.fabric && result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY) {
+    return nullptr;
+  }
   if (result != CUDA_SUCCESS) throw outOfMemory(result, mappedBytes, device);
   PhysicalMemory memory(handle);
   auto range = std::make_unique<AddressRange>(memory, mappedBytes, granularity, device);

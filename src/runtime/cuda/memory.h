@@ -33,8 +33,8 @@ class PhysicalMemory {
 };
 
 // Owns a range of addresses with one physical allocation mapped from its start; no device may
-// access it until grantAccess. `bytes` is a multiple of the allocation's granularity. The mapping
-// keeps the physical memory.
+// access it until grantAccess. `bytes` is a multiple of the allocation's granularity; a granularity
+// of 0 is the driver's own. The mapping keeps the physical memory.
 class AddressRange {
  public:
   AddressRange(const PhysicalMemory& memory, size_t bytes, size_t granularity, int device);
@@ -54,6 +54,7 @@ class AddressRange {
 // What a device offers for sharing memory; asked for without making a context.
 struct SharingSupport {
   bool descriptors = false;  // VMM with POSIX file descriptors
+  bool fabric = false;       // VMM with fabric handles; the driver may refuse them all the same
   bool directRdma = false;   // VMM memory that network cards can reach
 };
 SharingSupport sharingSupport(int device);
@@ -61,9 +62,9 @@ SharingSupport sharingSupport(int device);
 // The smallest unit in which memory with `properties` is allocated and mapped.
 size_t allocationGranularity(const CUmemAllocationProp& properties, int device);
 
-// Allocates, zero-filled, by VMM with a POSIX descriptor or by cudaMalloc. The VMM form returns
-// null where the driver refuses exportable memory altogether. Devices on which this process already
-// has a context get access to VMM memory at once, others when they import it.
+// Allocates, zero-filled, by VMM with the handles that `support` names or by cudaMalloc. The VMM
+// form returns null where the driver refuses memory with these handles altogether. Devices on which
+// this process already has a context get access to VMM memory at once, others when they import it.
 std::shared_ptr<DeviceMemory> allocateVmm(int device, size_t bytes, const SharingSupport& support);
 std::shared_ptr<DeviceMemory> allocateMalloc(int device, size_t bytes, Sharing sharing);
 std::shared_ptr<PinnedMemory> allocatePinnedMemory(size_t bytes);

@@ -6,16 +6,18 @@
 #include "runtime/runtime.h"
 
 // Handing memory to other ranks: ours and what the application allocated, to this process by
-// pointer and to other processes by POSIX descriptor (VMM memory) or legacy CUDA IPC (cudaMalloc
-// memory).
+// pointer and to other processes by POSIX descriptor or fabric handle (VMM memory) or legacy CUDA
+// IPC (cudaMalloc memory).
 namespace unisono::runtime {
 
-// See Runtime::exportMemory. The descriptor of a VMM allocation is offered once and kept until the
+// See Runtime::exportMemory. A VMM allocation is offered once, and the offer kept until the
 // allocation goes: ours withdraws its offer; an application's is found gone at a later export, so
 // that the physical memory of a freed one can outlive it until then.
 MemoryHandle exportCudaMemory(const void* address, size_t bytes);
 
-// See Runtime::importMemory. Ranges of one allocation share one mapping.
+// See Runtime::importMemory. Ranges of one allocation share one mapping. A descriptor is preferred;
+// a fabric handle serves where the exporter's service of descriptors cannot be reached: from
+// another host, or from a container with a network namespace of its own.
 std::shared_ptr<MappedMemory> importCudaMemory(const MemoryHandle& handle, int device);
 
 // Ends the offer of the allocation that starts at `base`, if there is one.

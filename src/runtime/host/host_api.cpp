@@ -79,7 +79,7 @@ ncclResult_t unisonoHostGetDeviceCount(int* count) {
 
 ncclResult_t unisonoHostSetDevice(int device) {
   return guarded([&] {
-    host::runtime().setDevice(device);
+    host::runtime().makeCurrent(device);
     return ncclSuccess;
   });
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "base/error.h"
 #include "runtime/host/devices.h"
@@ -94,9 +95,14 @@ int HostRuntime::currentDevice() {
   return std::min(currentDeviceOfThread, deviceCount() - 1);
 }
 
-void HostRuntime::setDevice(int device) {
+void* HostRuntime::makeCurrent(int device) {
   deviceAt(device);
-  currentDeviceOfThread = device;
+  const intptr_t before = std::exchange(currentDeviceOfThread, device);
+  return reinterpret_cast<void*>(before);
+}
+
+void HostRuntime::restoreCurrent(void* before) {
+  currentDeviceOfThread = static_cast<int>(reinterpret_cast<intptr_t>(before));
 }
 
 DeviceProperties HostRuntime::properties(int device) {

@@ -27,7 +27,8 @@ class HostRuntime final : public Runtime {
   Backend backend() const override { return Backend::host; }
   int deviceCount() override { return static_cast<int>(devices_.size()); }
   int currentDevice() override;
-  void setDevice(int device) override;
+  void* makeCurrent(int device) override;
+  void restoreCurrent(void* before) override;
   DeviceProperties properties(int device) override;
   bool canAccessPeer(int device, int peer) override;
   void openPeer(int, int) override {}  // one address space

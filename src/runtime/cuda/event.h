@@ -1,0 +1,12 @@
+#pragma once
+
+#include <memory>
+
+#include "runtime/runtime.h"
+
+namespace unisono::runtime {
+
+// See Runtime::createEvent.
+std::unique_ptr<Event> createCudaEvent(int device);
+
+}  // namespace unisono::runtime
