@@ -42,8 +42,16 @@ struct Settings {
   std::string graphDumpFile;  // NCCL_GRAPH_DUMP_FILE
   bool p2pDisable = false;    // NCCL_P2P_DISABLE
   std::string p2pLevel;       // NCCL_P2P_LEVEL: a path type
-  std::string gdrLevel;       // NCCL_NET_GDR_LEVEL: a path type
-  int64_t crossNic = 2;       // NCCL_CROSS_NIC: 0 never, 1 always, 2 where it gives more
+  int64_t p2pRead = -1;     // NCCL_P2P_READ_ENABLE: -1 automatic, 0 senders push, 1 receivers pull
+  bool nvbDisable = false;  // NCCL_NVB_DISABLE
+  bool shmDisable = false;  // NCCL_SHM_DISABLE
+  std::string gdrLevel;     // NCCL_NET_GDR_LEVEL: a path type
+  int64_t gdrRead = -1;     // NCCL_NET_GDR_READ: -1 automatic
+  bool gdrC2c = true;       // NCCL_NET_GDR_C2C
+  bool pxnDisable = false;  // NCCL_PXN_DISABLE
+  bool pxnC2c = true;       // NCCL_PXN_C2C
+  bool multiNodeNvlink = true;  // NCCL_MNNVL_ENABLE
+  int64_t crossNic = 2;         // NCCL_CROSS_NIC: 0 never, 1 always, 2 where it gives more
 };
 
 // Reads the environment. A value that does not parse throws Error(invalidArgument) that names the

@@ -30,7 +30,9 @@ struct RankFacts {
   // The settings that shape the communicator, 0 where automatic.
   int64_t minChannels, maxChannels, bufferBytes;
   tuning::AllowedAlgorithms algorithms;
-  int32_t reachesPeers;  // second look: whether this rank's device reaches all others
+  uint64_t sharedMemory;  // device of /dev/shm: equal where processes can share host memory
+  // Second look: whether this rank's device reaches all others directly.
+  int32_t reachesPeers;
 };
 
 inline constexpr uint32_t kRankFactsLayout = 1 << 16 | sizeof(RankFacts);

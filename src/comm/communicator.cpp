@@ -85,6 +85,7 @@ RankFacts Communicator::facts() const {
   facts.deviceUuid = properties.uuid;
   copyText(facts.hostName, hostName());
   copyText(facts.busId, properties.busId);
+  facts.sharedMemory = sharedMemoryDevice();
   facts.multiRankDevice = settings_.multiRankDevice ? 1 : 0;
   facts.minChannels = options_.minChannels > 0 ? options_.minChannels : settings_.minChannels;
   facts.maxChannels = options_.maxChannels > 0 ? options_.maxChannels : settings_.maxChannels;
@@ -110,8 +111,12 @@ void Communicator::agree() {
     }
   }
   ranks = bootstrap_->allGather(mine);
-  decision_ = decide(ranks, bootstrap_->allGather(findPlace(ranks, bootstrap_->rank(), settings_)),
-                     bootstrap_->rank());
+  NodePlace found = findPlace(ranks, bootstrap_->rank(), settings_);
+  for (const auto& [pair, link] : found.links) {
+    if (link.through >= 0) mine.reachesPeers = 0;
+  }
+  ranks = bootstrap_->allGather(mine);
+  decision_ = decide(ranks, bootstrap_->allGather(found.place), bootstrap_->rank());
   checkSummaries(bootstrap_->allGather(summarize(decision_)));
 
   for (const runtime::Kernel* kernel : device::kernelsOf(decision_.shape.ranks)) {
@@ -134,9 +139,10 @@ void Communicator::agree() {
       head);
   std::vector<transport::PeerPlace> places;
   for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.device});
-  connector_ = std::make_unique<transport::Connector>(runtime_, *bootstrap_, *arena_, *mappings_,
-                                                      *tables_, shape, decision_.slots,
-                                                      std::move(places), decision_.ringOrders);
+  connector_ = std::make_unique<transport::Connector>(
+      runtime_, *bootstrap_, *arena_, *mappings_, *tables_, shape, decision_.slots,
+      std::move(places), std::move(found.links), decision_.ringOrders);
+  connector_->connectThrough();
   lastLaunch_ = runtime_.createEvent(device_);
   join_ = runtime_.createEvent(device_);
   logInfo("communicator{}{}: rank {} of {} on device {} ({}), {} node(s), {} channels",

@@ -1,5 +1,6 @@
 #include "comm/identity.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -32,6 +33,11 @@ uint64_t machineHash() {
 
 uint64_t hostHash(const Settings& settings) {
   return settings.hostId.empty() ? machineHash() : hashOf(settings.hostId);
+}
+
+uint64_t sharedMemoryDevice() {
+  struct stat status {};
+  return ::stat("/dev/shm", &status) == 0 ? status.st_dev : 0;
 }
 
 }  // namespace unisono::comm

@@ -13,4 +13,8 @@ uint64_t machineHash();
 uint64_t hostHash(const Settings& settings);
 std::string hostName();
 
+// The device number of /dev/shm: processes of one host that see the same can share host memory. 0
+// if there is none.
+uint64_t sharedMemoryDevice();
+
 }  // namespace unisono::comm

@@ -1,117 +1,24 @@
 #include "comm/node_channels.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <deque>
-#include <fstream>
-#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/node_machine.h"
+#include "detect/detect.h"
 #include "topology/graph_xml.h"
-#include "topology/presets.h"
-#include "topology/xml_merge.h"
+#include "topology/settings.h"
 
 namespace unisono::comm {
 namespace {
 
-using topology::XmlNode;
-
 // The machines that a process remembers: communicators over the same devices come in numbers.
 constexpr size_t kMostRemembered = 32;
-
-std::string readText(const std::string& file, const char* variable) {
-  std::ifstream in(file, std::ios::binary);
-  std::string text;
-  if (in) {
-    // One byte over the limit is enough for the reader to refuse.
-    text.resize(topology::XmlLimits{}.bytes + 1);
-    in.read(text.data(), static_cast<std::streamsize>(text.size()));
-    text.resize(static_cast<size_t>(in.gcount()));
-  }
-  if (!in && !in.eof()) {
-    throw invalidArgument("{}: {} cannot be read: {}", variable, file, std::strerror(errno))
-        .remedy(fmt::format("Name a readable file, or unset {}", variable));
-  }
-  return text;
-}
-
-void writeText(const std::string& file, const char* variable, const std::string& text) {
-  std::ofstream out(file, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.flush();
-  if (!out) logWarn("{}: {} cannot be written: {}", variable, file, std::strerror(errno));
-}
-
-std::optional<topology::PathType> levelOf(const std::string& text, const char* variable) {
-  if (text.empty()) return std::nullopt;
-  const std::optional<topology::PathType> level = topology::pathLevelOf(text);
-  if (!level) {
-    throw invalidArgument("{}={} is no level", variable, text)
-        .remedy(fmt::format("Set {} to LOC, NVL, PIX, PXB, PHB or SYS, or unset it", variable));
-  }
-  return level;
-}
-
-topology::PathSettings pathSettingsOf(const Settings& settings) {
-  topology::PathSettings paths;
-  paths.p2pDisable = settings.p2pDisable;
-  paths.p2pLevel = levelOf(settings.p2pLevel, "NCCL_P2P_LEVEL");
-  paths.gdrLevel = levelOf(settings.gdrLevel, "NCCL_NET_GDR_LEVEL");
-  return paths;
-}
-
-// Calls `visit` for each <pci> that holds a <gpu>.
-void visitGpus(XmlNode& node, const std::function<void(XmlNode& pci, XmlNode& gpu)>& visit) {
-  for (XmlNode& child : node.children) {
-    if (node.name == "pci" && child.name == "gpu") visit(node, child);
-    visitGpus(child, visit);
-  }
-}
-
-// NVLinks of a GPU to the NVSwitches, by its generation.
-int switchNvlinks(int computeCapability) {
-  return computeCapability >= 90 ? 18 : computeCapability >= 80 ? 12 : 6;
-}
-
-XmlNode assumedMachine(const std::vector<NodeDevice>& devices) {
-  topology::MachineDescription description;
-  description.gpus = static_cast<int>(devices.size());
-  description.sockets = description.gpus > 1 ? 2 : 1;
-  bool reaches = devices.size() > 1;
-  int weakest = devices.front().computeCapability;
-  for (const NodeDevice& device : devices) {
-    reaches = reaches && device.reachesPeers;
-    weakest = std::min(weakest, device.computeCapability);
-  }
-  if (reaches) description.switchNvlinks = switchNvlinks(weakest);
-  XmlNode system = topology::describeMachine(description).system;
-  size_t next = 0;
-  visitGpus(system, [&](XmlNode& pci, XmlNode& gpu) {
-    const NodeDevice& device = devices[next++];
-    pci.set("busid", topology::formatBusId(device.busId));
-    gpu.set("sm", std::to_string(device.computeCapability));
-  });
-  return system;
-}
-
-// Completes the GPUs with what the runtime knows, and names their ranks.
-void completeGpus(XmlNode& system, const std::vector<NodeDevice>& devices) {
-  visitGpus(system, [&](XmlNode& pci, XmlNode& gpu) {
-    gpu.erase("rank");
-    const std::string* address = pci.find("busid");
-    const topology::BusId busId = address ? topology::parseBusId(*address) : topology::kNoBusId;
-    for (const NodeDevice& device : devices) {
-      if (device.busId != busId) continue;
-      gpu.setDefault("sm", std::to_string(device.computeCapability));
-      gpu.set("rank", std::to_string(device.ranks.front()));
-    }
-  });
-}
 
 // The graphs of the GPUs that reach each other without the network.
 struct Domain {
@@ -123,43 +30,44 @@ struct Domain {
 struct NodeChannels {
   std::vector<Domain> domains;
   std::vector<int> domainOf;  // by device
+  // By devices, the lower first; `through` is a device.
+  std::map<std::pair<size_t, size_t>, topology::PeerVerdict> links;
 };
 
-topology::SearchSettings searchSettingsOf(const Settings& settings,
-                                          const topology::Topology& topology,
-                                          const std::string& graphText) {
-  topology::SearchSettings search;
-  if (settings.crossNic < 0 || settings.crossNic > 2) {
-    throw invalidArgument("NCCL_CROSS_NIC={} is not 0, 1 or 2", settings.crossNic);
+// Also says whether two nodes look alike to all ranks and communicators of this process.
+struct NodeQuestion {
+  topology::PathSettings rules;
+  topology::SearchSettings search;  // but for the graphs of the file
+  std::string graphFile, graphText;
+  std::vector<topology::BusId> devices;
+  int gpusInAll;
+  std::string machine;  // as XML without ranks
+
+  bool operator==(const NodeQuestion& other) const {
+    return rules == other.rules && search.crossNic == other.search.crossNic &&
+           graphFile == other.graphFile && graphText == other.graphText &&
+           devices == other.devices && gpusInAll == other.gpusInAll && machine == other.machine;
   }
-  search.crossNic = static_cast<int>(settings.crossNic);
-  if (!settings.graphFile.empty()) {
-    search.given = topology::parseGraphs(graphText, settings.graphFile, topology);
-  }
-  return search;
-}
+};
 
 // Of several hosts in one file, only one has each bus id: files of the host backend are checked.
-NodeChannels searchNode(const Settings& settings, const std::vector<NodeDevice>& devices,
-                        const topology::XmlTopology& file, int gpusInAll,
-                        const std::string& graphText) {
+NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopology& file) {
   topology::Topology whole = topology::buildTopology(file);
   for (const std::string& note : file.notes) logInfo("{}: {}", file.source, note);
   for (const std::string& note : whole.notes) logInfo("{}: {}", file.source, note);
+  const auto& devices = question.devices;
   for (topology::Node& node : whole.nodes) {
     if (node.type != topology::NodeType::gpu) continue;
-    const auto device = std::find_if(devices.begin(), devices.end(),
-                                     [&](const NodeDevice& d) { return d.busId == node.id; });
+    const auto device = std::find(devices.begin(), devices.end(), node.id);
     // Ranks of the communicator differ from one communicator to the next; devices stay.
     node.gpu.rank = device == devices.end() ? -1 : static_cast<int>(device - devices.begin());
   }
   NodeChannels node;
   node.domainOf.assign(devices.size(), -1);
-  const topology::PathSettings paths = pathSettingsOf(settings);
   for (size_t first = 0; first < devices.size(); first++) {
     if (node.domainOf[first] >= 0) continue;
     const topology::Machine machine =
-        topology::trimMachine(whole, paths, static_cast<int>(first), gpusInAll);
+        topology::trimMachine(whole, question.rules, static_cast<int>(first), question.gpusInAll);
     Domain domain;
     domain.topology = machine.topology;
     domain.deviceOf.assign(machine.topology.nodes.size(), -1);
@@ -168,30 +76,53 @@ NodeChannels searchNode(const Settings& settings, const std::vector<NodeDevice>&
       domain.deviceOf[static_cast<size_t>(gpu)] = device;
       node.domainOf[static_cast<size_t>(device)] = static_cast<int>(node.domains.size());
     }
-    domain.graphs =
-        topology::searchGraphs(machine, searchSettingsOf(settings, machine.topology, graphText));
+    topology::SearchSettings search = question.search;
+    if (!question.graphFile.empty()) {
+      search.given =
+          topology::parseGraphs(question.graphText, question.graphFile, machine.topology);
+    }
+    domain.graphs = topology::searchGraphs(machine, search);
     node.domains.push_back(std::move(domain));
+  }
+
+  std::vector<bool> used(whole.nodes.size(), true);
+  for (const int gpu : whole.of(topology::NodeType::gpu)) {
+    used[static_cast<size_t>(gpu)] = whole.node(gpu).gpu.rank >= 0;
+  }
+  const topology::Machine machine(topology::subTopology(whole, used), question.rules);
+  for (size_t a = 0; a < devices.size(); a++) {
+    for (size_t b = a + 1; b < devices.size(); b++) {
+      topology::PeerVerdict verdict =
+          topology::checkPeer(machine.topology, machine.paths, machine.settings,
+                              machine.topology.gpuOfRank(static_cast<int>(a)),
+                              machine.topology.gpuOfRank(static_cast<int>(b)));
+      if (verdict.through >= 0) verdict.through = machine.topology.node(verdict.through).gpu.rank;
+      node.links.emplace(std::pair(a, b), std::move(verdict));
+    }
   }
   return node;
 }
 
-// Searches a node once for all ranks and communicators of this process that it looks alike to.
 std::shared_ptr<const NodeChannels> nodeChannels(const Settings& settings,
                                                  const std::vector<NodeDevice>& devices,
-                                                 const topology::XmlTopology& file, int gpusInAll) {
-  const std::string graphText =
-      settings.graphFile.empty() ? "" : readText(settings.graphFile, "NCCL_GRAPH_FILE");
-  // All that the answer follows from; ranks are left out.
-  XmlNode anonymous = file.system;
-  visitGpus(anonymous, [](XmlNode&, XmlNode& gpu) { gpu.erase("rank"); });
-  std::string key =
-      fmt::format("{} {} {} {} {} {} {}\n{}\n{}", settings.p2pDisable, settings.p2pLevel,
-                  settings.gdrLevel, settings.crossNic, gpusInAll, devices.size(),
-                  settings.graphFile, graphText, topology::writeXml(anonymous));
-  for (const NodeDevice& device : devices) key += fmt::format(" {:x}", device.busId);
+                                                 const NodeMachine& machine, int gpusInAll) {
+  NodeQuestion question{machine.rules,
+                        topology::searchSettingsOf(settings),
+                        settings.graphFile,
+                        "",
+                        {},
+                        gpusInAll,
+                        ""};
+  if (!settings.graphFile.empty()) {
+    question.graphText = detect::readFile(settings.graphFile, "NCCL_GRAPH_FILE");
+  }
+  for (const NodeDevice& device : devices) question.devices.push_back(device.busId);
+  topology::XmlNode anonymous = machine.topology.system;
+  visitGpus(anonymous, [](topology::XmlNode&, topology::XmlNode& gpu) { gpu.erase("rank"); });
+  question.machine = topology::writeXml(anonymous);
 
   struct Remembered {
-    std::string key;
+    NodeQuestion question;
     std::shared_ptr<const NodeChannels> node;
   };
   static std::mutex mutex;
@@ -199,77 +130,52 @@ std::shared_ptr<const NodeChannels> nodeChannels(const Settings& settings,
   // Held during the search: the other ranks of the process need the same answer.
   std::lock_guard lock(mutex);
   for (const Remembered& entry : remembered) {
-    if (entry.key == key) return entry.node;
+    if (entry.question == question) return entry.node;
   }
-  auto node = std::make_shared<const NodeChannels>(
-      searchNode(settings, devices, file, gpusInAll, graphText));
-  remembered.push_front({std::move(key), node});
+  auto node = std::make_shared<const NodeChannels>(searchNode(question, machine.topology));
+  remembered.push_front({std::move(question), node});
   if (remembered.size() > kMostRemembered) remembered.pop_back();
   return node;
 }
 
+// From pairs of devices to pairs of ranks.
+transport::PeerLinks linksOf(const NodeChannels& node, const std::vector<NodeDevice>& devices) {
+  transport::PeerLinks links;
+  for (const auto& [pair, verdict] : node.links) {
+    for (const int a : devices[pair.first].ranks) {
+      for (const int b : devices[pair.second].ranks) {
+        if (verdict.byUser) {
+          throw invalidUsage(
+              "Ranks {} and {} may not reach each other's memory ({}), and there is no other "
+              "transport between GPUs of one host yet",
+              a, b, verdict.reason)
+              .remedy("Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL");
+        }
+        if (!verdict.allowed || (!verdict.read && verdict.through < 0)) continue;
+        const int through =
+            verdict.through < 0 ? -1 : devices[static_cast<size_t>(verdict.through)].ranks.front();
+        if (through >= 0) logInfo("ranks {} and {} meet in the memory of rank {}", a, b, through);
+        links[std::minmax(a, b)] = {verdict.read, through};
+      }
+    }
+  }
+  return links;
+}
+
+void writeDump(const std::string& file, const char* variable, const std::string& text) {
+  try {
+    detect::writeFile(file, text);
+  } catch (const Error& error) {
+    logWarn("{}: {}", variable, error.what());
+  }
+}
+
 }  // namespace
 
-std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, int rank) {
-  const RankFacts& own = ranks[static_cast<size_t>(rank)];
-  std::vector<NodeDevice> devices;
-  for (size_t r = 0; r < ranks.size(); r++) {
-    const RankFacts& facts = ranks[r];
-    if (facts.host != own.host) continue;
-    const topology::BusId busId = topology::parseBusId(facts.busId.data());
-    if (busId == topology::kNoBusId) {
-      throw internalError("The device of rank {} has the bus id '{}'", r, facts.busId.data());
-    }
-    auto device = std::find_if(devices.begin(), devices.end(),
-                               [&](const NodeDevice& d) { return d.busId == busId; });
-    if (device == devices.end()) {
-      devices.push_back({busId, facts.computeCapability, true, {}});
-      device = devices.end() - 1;
-    }
-    device->reachesPeers = device->reachesPeers && facts.reachesPeers != 0;
-    device->ranks.push_back(static_cast<int>(r));
-  }
-  std::sort(devices.begin(), devices.end(),
-            [](const NodeDevice& a, const NodeDevice& b) { return a.busId < b.busId; });
-  return devices;
-}
-
-topology::XmlTopology nodeTopology(const Settings& settings,
-                                   const std::vector<NodeDevice>& devices) {
-  const std::string& simulated = settings.hostTopologyFile;
-  std::string source = "this machine";
-  XmlNode found;
-  if (simulated.empty()) {
-    found = assumedMachine(devices);
-  } else {
-    source = simulated;
-    found =
-        topology::parseTopologyXml(readText(simulated, "UNISONO_HOST_TOPOLOGY"), simulated).system;
-  }
-  if (!settings.topologyFile.empty()) {
-    source = settings.topologyFile;
-    XmlNode platform = topology::parseTopologyXml(readText(settings.topologyFile, "NCCL_TOPO_FILE"),
-                                                  settings.topologyFile)
-                           .system;
-    topology::mergeTopology(platform, found);
-    found = std::move(platform);
-  }
-  completeGpus(found, devices);
-  topology::XmlTopology machine = topology::checkTopologyXml(std::move(found), source);
-  for (const NodeDevice& device : devices) {
-    if (topology::findDevice(machine.system, 0, device.busId) == nullptr) {
-      throw invalidUsage("{} has no GPU {}, the device of rank {}", source,
-                         topology::formatBusId(device.busId), device.ranks.front())
-          .remedy("Name the topology file of this machine");
-    }
-  }
-  return machine;
-}
-
-topology::RankPlace findPlace(const std::vector<RankFacts>& ranks, int rank,
-                              const Settings& settings) {
+NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Settings& settings) {
   const std::vector<NodeDevice> devices = devicesOfNode(ranks, rank);
-  const topology::XmlTopology machine = nodeTopology(settings, devices);
+  const auto backend = static_cast<runtime::Backend>(ranks[static_cast<size_t>(rank)].backend);
+  const NodeMachine machine = nodeMachine(settings, backend, devices);
   std::set<std::pair<uint64_t, std::string>> gpus;
   for (const RankFacts& facts : ranks) gpus.emplace(facts.host, facts.busId.data());
   const std::shared_ptr<const NodeChannels> node =
@@ -289,14 +195,15 @@ topology::RankPlace findPlace(const std::vector<RankFacts>& ranks, int rank,
     first = std::min(first, ranksOf[i].front());
   }
   if (rank == 0 && !settings.topologyDumpFile.empty()) {
-    writeText(settings.topologyDumpFile, "NCCL_TOPO_DUMP_FILE",
-              topology::writeTopologyXml(machine));
+    writeDump(settings.topologyDumpFile, "NCCL_TOPO_DUMP_FILE",
+              topology::writeTopologyXml(machine.topology));
   }
   if (rank == 0 && !settings.graphDumpFile.empty()) {
-    writeText(settings.graphDumpFile, "NCCL_GRAPH_DUMP_FILE",
+    writeDump(settings.graphDumpFile, "NCCL_GRAPH_DUMP_FILE",
               topology::writeGraphs(topology::namedGraphs(domain.graphs), domain.topology));
   }
-  return topology::placeOf(domain.graphs, ranksOf, rank, static_cast<uint64_t>(first));
+  return {topology::placeOf(domain.graphs, ranksOf, rank, static_cast<uint64_t>(first)),
+          linksOf(*node, devices)};
 }
 
 }  // namespace unisono::comm

@@ -270,19 +270,24 @@ Detected detectMachine(const DetectRequest& request) {
 }
 
 XmlTopology readTopologyFile(const std::filesystem::path& file) {
+  return topology::parseTopologyXml(readFile(file, "the topology file"), file.string());
+}
+
+std::string readFile(const std::filesystem::path& file, const std::string& what) {
+  const auto fail = [&](int code) {
+    throw systemError(code, fmt::format("reading {} {}", what, file.string()))
+        .remedy("Name a file that can be read");
+  };
   std::error_code error;
-  if (std::filesystem::is_directory(file, error))
-    throw systemError(EISDIR, fmt::format("reading the topology file {}", file.string()));
+  if (std::filesystem::is_directory(file, error)) fail(EISDIR);
   errno = 0;
   std::ifstream in(file, std::ios::binary);
   // One byte more than is accepted, so that the parser can refuse what is too much.
   std::string text(topology::XmlLimits{}.bytes + 1, '\0');
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (in.bad() || (!in && !in.eof()))
-    throw systemError(errno ? errno : EIO,
-                      fmt::format("reading the topology file {}", file.string()));
+  if (in.bad() || (!in && !in.eof())) fail(errno ? errno : EIO);
   text.resize(static_cast<std::size_t>(in.gcount()));
-  return topology::parseTopologyXml(text, file.string());
+  return text;
 }
 
 void writeFile(const std::filesystem::path& file, const std::string& text) {

@@ -85,6 +85,9 @@ struct Plan {
 // oneself that no receive of the group matches, or the other way round.
 Plan makePlan(const Shape& shape, const std::vector<Task>& tasks);
 
+// The first channel of messages from one rank to another; the same at both ends.
+int firstMessageChannel(const Shape& shape, int from, int to);
+
 // The point-to-point part of makePlan: appends launches for the messages of `tasks` (send, receive,
 // all-to-all, gather, scatter).
 void planMessages(const Shape& shape, const std::vector<Task>& tasks, Plan& plan);

@@ -80,7 +80,7 @@ Spread spread(const Shape& shape, int delta, uint64_t bytes) {
   const uint64_t most = std::clamp<uint64_t>(bytes / shape.minBytesPerPart, 1,
                                              static_cast<uint64_t>(shape.channelsPerPeer));
   const uint64_t part = ((bytes + most - 1) / most + kGrainBytes - 1) / kGrainBytes * kGrainBytes;
-  return {static_cast<uint16_t>(delta * shape.channelsPerPeer % shape.peerChannels),
+  return {static_cast<uint16_t>(firstMessageChannel(shape, 0, delta)),
           static_cast<uint16_t>((bytes + part - 1) / part), part};
 }
 
@@ -104,6 +104,11 @@ void checkMessagesToSelf(const Shape& shape, const Mail& mail) {
 }
 
 }  // namespace
+
+int firstMessageChannel(const Shape& shape, int from, int to) {
+  const int delta = (to - from + shape.ranks) % shape.ranks;
+  return delta * shape.channelsPerPeer % shape.peerChannels;
+}
 
 void planMessages(const Shape& shape, const std::vector<Task>& tasks, Plan& plan) {
   Mail mail(shape.ranks);

@@ -68,6 +68,7 @@ PeerVerdict checkPeer(const Topology& topology, const PathTable& paths,
         "their processes do not share /dev/shm, so they are in different containers; "
         "give both the same /dev/shm");
   }
+  verdict.byUser = settings.p2pDisable || (settings.p2pLevel && path.type > *settings.p2pLevel);
   if (settings.p2pDisable) return refuse("NCCL_P2P_DISABLE=1 forbids it");
   if (path.type > verdict.level)
     return refuse(fmt::format("the path is {}, and P2P is used up to {} only ({})",
@@ -85,7 +86,8 @@ PeerVerdict checkPeer(const Topology& topology, const PathTable& paths,
       if (to != gpuB && topology.node(to).type == NodeType::gpu) verdict.through = to;
     }
   }
-  verdict.read = path.type == PathType::nvl && a.gpu.sm == b.gpu.sm && a.gpu.sm == kAmpere;
+  const bool ampere = path.type == PathType::nvl && a.gpu.sm == b.gpu.sm && a.gpu.sm == kAmpere;
+  verdict.read = settings.p2pRead.value_or(ampere);
   verdict.reason = fmt::format("the path is {}, and P2P is used up to {}", nameOf(path.type),
                                nameOf(verdict.level));
   return verdict;

@@ -11,6 +11,7 @@ namespace unisono::topology {
 
 struct PeerVerdict {
   bool allowed = false;            // direct reads and writes between the two GPUs
+  bool byUser = false;             // refused by NCCL_P2P_DISABLE or NCCL_P2P_LEVEL
   bool read = false;               // the receiver should pull instead of the sender pushing
   int through = -1;                // GPU node between them; -1: none
   PathType level = PathType::dis;  // the farthest path that is allowed

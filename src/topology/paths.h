@@ -17,12 +17,15 @@ namespace unisono::topology {
 struct RankFacts {
   std::uint64_t shmDevice = 0;  // device number of /dev/shm; equal numbers on a host share memory
   std::uint64_t fabric = 0;     // NVLink fabric (cluster and clique) the GPU belongs to; 0: none
+
+  bool operator==(const RankFacts&) const = default;
 };
 
 // What the user may set about paths. The names in comments are NCCL's variables.
 struct PathSettings {
   bool p2pDisable = false;           // NCCL_P2P_DISABLE
   std::optional<PathType> p2pLevel;  // NCCL_P2P_LEVEL
+  std::optional<bool> p2pRead;       // NCCL_P2P_READ_ENABLE
   bool shmDisable = false;           // NCCL_SHM_DISABLE
   std::optional<PathType> gdrLevel;  // NCCL_NET_GDR_LEVEL
   std::optional<bool> gdrRead;       // NCCL_NET_GDR_READ
@@ -34,6 +37,8 @@ struct PathSettings {
   std::map<int, RankFacts> ranks;    // by rank
   // Pairs of ranks (lower first) between which the driver (NVML) refuses P2P.
   std::set<std::pair<int, int>> p2pRefused;
+
+  bool operator==(const PathSettings&) const = default;
 };
 
 // The best way from one node to another.

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <array>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "bootstrap/bootstrap.h"
@@ -16,6 +18,15 @@ struct PeerPlace {
   int device;        // ordinal in its process
 };
 
+// How two ranks that reach each other do so (topology::checkPeer).
+struct PeerLink {
+  bool read = false;  // the receiver pulls data out of the sender's memory
+  int through = -1;   // the rank whose memory both use, as neither reaches the other's; -1: none
+};
+// By ranks, the lower first. Both ends and the rank between have the same entry; a pair without one
+// has the plain link, where senders push.
+using PeerLinks = std::map<std::pair<int, int>, PeerLink>;
+
 // Where the scratch of a one-shot all-reduce lies, of every rank, and this rank's epochs.
 struct OneShotMemory {
   std::array<std::byte*, device::kOneShotMaxRanks> scratch{};
@@ -25,12 +36,20 @@ struct OneShotMemory {
 // Connects a rank to the peers that plans need, when they first need them. Every connection has two
 // ends that connect in the same call of the same plan position, so each side sends what it made
 // before it waits for what the other made: no order of ranks can block.
+//
+// The counters that an end polls lie in its own memory. The slots lie with the receiver, or with
+// the sender where receivers read. Where two ranks do not reach each other, all lies in the memory
+// of the rank between them.
 class Connector {
  public:
   Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap, memory::Arena& arena,
             memory::MappingCache& mappings, DeviceTables& tables, const plan::Shape& shape,
-            uint32_t slots, std::vector<PeerPlace> places,
+            uint32_t slots, std::vector<PeerPlace> places, PeerLinks links,
             std::vector<std::vector<int32_t>> ringOrders);
+
+  // Makes the connections for messages that lead through a third rank: that one takes no part in
+  // the calls that need them. Collective.
+  void connectThrough();
 
   // Makes all that `plan` uses and is not there yet.
   void connect(const plan::Plan& plan);
@@ -44,19 +63,29 @@ class Connector {
   const OneShotMemory& oneShot() const { return oneShot_; }
 
  private:
-  memory::Block makeSenderBlock(int channels);
-  memory::Block makeReceiverBlock(int channels, uint32_t slotBytes);
-  device::Connection connectionOf(std::byte* senderBlock, std::byte* receiverBlock, int channel,
-                                  int channels, uint32_t slotBytes, bool direct) const;
-  void sendBlock(int peer, uint64_t tag, const memory::Block& block);
-  std::byte* receiveBlock(int peer, uint64_t tag);
-  void confirm(int peer);
+  // Channels firstChannel .. firstChannel + channels - 1 from one rank to another. This rank is one
+  // of the two, or the one between them.
+  struct Link {
+    int sender, receiver;
+    uint64_t purpose;
+    int firstChannel, channels;
+    uint32_t slotBytes;
+    memory::Block own{};  // of this rank's end, unless the rank between provides it
+  };
+  PeerLink way(int a, int b) const;
+  memory::Block makeBlock(const Link& link, bool ofSender);
+  void sendBlock(int peer, const Link& link, bool ofSender, const memory::Block& block);
+  std::byte* receiveBlock(int peer, const Link& link, bool ofSender);
+  void offer(Link& link);
+  std::vector<device::Connection> complete(const Link& link);
   bool isDirect(int peer) const;
+  Link peerLink(int from, int to, int firstChannel, int channels) const;
+  void completePeer(const Link& link);
 
   void connectRings(int channels);
   void connectPeers(const std::vector<plan::PeerUse>& uses);
   void connectOneShot();
-  int& connectedChannels(const plan::PeerUse& use);
+  int& connectedChannels(int peer, bool sends);
 
   runtime::Runtime& runtime_;
   bootstrap::Bootstrap& bootstrap_;
@@ -66,6 +95,7 @@ class Connector {
   plan::Shape shape_;
   uint32_t slots_;
   std::vector<PeerPlace> places_;
+  PeerLinks links_;
   std::vector<std::vector<int32_t>> ringOrders_;  // [channel][position]: rank
 
   int ringChannels_ = 0;

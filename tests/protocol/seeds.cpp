@@ -76,8 +76,27 @@ const std::vector<Geometry>& geometries() {
        .minBytesPerPart = 512,
        .directBytes = 512,
        .oneProcess = false},
+      // Pairs of ranks that reach each other in different ways.
+      {.name = "links",
+       .channels = 3,
+       .slots = 4,
+       .slotBytes = 512,
+       .slicesPerChunk = 2,
+       .peerChannels = 4,
+       .channelsPerPeer = 2,
+       .minBytesPerChannel = 1024,
+       .minBytesPerPart = 512,
+       .directBytes = 2048,
+       .links = true},
   };
   return kGeometries;
+}
+
+const Geometry& geometryOf(const std::string& name) {
+  for (const Geometry& geometry : geometries()) {
+    if (geometry.name == name) return geometry;
+  }
+  throw std::invalid_argument(name);
 }
 
 World& worldOf(const Geometry& geometry, int ranks) {

@@ -31,6 +31,8 @@ Random randomOf(uint64_t seed, const std::string& test);
 
 // Geometries that make every path of the protocols common.
 const std::vector<Geometry>& geometries();
+// Throws for a name that no geometry has.
+const Geometry& geometryOf(const std::string& name);
 
 // The world of a geometry and a number of ranks; made once, and again after discardWorlds().
 World& worldOf(const Geometry& geometry, int ranks);

@@ -159,20 +159,33 @@ void World::makeMember(int rank, int ranks) {
     }
     orders.push_back(order);
   }
+  transport::PeerLinks links;
+  for (int a = 0; a < ranks; a++) {
+    for (int b = a + 1; b < ranks; b++) links[{a, b}] = link(a, b);
+  }
   member.connector = std::make_unique<transport::Connector>(
       runtime, network(rank), *member.arena, *member.mappings, *member.tables, shape,
-      geometry_.slots, std::move(places), std::move(orders));
+      geometry_.slots, std::move(places), std::move(links), std::move(orders));
+  member.connector->connectThrough();
 
   plan::Plan everything;
   everything.usesOneShot = geometry_.oneShotMaxBytes > 0 && ranks > 1;
   if (ranks > 1) everything.ringChannels = geometry_.channels;
   for (int delta = 1; delta < ranks; delta++) {
-    const int first = delta * geometry_.channelsPerPeer % geometry_.peerChannels;
+    const int first = plan::firstMessageChannel(shape, 0, delta);
     everything.peers.push_back({(rank + delta) % ranks, true, first, geometry_.channelsPerPeer});
     everything.peers.push_back(
         {(rank + ranks - delta) % ranks, false, first, geometry_.channelsPerPeer});
   }
   member.connector->connect(everything);
+}
+
+transport::PeerLink World::link(int a, int b) const {
+  if (!geometry_.links || (a + b) % 3 == 0) return {};
+  if ((a + b) % 3 == 1 || ranks() < 3) return {.read = true, .through = -1};
+  int through = (a + b) % ranks();
+  while (through == a || through == b) through = (through + 1) % ranks();
+  return {.read = false, .through = through};
 }
 
 uint32_t* World::abortFlag(int rank) const {

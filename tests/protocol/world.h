@@ -42,6 +42,7 @@ struct Geometry {
   uint64_t directBytes = 1 << 30;
   uint64_t oneShotMaxBytes = 0;
   bool oneProcess = true;  // else the ranks believe that each has its own: nothing is direct
+  bool links = false;      // some pairs read, some meet in the memory of a third rank
 };
 
 // `fibers` or `threads` as UNISONO_TEST_EXECUTOR says. One for the whole program; a deadlock is an
@@ -57,6 +58,10 @@ class World {
   const Geometry& geometry() const { return geometry_; }
   runtime::Stream stream(int rank) const { return members_[index(rank)].stream.get(); }
   const plan::Shape& shape(int rank) const { return members_[index(rank)].shape; }
+  const device::Communicator& tables(int rank) const {
+    return *members_[index(rank)].tables->address();
+  }
+  transport::PeerLink link(int a, int b) const;
 
   // Puts all counters, FIFOs and scratch into a state that only `random` decides: as after some
   // random past of the ranks, with junk where nothing may be read. Nothing may run.

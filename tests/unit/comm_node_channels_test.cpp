@@ -33,7 +33,7 @@ std::vector<topology::RankPlace> placesOf(const std::vector<RankFacts>& ranks,
                                           const Settings& settings = {}) {
   std::vector<topology::RankPlace> places;
   for (size_t rank = 0; rank < ranks.size(); rank++) {
-    places.push_back(findPlace(ranks, static_cast<int>(rank), settings));
+    places.push_back(findPlace(ranks, static_cast<int>(rank), settings).place);
   }
   return places;
 }
@@ -120,13 +120,46 @@ TEST(NodeChannels, FollowTheFileOfTheSimulatedMachine) {
       EXPECT_TRUE(rank / 4 == next / 4 || rank % 4 == next % 4) << rank << " to " << next;
     }
   }
-  settings.p2pDisable = true;
-  EXPECT_GT(topology::join(placesOf(ranks, settings), {}).ring().typeIntra,
-            static_cast<int>(topology::PathType::pxb));
-
   const std::string error = errorOf(factsOf(8, 8, 0x40), settings);
   EXPECT_TRUE(has(error, "0000:40:00.0")) << error;
   EXPECT_TRUE(has(error, file.path())) << error;
+}
+
+TEST(NodeChannels, LinksFollowThePathsBetweenGpus) {
+  const topology::XmlTopology machine = topology::describeMachine(topology::preset("dgx1-v100"));
+  const File file("machine", topology::writeTopologyXml(machine));
+  Settings settings;
+  settings.hostTopologyFile = file.path();
+  const auto ranks = factsOf(8, 8, 0x10);
+  const auto linksOf = [&] { return findPlace(ranks, 3, settings).links; };
+  // GPUs that no NVLink joins meet on one that has NVLinks to both.
+  const transport::PeerLinks links = linksOf();
+  EXPECT_EQ(links.size(), 12u);
+  for (const auto& [pair, link] : links) {
+    const auto [a, b] = pair;
+    EXPECT_TRUE(a / 4 != b / 4 && a % 4 != b % 4) << a << " and " << b;
+    EXPECT_FALSE(link.read);
+    EXPECT_TRUE(link.through % 4 == a % 4 || link.through % 4 == b % 4) << link.through;
+    EXPECT_TRUE(link.through != a && link.through != b) << link.through;
+  }
+  settings.nvbDisable = true;
+  EXPECT_TRUE(linksOf().empty());
+  settings.p2pRead = 1;
+  for (const auto& [pair, link] : linksOf()) EXPECT_TRUE(link.read);
+  EXPECT_TRUE(linksOf().contains({0, 1}));
+}
+
+TEST(NodeChannels, WhatTheUserForbidsIsAnError) {
+  const auto ranks = factsOf(4, 2);
+  Settings settings;
+  settings.p2pDisable = true;
+  EXPECT_TRUE(has(errorOf(ranks, settings), "Ranks 0 and 1")) << errorOf(ranks, settings);
+  EXPECT_TRUE(has(errorOf(ranks, settings), "NCCL_P2P_DISABLE")) << errorOf(ranks, settings);
+  settings.p2pDisable = false;
+  settings.p2pLevel = "LOC";
+  EXPECT_TRUE(has(errorOf(ranks, settings), "NCCL_P2P_LEVEL")) << errorOf(ranks, settings);
+  settings.p2pLevel = "NVL";
+  EXPECT_EQ(errorOf(ranks, settings), "");
 }
 
 TEST(NodeChannels, FilesGoOutAndIn) {

@@ -1,0 +1,188 @@
+#include "comm/node_machine.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "detect/detect.h"
+#include "topology/presets.h"
+#include "topology/settings.h"
+#include "topology/xml_merge.h"
+
+namespace unisono::comm {
+namespace {
+
+using topology::XmlNode;
+
+// NVLinks of a GPU to the NVSwitches, by its generation.
+int switchNvlinks(int computeCapability) {
+  return computeCapability >= 90 ? 18 : computeCapability >= 80 ? 12 : 6;
+}
+
+XmlNode assumedMachine(const std::vector<NodeDevice>& devices) {
+  topology::MachineDescription description;
+  description.gpus = static_cast<int>(devices.size());
+  description.sockets = description.gpus > 1 ? 2 : 1;
+  bool reaches = devices.size() > 1;
+  int weakest = devices.front().computeCapability;
+  for (const NodeDevice& device : devices) {
+    reaches = reaches && device.reachesPeers;
+    weakest = std::min(weakest, device.computeCapability);
+  }
+  if (reaches) description.switchNvlinks = switchNvlinks(weakest);
+  XmlNode system = topology::describeMachine(description).system;
+  size_t next = 0;
+  visitGpus(system, [&](XmlNode& pci, XmlNode& gpu) {
+    const NodeDevice& device = devices[next++];
+    pci.set("busid", topology::formatBusId(device.busId));
+    gpu.set("sm", std::to_string(device.computeCapability));
+  });
+  return system;
+}
+
+// Completes the GPUs with what the runtime knows, and names their ranks.
+void completeGpus(XmlNode& system, const std::vector<NodeDevice>& devices) {
+  visitGpus(system, [&](XmlNode& pci, XmlNode& gpu) {
+    gpu.erase("rank");
+    const std::string* address = pci.find("busid");
+    const topology::BusId busId = address ? topology::parseBusId(*address) : topology::kNoBusId;
+    for (const NodeDevice& device : devices) {
+      if (device.busId != busId) continue;
+      gpu.setDefault("sm", std::to_string(device.computeCapability));
+      gpu.set("rank", std::to_string(device.ranks.front()));
+    }
+  });
+}
+
+// Detects the machine around the devices, whose places stand for ranks. Machines do not change
+// while a process lives: each set of devices is looked at once. Null without the driver's
+// management library, which alone knows the NVLinks.
+std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
+                                                   const std::vector<NodeDevice>& devices) {
+  static std::mutex mutex;
+  static std::unique_ptr<detect::NvmlSource> nvml;
+  static std::map<std::string, std::shared_ptr<const detect::Detected>> detected;
+  // Held meanwhile: the other ranks of the process need the same answer.
+  std::lock_guard lock(mutex);
+  if (nvml == nullptr) {
+    std::string problem;
+    nvml = detect::loadNvml("libnvidia-ml.so.1", problem);
+    if (nvml == nullptr) {
+      logWarn(
+          "NVLinks cannot be detected: {}. Channels are made as for GPUs on NVSwitches if all "
+          "reach each other, else as for PCI",
+          problem);
+      return nullptr;
+    }
+  }
+  detect::DetectRequest request;
+  request.nvml = nvml.get();
+  request.topologyFile = settings.topologyFile;
+  std::string key = settings.topologyFile;
+  for (const NodeDevice& device : devices) {
+    detect::GpuRequest gpu;
+    gpu.busId = device.busId;
+    gpu.sm = device.computeCapability;
+    gpu.rank = static_cast<int>(request.gpus.size());
+    request.gpus.push_back(gpu);
+    key += fmt::format(" {:x}", device.busId);
+  }
+  auto& known = detected[key];
+  if (known == nullptr) {
+    known = std::make_shared<const detect::Detected>(detect::detectMachine(request));
+    for (const std::string& note : known->topology.notes) logInfo("this machine: {}", note);
+  }
+  return known;
+}
+
+topology::XmlTopology readTopology(const std::string& file, const std::string& variable) {
+  return topology::parseTopologyXml(detect::readFile(file, variable), file);
+}
+
+// The machine of the file that the host backend simulates, or one like most that have such GPUs,
+// below the file of NCCL_TOPO_FILE.
+topology::XmlTopology assembleMachine(const Settings& settings, runtime::Backend backend,
+                                      const std::vector<NodeDevice>& devices) {
+  const bool simulated = backend == runtime::Backend::host && !settings.hostTopologyFile.empty();
+  topology::XmlTopology machine;
+  machine.source = "this machine";
+  if (simulated) {
+    machine = readTopology(settings.hostTopologyFile, "UNISONO_HOST_TOPOLOGY");
+  } else {
+    machine.system = assumedMachine(devices);
+  }
+  if (settings.topologyFile.empty()) return machine;
+  topology::XmlTopology platform = readTopology(settings.topologyFile, "NCCL_TOPO_FILE");
+  topology::mergeTopology(platform.system, machine.system);
+  return platform;
+}
+
+}  // namespace
+
+void visitGpus(XmlNode& node, const std::function<void(XmlNode& pci, XmlNode& gpu)>& visit) {
+  for (XmlNode& child : node.children) {
+    if (node.name == "pci" && child.name == "gpu") visit(node, child);
+    visitGpus(child, visit);
+  }
+}
+
+std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, int rank) {
+  const RankFacts& own = ranks[static_cast<size_t>(rank)];
+  std::vector<NodeDevice> devices;
+  for (size_t r = 0; r < ranks.size(); r++) {
+    const RankFacts& facts = ranks[r];
+    if (facts.host != own.host) continue;
+    const topology::BusId busId = topology::parseBusId(facts.busId.data());
+    if (busId == topology::kNoBusId) {
+      throw internalError("The device of rank {} has the bus id '{}'", r, facts.busId.data());
+    }
+    auto device = std::find_if(devices.begin(), devices.end(),
+                               [&](const NodeDevice& d) { return d.busId == busId; });
+    if (device == devices.end()) {
+      devices.push_back({busId, facts.computeCapability, true, facts.sharedMemory, {}});
+      device = devices.end() - 1;
+    }
+    device->reachesPeers = device->reachesPeers && facts.reachesPeers != 0;
+    device->ranks.push_back(static_cast<int>(r));
+  }
+  std::sort(devices.begin(), devices.end(),
+            [](const NodeDevice& a, const NodeDevice& b) { return a.busId < b.busId; });
+  return devices;
+}
+
+NodeMachine nodeMachine(const Settings& settings, runtime::Backend backend,
+                        const std::vector<NodeDevice>& devices) {
+  NodeMachine machine;
+  machine.rules = topology::pathSettingsOf(settings);
+  std::shared_ptr<const detect::Detected> detected;
+  if (backend == runtime::Backend::cuda) detected = detectNode(settings, devices);
+  if (detected != nullptr) {
+    machine.topology = detected->topology;
+    machine.rules.p2pRefused = detected->p2pRefused;
+  } else {
+    machine.topology = assembleMachine(settings, backend, devices);
+  }
+  for (size_t i = 0; i < devices.size(); i++) {
+    topology::RankFacts& facts = machine.rules.ranks[static_cast<int>(i)];
+    facts.shmDevice = devices[i].sharedMemory;
+    if (detected != nullptr && detected->fabrics.contains(static_cast<int>(i))) {
+      facts.fabric = detected->fabrics.at(static_cast<int>(i));
+    }
+  }
+  completeGpus(machine.topology.system, devices);
+  const std::string source = machine.topology.source;
+  machine.topology = topology::checkTopologyXml(std::move(machine.topology.system), source);
+  for (const NodeDevice& device : devices) {
+    if (topology::findDevice(machine.topology.system, 0, device.busId) == nullptr) {
+      throw invalidUsage("{} has no GPU {}, the device of rank {}", source,
+                         topology::formatBusId(device.busId), device.ranks.front())
+          .remedy("Name the topology file of this machine");
+    }
+  }
+  return machine;
+}
+
+}  // namespace unisono::comm

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/agreement.h"
+#include "topology/paths.h"
+#include "topology/xml.h"
+
+// The machine that the ranks of a node are in.
+namespace unisono::comm {
+
+// A GPU of this node that the communicator uses.
+struct NodeDevice {
+  topology::BusId busId;
+  int computeCapability;
+  bool reachesPeers;      // all others of the communicator directly
+  uint64_t sharedMemory;  // see RankFacts
+  std::vector<int> ranks;
+};
+
+// The GPUs of the node of `rank`, by bus id.
+std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, int rank);
+
+// Calls `visit` for each <pci> that holds a <gpu>.
+void visitGpus(topology::XmlNode& node,
+               const std::function<void(topology::XmlNode& pci, topology::XmlNode& gpu)>& visit);
+
+struct NodeMachine {
+  topology::XmlTopology topology;  // its GPUs name the first of their ranks
+  // The user's settings with what was found out; "ranks" are places in the list of devices.
+  topology::PathSettings rules;
+};
+
+// The machine that `devices` are in. On CUDA what is detected, completed by the file of
+// NCCL_TOPO_FILE; where the driver's management library is missing, and on the host backend without
+// UNISONO_HOST_TOPOLOGY, GPUs with NVLink to NVSwitches (PCI alone if they do not reach each
+// other). Throws Error(invalidArgument) or Error(systemError) for settings and files that cannot be
+// used, Error(invalidUsage) for a device that the file lacks.
+NodeMachine nodeMachine(const Settings& settings, runtime::Backend backend,
+                        const std::vector<NodeDevice>& devices);
+
+}  // namespace unisono::comm

@@ -1,0 +1,52 @@
+#include "topology/settings.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace unisono::topology {
+namespace {
+
+std::optional<PathType> levelOf(const std::string& text, const char* variable) {
+  if (text.empty()) return std::nullopt;
+  const std::optional<PathType> level = pathLevelOf(text);
+  if (!level) {
+    throw invalidArgument("{}={} is no level", variable, text)
+        .remedy(fmt::format("Set {} to LOC, NVL, PIX, PXB, PHB or SYS, or unset it", variable));
+  }
+  return level;
+}
+
+std::optional<bool> switchOf(int64_t value) {
+  return value < 0 ? std::nullopt : std::optional(value != 0);
+}
+
+}  // namespace
+
+PathSettings pathSettingsOf(const Settings& settings) {
+  PathSettings paths;
+  paths.p2pDisable = settings.p2pDisable;
+  paths.p2pLevel = levelOf(settings.p2pLevel, "NCCL_P2P_LEVEL");
+  paths.p2pRead = switchOf(settings.p2pRead);
+  paths.shmDisable = settings.shmDisable;
+  paths.gdrLevel = levelOf(settings.gdrLevel, "NCCL_NET_GDR_LEVEL");
+  paths.gdrRead = switchOf(settings.gdrRead);
+  paths.gdrC2c = settings.gdrC2c;
+  paths.pxnDisable = settings.pxnDisable;
+  paths.pxnC2c = settings.pxnC2c;
+  paths.nvbDisable = settings.nvbDisable;
+  paths.multiNodeNvlink = settings.multiNodeNvlink;
+  return paths;
+}
+
+SearchSettings searchSettingsOf(const Settings& settings) {
+  if (settings.crossNic < 0 || settings.crossNic > 2) {
+    throw invalidArgument("NCCL_CROSS_NIC={} is not 0, 1 or 2", settings.crossNic)
+        .remedy("Set NCCL_CROSS_NIC to one of these, or unset it");
+  }
+  SearchSettings search;
+  search.crossNic = static_cast<int>(settings.crossNic);
+  return search;
+}
+
+}  // namespace unisono::topology

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "base/settings.h"
+#include "topology/paths.h"
+#include "topology/search.h"
+
+// What the user set, in the terms of this layer.
+namespace unisono::topology {
+
+// Throws Error(invalidArgument) for a value that is no level.
+PathSettings pathSettingsOf(const Settings& settings);
+
+// Without the graphs of Settings::graphFile, which name the GPUs of a machine (parseGraphs).
+// Throws Error(invalidArgument) for a value that is not allowed.
+SearchSettings searchSettingsOf(const Settings& settings);
+
+}  // namespace unisono::topology
