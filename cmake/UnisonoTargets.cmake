@@ -6,7 +6,7 @@ target_compile_options(unisono_options INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror>)
 if(UNISONO_SANITIZER)
   target_compile_options(unisono_options INTERFACE
-    -fsanitize=${UNISONO_SANITIZER} -fno-omit-frame-pointer -g
+    -fsanitize=${UNISONO_SANITIZER} -fno-omit-frame-pointer
     # With a sanitizer's instrumentation GCC 12 takes std::optional for uninitialized. The other
     # presets keep the warning.
     -Wno-maybe-uninitialized)
@@ -31,6 +31,8 @@ function(unisono_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPENDS;LABELS;ARGUMENTS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE unisono_options ${ARG_DEPENDS} GTest::gtest GTest::gtest_main)
+  # A test's own code runs briefly and takes long to optimize; what it tests is built as shipped.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   target_compile_definitions(${name} PRIVATE
     UNISONO_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGUMENTS})
