@@ -119,7 +119,7 @@ ChildReply checkContexts(Runtime& runtime) {
 std::unique_ptr<Runtime> makeRuntime(int cuMem, bool multiNodeNvlink) {
   Settings settings;
   settings.cuMem = cuMem;
-  static_cast<void>(multiNodeNvlink);
+  settings.multiNodeNvlink = multiNodeNvlink;
   return createCudaRuntime(settings);
 }
 

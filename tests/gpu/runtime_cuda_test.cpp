@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "cuda_graph.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/driver.h"
 #include "runtime_cuda_child.h"
@@ -16,6 +17,8 @@
 
 namespace unisono::runtime::test {
 namespace {
+
+using unisono::test::CudaGraph;
 
 constexpr size_t kOddBytes = (size_t{5} << 20) + 3;
 
@@ -250,33 +253,6 @@ TEST_F(CudaRuntimeTest, ACaptureInGlobalModeSurvivesOurCalls) {
   cudaGraphDestroy(graph);
 }
 
-// A graph, destroyed with the object.
-class Graph {
- public:
-  Graph(cudaStream_t origin, const std::function<void()>& body) {
-    check(cudaStreamBeginCapture(origin, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-    body();
-    check(cudaStreamEndCapture(origin, &graph_), "cudaStreamEndCapture");
-    check(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
-  }
-  ~Graph() {
-    cudaGraphExecDestroy(executable_);
-    cudaGraphDestroy(graph_);
-  }
-  void launch(cudaStream_t stream) const {
-    check(cudaGraphLaunch(executable_, stream), "cudaGraphLaunch");
-  }
-  size_t nodes() const {
-    size_t count = 0;
-    check(cudaGraphGetNodes(graph_, nullptr, &count), "cudaGraphGetNodes");
-    return count;
-  }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
-};
-
 class CudaGraphOrderTest : public CudaRuntimeTest {
  protected:
   static constexpr unsigned long long kDelayNs = 50'000'000;
@@ -316,7 +292,7 @@ class CudaGraphOrderTest : public CudaRuntimeTest {
 };
 
 TEST_F(CudaGraphOrderTest, WorkOutsideWaitsForAGraph) {
-  const Graph graph(stream(0), [&] {
+  const CudaGraph graph(stream(0), [&] {
     for (unsigned char value : {7, 8}) captured(stream(0), [&] { fillSlowly(stream(0), value); });
   });
   EXPECT_EQ(graph.nodes(), 4u) << "one wait, two kernels, one record";
@@ -332,7 +308,7 @@ TEST_F(CudaGraphOrderTest, WorkOutsideWaitsForAGraph) {
 }
 
 TEST_F(CudaGraphOrderTest, AGraphWaitsForWorkOutside) {
-  const Graph graph(stream(0), [&] { captured(stream(0), [&] { copy(stream(0)); }); });
+  const CudaGraph graph(stream(0), [&] { captured(stream(0), [&] { copy(stream(0)); }); });
   for (unsigned char value : {9, 10}) {
     fillSlowly(stream(1), value);
     event_->record(stream(1));
@@ -343,8 +319,9 @@ TEST_F(CudaGraphOrderTest, AGraphWaitsForWorkOutside) {
 }
 
 TEST_F(CudaGraphOrderTest, AGraphWaitsForAnotherGraph) {
-  const Graph first(stream(0), [&] { captured(stream(0), [&] { fillSlowly(stream(0), 11); }); });
-  const Graph second(stream(1), [&] { captured(stream(1), [&] { copy(stream(1)); }); });
+  const CudaGraph first(stream(0),
+                        [&] { captured(stream(0), [&] { fillSlowly(stream(0), 11); }); });
+  const CudaGraph second(stream(1), [&] { captured(stream(1), [&] { copy(stream(1)); }); });
   first.launch(stream(0));
   second.launch(stream(1));
   runtime_->synchronize(stream(1));
@@ -355,7 +332,7 @@ TEST_F(CudaGraphOrderTest, AGraphWaitsForAnotherGraph) {
 // Branches of one graph, which nothing else orders.
 TEST_F(CudaGraphOrderTest, BranchesOfAGraphRunInTheOrderOfTheCalls) {
   auto fork = runtime_->createEvent(0), join = runtime_->createEvent(0);
-  const Graph graph(stream(0), [&] {
+  const CudaGraph graph(stream(0), [&] {
     fork->record(stream(0));
     fork->makeWait(stream(1));
     captured(stream(0), [&] { fillSlowly(stream(0), 12); });

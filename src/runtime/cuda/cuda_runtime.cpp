@@ -31,6 +31,7 @@ class CudaRuntime final : public Runtime {
     devices_ = countDevices();
     for (int device = 0; device < devices_; ++device) {
       support_.push_back(sharingSupport(device));
+      support_.back().fabric &= settings.multiNodeNvlink;
     }
     logInfo("CUDA runtime with {} devices", devices_);
   }

@@ -1,0 +1,113 @@
+// CUDA graphs of collectives beside plain calls and other graphs of the same communicator, on
+// streams that nothing else orders: each rank makes the calls in the same order.
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda_graph.h"
+#include "testing.h"
+
+namespace unisono::system_test {
+namespace {
+
+using test::CudaGraph;
+
+constexpr int kRanks = 2;
+constexpr int kInGraph = 3;
+constexpr int kRounds = 200;
+
+// The element counts of the calls in graphs and outside: one-shot and ring.
+class Graphs : public ::testing::TestWithParam<std::pair<size_t, size_t>> {};
+
+// A sum over all ranks of its own buffers.
+class Sum {
+ public:
+  Sum(int rank, size_t count)
+      : rank_(rank),
+        input_(deviceOf(rank), count * sizeof(int)),
+        output_(deviceOf(rank), count * sizeof(int)),
+        values_(count) {}
+
+  void setInput(int value) {
+    values_.assign(values_.size(), value + rank_);
+    device::copy(input_.as(), values_.data(), input_.bytes());
+  }
+  void call(ncclComm_t comm, cudaStream_t stream) {
+    check(ncclAllReduce(input_.as(), output_.as(), values_.size(), ncclInt, ncclSum, comm, stream));
+  }
+  void expect(int value, const std::string& what) {
+    device::copy(values_.data(), output_.as(), output_.bytes());
+    const int sum = kRanks * value + kRanks * (kRanks - 1) / 2;
+    for (size_t i = 0; i < values_.size(); i++) {
+      if (values_[i] != sum) {
+        throw std::runtime_error(what + ": element " + std::to_string(i) + " is " +
+                                 std::to_string(values_[i]) + ", not " + std::to_string(sum));
+      }
+    }
+  }
+
+ private:
+  int rank_;
+  DeviceBuffer input_, output_;
+  std::vector<int> values_;
+};
+
+TEST_P(Graphs, MixWithPlainCallsAndOtherGraphs) {
+  const auto [graphCount, plainCount] = GetParam();
+  const ncclUniqueId id = newId();
+  onThreads(kRanks, [&, inGraph = graphCount, outside = plainCount](int rank) {
+    Member member(id, rank, kRanks);
+    const DeviceStream streams[] = {DeviceStream(deviceOf(rank)), DeviceStream(deviceOf(rank)),
+                                    DeviceStream(deviceOf(rank))};
+    Sum first(rank, inGraph), second(rank, inGraph), plain(rank, outside);
+    first.setInput(1);
+    second.setInput(2);
+    plain.setInput(3);
+    plain.call(member.comm, streams[2]);  // before any graph was captured
+    const CudaGraph firstGraph(streams[0], [&] {
+      for (int i = 0; i < kInGraph; i++) first.call(member.comm, streams[0]);
+    });
+    const CudaGraph secondGraph(streams[1], [&] { second.call(member.comm, streams[1]); });
+    for (int round = 0; round < kRounds; round++) {
+      firstGraph.launch(streams[0]);
+      plain.call(member.comm, streams[2]);
+      secondGraph.launch(streams[1]);
+      if (round % 3 == 0) firstGraph.launch(streams[1]);
+    }
+    for (const DeviceStream& stream : streams) stream.synchronize();
+    first.expect(1, "first graph");
+    second.expect(2, "second graph");
+    plain.expect(3, "plain call");
+  });
+}
+
+TEST_P(Graphs, AreWaitedForByDestroy) {
+  const size_t count = GetParam().first;
+  const ncclUniqueId id = newId();
+  onThreads(kRanks, [&](int rank) {
+    Member member(id, rank, kRanks);
+    const DeviceStream stream(deviceOf(rank));
+    Sum sum(rank, count);
+    sum.setInput(5);
+    const CudaGraph graph(stream, [&] { sum.call(member.comm, stream); });
+    for (int i = 0; i < 20; i++) graph.launch(stream);
+    check(ncclCommDestroy(std::exchange(member.comm, nullptr)));
+    sum.expect(5, "graph before ncclCommDestroy");
+  });
+}
+
+constexpr size_t kOneShot = 256, kRing = size_t{1} << 20;
+INSTANTIATE_TEST_SUITE_P(Of, Graphs,
+                         ::testing::Values(std::pair{kOneShot, kOneShot}, std::pair{kRing, kRing},
+                                           std::pair{kOneShot, kRing}, std::pair{kRing, kOneShot}),
+                         [](const auto& test) {
+                           auto name = [](size_t count) {
+                             return count == kOneShot ? "OneShot" : "Ring";
+                           };
+                           return std::string(name(test.param.first)) + "Beside" +
+                                  name(test.param.second);
+                         });
+
+}  // namespace
+}  // namespace unisono::system_test
