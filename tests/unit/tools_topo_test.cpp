@@ -63,7 +63,9 @@ class TopoProgram : public ::testing::Test {
 };
 
 View viewOf(const std::string& preset, int nodes) {
-  return makeView(topology::describeMachine(topology::preset(preset)), nodes, {});
+  ViewSettings settings;
+  settings.nodes = nodes;
+  return makeView(topology::describeMachine(topology::preset(preset)), settings);
 }
 
 TEST_F(TopoProgram, PrintsTreePathsAndChannels) {
@@ -75,6 +77,83 @@ TEST_F(TopoProgram, PrintsTreePathsAndChannels) {
   EXPECT_THAT(run.out, HasSubstr("NVL 370.8"));
   EXPECT_THAT(run.out, HasSubstr("ring = ring: 8 channels, intra 48 GB/s NVL, inter 48 GB/s PIX"));
   EXPECT_THAT(run.out, HasSubstr("nvls = NVLS: 8 channels"));
+}
+
+TEST_F(TopoProgram, PrintsTheChannelsOfAllNodes) {
+  Run run = topo("--preset dgx-h100 --nodes 3");
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("Joined: 24 ranks on 3 nodes, 16 channels\n"));
+  // The second node takes the other ring of the pair: out by the port that the first leaves by.
+  EXPECT_THAT(run.out, HasSubstr("\nring 0, 8: 0 1 2 3 4 5 6 7 | 15 14 13 12 11 10 9 8 | "
+                                 "16 17 18 19 20 21 22 23\n"));
+  EXPECT_THAT(run.out, HasSubstr("\ntree 0: 0 1 2 3 4 5 6 7 | 8 9 10 11 12 13 14 15 | "
+                                 "16 17 18 19 20 21 22 23; 8 at 16, 16 at 0\n"));
+  EXPECT_THAT(run.out, HasSubstr("\ntree 8: 0 1 2 3 4 5 6 7 | 8 9 10 11 12 13 14 15 | "
+                                 "16 17 18 19 20 21 22 23; 0 at 8, 16 at 0\n"));
+  EXPECT_THAT(run.out, HasSubstr("\nnvls head 1: 1 | 9 | 17; tree 0: 9 at 17, 17 at 1; tree 1: "));
+  run = topo("--preset hgx-h200x4");
+  EXPECT_THAT(run.out, HasSubstr("Joined: 4 ranks on 1 node, 24 channels\nring 0-23: 0 1 2 3\n"));
+  run = topo("--preset dgx-h100 --nodes 512");
+  EXPECT_THAT(run.out, HasSubstr("24 25 26 27 28 29 30 31 | ... 508 more nodes\n"));
+}
+
+TEST_F(TopoProgram, TakesTheSettingsOfTheEnvironment) {
+  const auto topoWith = [&](const char* name, const std::string& value,
+                            const std::string& arguments) {
+    setenv(name, value.c_str(), 1);
+    const Run run = topo(arguments);
+    unsetenv(name);
+    return run;
+  };
+  EXPECT_THAT(topoWith("NCCL_P2P_DISABLE", "1", "--preset dgx-h100 --why 0 1").out,
+              HasSubstr("P2P: no, NCCL_P2P_DISABLE=1 forbids it"));
+  EXPECT_THAT(topoWith("NCCL_P2P_LEVEL", "LOC", "--preset dgx-h100 --why 0 1").out,
+              HasSubstr("used up to LOC only (NCCL_P2P_LEVEL)"));
+  EXPECT_THAT(topoWith("NCCL_NET_GDR_LEVEL", "LOC", "--preset dgx-h100 --why 0 mlx5_0").out,
+              HasSubstr("(NCCL_NET_GDR_LEVEL)"));
+  EXPECT_THAT(
+      topoWith("NCCL_CROSS_NIC", "0", "--preset dgx-h100 --nodes 2").out,
+      HasSubstr("ring = ring: 8 channels, intra 45 GB/s NVL, inter 45 GB/s PXN, crossnic 0"));
+  EXPECT_THAT(topoWith("NCCL_MAX_NCHANNELS", "5", "--preset dgx-h100 --nodes 2").out,
+              HasSubstr("2 nodes, 5 channels\n"));
+  const Run bad = topoWith("NCCL_P2P_LEVEL", "FAR", "--preset dgx-h100");
+  EXPECT_EQ(bad.status, 2);
+  EXPECT_THAT(bad.err, HasSubstr("NCCL_P2P_LEVEL=FAR"));
+
+  // Without memory to share, every GPU is a node of its own.
+  setenv("NCCL_SHM_DISABLE", "1", 1);
+  const Run apart = topoWith("NCCL_P2P_DISABLE", "1", "--preset dgx-h100");
+  unsetenv("NCCL_SHM_DISABLE");
+  EXPECT_THAT(apart.out, HasSubstr("Channels among GPU/7, which only the network joins"));
+  EXPECT_THAT(apart.out, HasSubstr("Joined: 8 ranks on 8 nodes"));
+}
+
+TEST_F(TopoProgram, ShowsGivenGraphsAndWhatIsWrongWithThem) {
+  const auto graph = [](int speed) {
+    return "<graphs version=\"1\"><graph id=\"0\" pattern=\"4\" nchannels=\"1\" speedintra=\"" +
+           std::to_string(speed) +
+           "\" speedinter=\"20\" typeintra=\"NVL\" typeinter=\"PIX\"><channel><gpu dev=\"2\"/>"
+           "<gpu dev=\"0\"/><gpu dev=\"3\"/><gpu dev=\"1\"/></channel></graph></graphs>";
+  };
+  const auto topoWith = [&](const std::string& file, const std::string& arguments) {
+    setenv("NCCL_GRAPH_FILE", file.c_str(), 1);
+    const Run run = topo(arguments);
+    unsetenv("NCCL_GRAPH_FILE");
+    return run;
+  };
+  Run run = topoWith(write("g.xml", graph(20)), "--preset hgx-h200x4");
+  EXPECT_THAT(run.out, HasSubstr("ring = ring: 1 channels, intra 20 GB/s NVL"));
+  EXPECT_THAT(run.out, HasSubstr("ring 0-1: 2 0 3 1\n"));
+  EXPECT_THAT(run.out, Not(HasSubstr("note:")));
+  run = topoWith(write("much.xml", graph(500)), "--preset hgx-h200x4");
+  EXPECT_EQ(run.status, 0);
+  EXPECT_THAT(run.out, HasSubstr("much.xml: ring: "));
+  run = topoWith(write("other.xml", graph(20)), "--preset dgx-h100");
+  EXPECT_EQ(run.status, 2);
+  EXPECT_THAT(run.err, HasSubstr("other.xml:1: <channel> has 4 GPUs, the topology has 8"));
+  run = topoWith(at("none.xml"), "--preset hgx-h200x4");
+  EXPECT_EQ(run.status, 2);
+  EXPECT_THAT(run.err, HasSubstr("none.xml"));
 }
 
 TEST_F(TopoProgram, JsonIsTheSameMachine) {
@@ -95,11 +174,27 @@ TEST_F(TopoProgram, JsonIsTheSameMachine) {
   }
   EXPECT_EQ(patterns, (std::set<std::string>{"ring", "tree", "nvls"}));
   const auto& ring = json["graphs"][0];
-  ASSERT_EQ(ring["channels"].size(), view.graphs.ring.channels.size());
+  ASSERT_EQ(ring["channels"].size(), view.domains[0].graphs.ring.channels.size());
   std::set<int> ranks;
   for (const int rank : ring["channels"][0]["ranks"]) ranks.insert(rank);
   EXPECT_EQ(ranks.size(), 8u);
   EXPECT_EQ(ring["channels"][0]["net_in"], "NET/0-mlx5_0");
+
+  const auto& joined = json["joined"];
+  EXPECT_EQ(joined["nodes"], 2);
+  EXPECT_EQ(joined["node_of_rank"][8], 1);
+  ASSERT_EQ(joined["channels"].size(), 16u);
+  for (const auto& channel : joined["channels"]) {
+    std::set<int> visited;
+    for (const int rank : channel["ring"]) visited.insert(rank);
+    EXPECT_EQ(visited.size(), 16u);
+    int roots = 0;
+    for (const int parent : channel["tree_parent_of_rank"]) roots += parent < 0;
+    EXPECT_EQ(roots, 1);
+  }
+  EXPECT_EQ(joined["nvls"].size(), 8u);
+  EXPECT_EQ(joined["nvls"][1]["head_of_node"], (std::vector<int>{1, 9}));
+  EXPECT_EQ(joined["nvls"][1]["tree_0_parent_of_node"], (std::vector<int>{-1, 1}));
 }
 
 TEST_F(TopoProgram, WritesFilesThatItReadsBack) {
@@ -140,6 +235,7 @@ TEST_F(TopoProgram, WrongInputIsExit2WithItsCause) {
       {"--preset dgx-h100 --file x.xml", "excludes"},
       {"--preset dgx-h100 --nodes 0", "--nodes"},
       {"--preset dgx-h100 --nodes many", "--nodes"},
+      {"--preset scale-16x16 --nodes 65537", "--nodes"},
       {"--preset dgx-h100 --why GPU/0", "--why"},
       {"--preset dgx-h100 --why GPU/0 GPU/8", "\"GPU/8\" is no part of this machine"},
       {"--preset hgx-h200x8 --pattern star --svg " + at("x.svg"), "\"star\""},
@@ -148,8 +244,7 @@ TEST_F(TopoProgram, WrongInputIsExit2WithItsCause) {
       {"--file " + write("cut.xml", "<system version=\"1\">\n<cpu numaid=\"0\">\n"), "cut.xml:"},
       {"--file " + write("odd.xml", "<system version=\"1\">\n<gpu dev=\"0\"/>\n</system>"),
        "odd.xml:2: <gpu> is not allowed inside <system>"},
-      {"--file " + write("no.xml", "<system version=\"1\"><cpu numaid=\"0\"/></system>"),
-       "there is no <gpu>"},
+      {"--file " + write("no.xml", "<system version=\"1\"><cpu numaid=\"0\"/></system>"), "cloud"},
       {"--file " + write("sm.xml",
                          "<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\">"
                          "<gpu dev=\"0\"/></pci></cpu></system>"),
@@ -169,14 +264,16 @@ TEST(TopoView, EveryPresetHasAValidView) {
   for (const std::string& name : topology::presetNames()) {
     SCOPED_TRACE(name);
     const View view = viewOf(name, 2);
-    for (const NamedChannels& named : graphsOf(view)) {
+    ASSERT_EQ(view.domains.size(), 1u);
+    const topology::Machine& machine = view.domains[0].machine;
+    for (const NamedChannels& named : graphsOf(view.domains[0])) {
       if (named.graph->channels.empty()) continue;
-      EXPECT_THAT(topology::validate(*named.graph, view.searched), ::testing::IsEmpty());
+      EXPECT_THAT(topology::validate(*named.graph, machine), ::testing::IsEmpty());
     }
-    for (std::size_t i = 0; i < view.searched.topology.nodes.size(); ++i) {
+    for (std::size_t i = 0; i < machine.topology.nodes.size(); ++i) {
       const int index = static_cast<int>(i);
-      EXPECT_EQ(view.whole.topology.nameOf(wholeIndex(view, index)),
-                view.searched.topology.nameOf(index));
+      EXPECT_EQ(view.whole.topology.nameOf(wholeIndex(view, machine.topology, index)),
+                machine.topology.nameOf(index));
     }
   }
 }
@@ -213,7 +310,7 @@ TEST(TopoPicture, IsReadable) {
   for (const std::string& name : topology::presetNames()) {
     for (const int nodes : {1, 2}) {
       const View view = viewOf(name, nodes);
-      for (const NamedChannels& named : graphsOf(view)) {
+      for (const NamedChannels& named : graphsOf(view.domains[0])) {
         if (named.graph->channels.empty()) continue;
         SCOPED_TRACE(name + " " + std::string(named.name));
         const std::string text = svgText(view, named.name);
@@ -249,7 +346,7 @@ TEST(TopoPicture, IsReadable) {
 TEST(TopoPicture, TextFromFilesIsEscaped) {
   topology::MachineDescription description = topology::preset("dgx-h100");
   description.name = "a<b>&\"c\"";
-  const View view = makeView(topology::describeMachine(description), 1, {});
+  const View view = makeView(topology::describeMachine(description), {});
   const std::string text = svgText(view, "ring");
   EXPECT_THAT(text, HasSubstr("a&lt;b&gt;&amp;&quot;c&quot;"));
   EXPECT_THAT(text, Not(HasSubstr("a<b>")));

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "topo_view.h"
 #include "topology/graph_xml.h"
 #include "topology/presets.h"
+#include "topology/settings.h"
 
 namespace unisono::topo {
 
@@ -23,7 +25,8 @@ constexpr int kExitRight = 0, kExitUsage = 2;
 constexpr int kMostNodes = 65536;
 
 // This machine, all its GPUs with ranks in the driver's order.
-topology::XmlTopology detectThis(const TopoOptions& options, topology::PathSettings& rules) {
+topology::XmlTopology detectThis(const TopoOptions& options, const Settings& settings,
+                                 topology::PathSettings& rules) {
   // The driver knows this machine only, not one whose files lie in a folder.
   std::string problem = "not asked for the files of another machine";
   std::unique_ptr<detect::NvmlSource> nvml;
@@ -31,7 +34,6 @@ topology::XmlTopology detectThis(const TopoOptions& options, topology::PathSetti
   detect::DetectRequest request;
   request.root = options.root;
   request.nvml = nvml.get();
-  const Settings settings = settingsFromEnvironment();
   request.topologyFile = settings.topologyFile;
   request.dumpFile = settings.topologyDumpFile;
   if (nvml) {
@@ -56,10 +58,11 @@ topology::XmlTopology detectThis(const TopoOptions& options, topology::PathSetti
   return std::move(detected.topology);
 }
 
-topology::XmlTopology readMachine(const TopoOptions& options, topology::PathSettings& rules) {
+topology::XmlTopology readMachine(const TopoOptions& options, const Settings& settings,
+                                  topology::PathSettings& rules) {
   if (!options.file.empty()) return detect::readTopologyFile(options.file);
   if (!options.preset.empty()) return topology::describeMachine(topology::preset(options.preset));
-  return detectThis(options, rules);
+  return detectThis(options, settings, rules);
 }
 
 void print(const std::string& text) {
@@ -67,18 +70,40 @@ void print(const std::string& text) {
     throw systemError(errno, "writing to standard output");
 }
 
+// As communicators with this environment would have it.
+ViewSettings viewSettings(const Settings& settings, int nodes) {
+  ViewSettings result;
+  result.nodes = nodes;
+  result.paths = topology::pathSettingsOf(settings);
+  result.search = topology::searchSettingsOf(settings);
+  const auto bounded = [](std::int64_t channels) {
+    return static_cast<int>(std::clamp<std::int64_t>(channels, 1, topology::kMostChannels));
+  };
+  if (settings.minChannels > 0) result.join.minChannels = bounded(settings.minChannels);
+  if (settings.maxChannels > 0) result.join.maxChannels = bounded(settings.maxChannels);
+  result.graphFile = settings.graphFile;
+  if (!settings.graphFile.empty())
+    result.graphText = detect::readFile(settings.graphFile, "NCCL_GRAPH_FILE");
+  return result;
+}
+
+// The graphs of all GPUs; those of the first node where they form several.
+std::string graphFileText(const View& view) {
+  const Domain& domain = view.domains.front();
+  return topology::writeGraphs(topology::namedGraphs(domain.graphs), domain.machine.topology);
+}
+
 void show(const TopoOptions& options) {
-  topology::PathSettings rules;
-  const topology::XmlTopology file = readMachine(options, rules);
+  const Settings environment = settingsFromEnvironment();
+  ViewSettings settings = viewSettings(environment, options.nodes);
+  const topology::XmlTopology file = readMachine(options, environment, settings.paths);
   // What was read is written before it is searched: a machine that cannot be used can be looked at.
   if (!options.dumpFile.empty())
     detect::writeFile(options.dumpFile, topology::writeTopologyXml(file));
-  const View view = makeView(file, options.nodes, rules);
+  const View view = makeView(file, settings);
   if (!options.svgFile.empty())
     detect::writeFile(options.svgFile, svgText(view, options.svgPattern));
-  if (!options.graphFile.empty())
-    detect::writeFile(options.graphFile, topology::writeGraphs(topology::namedGraphs(view.graphs),
-                                                               view.searched.topology));
+  if (!options.graphFile.empty()) detect::writeFile(options.graphFile, graphFileText(view));
   if (!options.jsonFile.empty() && options.jsonFile != "-")
     detect::writeFile(options.jsonFile, jsonText(view));
   if (options.why.size() == 2) {
@@ -93,8 +118,9 @@ void show(const TopoOptions& options) {
 CLI::App* addTopoCommand(CLI::App& app, TopoOptions& options) {
   CLI::App* topo = app.add_subcommand(
       "topo",
-      "Show a machine: its tree, its paths and the channels that data take. Exit status: 0 shown, "
-      "2 wrong options or a file that cannot be used");
+      "Show a machine: its tree, its paths and the channels that data take, as communicators with "
+      "the NCCL_* variables of this environment see them. Exit status: 0 shown, 2 wrong options or "
+      "a file that cannot be used");
   const char* machine = "Machine (this one)";
   CLI::Option* file =
       topo->add_option("--file", options.file, "The one in this topology file")->group(machine);

@@ -71,8 +71,9 @@ Json describePathTable(const Machine& machine) {
   return paths;
 }
 
-Json describeChannels(const NamedChannels& named, const Topology& topology) {
+Json describeChannels(const NamedChannels& named, std::size_t domain) {
   const ChannelGraph& graph = *named.graph;
+  const Topology& topology = *named.topology;
   Json channels = Json::array();
   for (const Channel& channel : graph.channels) {
     Json gpus = Json::array(), ranks = Json::array();
@@ -88,6 +89,7 @@ Json describeChannels(const NamedChannels& named, const Topology& topology) {
   return {{"pattern", named.name},
           {"shape", nameOf(graph.pattern)},
           {"id", static_cast<int>(named.id)},
+          {"domain", domain},
           {"speed_intra", toGigabytes(graph.speedIntra)},
           {"speed_inter", toGigabytes(graph.speedInter)},
           {"type_intra", nameOf(graph.typeIntra)},
@@ -97,6 +99,48 @@ Json describeChannels(const NamedChannels& named, const Topology& topology) {
           {"channels", std::move(channels)}};
 }
 
+// Trees as the parent of each member, -1 for the root.
+Json describeJoined(const Joined& joined) {
+  Json channels = Json::array();
+  for (int channel = 0; channel < joined.channels(); ++channel) {
+    std::vector<int> parents;
+    for (int rank = 0; rank < joined.ranks(); ++rank)
+      parents.push_back(joined.treePlace(channel, rank).up);
+    channels.push_back({{"ring", joined.ringOrder(channel)},
+                        {"tree", joined.treeOf(channel)},
+                        {"tree_parent_of_rank", std::move(parents)}});
+  }
+  std::vector<int> nodeOf;
+  for (int rank = 0; rank < joined.ranks(); ++rank) nodeOf.push_back(joined.nodeOf(rank));
+  Json chains = Json::array();
+  for (int channel = 0; channel < joined.collnetChannels(); ++channel) {
+    Json ofNodes = Json::array();
+    for (int node = 0; node < joined.nodes(); ++node) {
+      const auto chain = joined.collnetChain(channel, node);
+      ofNodes.push_back(std::vector<int>(chain.begin(), chain.end()));
+    }
+    chains.push_back(std::move(ofNodes));
+  }
+  Json nvls = Json::array();
+  for (std::size_t head = 0; head < joined.nvlsHeads().size(); ++head) {
+    const std::vector<int>& members = joined.nvlsHeads()[head];
+    Json entry = {{"head_of_node", members}};
+    for (const int tree : {0, 1}) {
+      std::vector<int> parents;
+      for (const int rank : members)
+        parents.push_back(joined.nvlsTreePlace(static_cast<int>(head), tree, rank).up);
+      entry[tree == 0 ? "tree_0_parent_of_node" : "tree_1_parent_of_node"] = std::move(parents);
+    }
+    nvls.push_back(std::move(entry));
+  }
+  return {{"nodes", joined.nodes()},
+          {"node_of_rank", std::move(nodeOf)},
+          {"channels", std::move(channels)},
+          {"collnet_chain_of_node", std::move(chains)},
+          {"collnet_direct_head_of_node", joined.collnetHeads()},
+          {"nvls", std::move(nvls)}};
+}
+
 }  // namespace
 
 std::string jsonText(const View& view) {
@@ -104,16 +148,17 @@ std::string jsonText(const View& view) {
   Json json;
   json["source"] = view.source;
   json["node_count"] = view.nodes;
-  json["ranks"] = static_cast<std::size_t>(view.nodes) * topology.of(NodeType::gpu).size();
-  json["notes"] = topology.notes;
+  json["ranks"] = view.joined.ranks();
+  json["notes"] = view.notes;
   json["nodes"] = Json::array();
   for (std::size_t i = 0; i < topology.nodes.size(); ++i)
     json["nodes"].push_back(describeNode(topology, static_cast<int>(i)));
   json["paths"] = describePathTable(view.whole);
   json["graphs"] = Json::array();
-  for (const NamedChannels& named : graphsOf(view))
-    if (!named.graph->channels.empty())
-      json["graphs"].push_back(describeChannels(named, view.searched.topology));
+  for (std::size_t domain = 0; domain < view.domains.size(); ++domain)
+    for (const NamedChannels& named : graphsOf(view.domains[domain]))
+      if (!named.graph->channels.empty()) json["graphs"].push_back(describeChannels(named, domain));
+  json["joined"] = describeJoined(view.joined);
   // A device's name in a file may hold any bytes.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -332,8 +332,8 @@ class Drawing {
   // From device to device, by numbers of the whole machine.
   std::vector<std::pair<int, int>> hopsOf(const Channel& channel) const {
     std::vector<int> stops;
-    if (channel.netIn >= 0) stops.push_back(wholeIndex(view_, channel.netIn));
-    for (const int gpu : channel.gpus) stops.push_back(wholeIndex(view_, gpu));
+    if (channel.netIn >= 0) stops.push_back(wholeIndex(view_, *channels_.topology, channel.netIn));
+    for (const int gpu : channel.gpus) stops.push_back(wholeIndex(view_, *channels_.topology, gpu));
     std::vector<std::pair<int, int>> hops;
     const bool ring = channels_.graph->pattern == Pattern::ring;
     const bool star = channels_.graph->pattern == Pattern::collnetDirect;
@@ -341,7 +341,7 @@ class Drawing {
     for (std::size_t i = 1; i < stops.size(); ++i)
       hops.emplace_back(star && i > head ? stops[head] : stops[i - 1], stops[i]);
     if (channel.netOut >= 0 && ring)
-      hops.emplace_back(stops.back(), wholeIndex(view_, channel.netOut));
+      hops.emplace_back(stops.back(), wholeIndex(view_, *channels_.topology, channel.netOut));
     else if (ring && stops.size() > 1)
       hops.emplace_back(stops.back(), stops.front());
     return hops;
@@ -378,8 +378,9 @@ class Drawing {
     for (std::size_t i = 0; i < channels; ++i) {
       const double offset = 3 + step * (static_cast<double>(i) + 0.25);
       if (channels_.graph->pattern == Pattern::nvls)
-        riseToSwitch(wholeIndex(view_, channels_.graph->channels[i].gpus.front()),
-                     (i % 2 ? 1 : -1) * offset / 2, colourOf(i, channels));
+        riseToSwitch(
+            wholeIndex(view_, *channels_.topology, channels_.graph->channels[i].gpus.front()),
+            (i % 2 ? 1 : -1) * offset / 2, colourOf(i, channels));
       for (const auto& [from, to] : hopsOf(channels_.graph->channels[i])) {
         const double side = places_[to].center() > places_[from].center() ? 1 : -1;
         arc(places_[from].center() + side * (offset + step / 2),
@@ -406,12 +407,11 @@ class Drawing {
     for (const Channel& channel : graph.channels) {
       std::string row;
       const auto name = [&](int net) {
-        return fmt::format("NET {}", view_.searched.topology.node(net).net.dev);
+        return fmt::format("NET {}", channels_.topology->node(net).net.dev);
       };
       if (channel.netIn >= 0) row += name(channel.netIn) + " > ";
       for (std::size_t i = 0; i < channel.gpus.size(); ++i)
-        row += fmt::format("{}{}", i ? " " : "",
-                           view_.searched.topology.node(channel.gpus[i]).gpu.dev);
+        row += fmt::format("{}{}", i ? " " : "", channels_.topology->node(channel.gpus[i]).gpu.dev);
       if (channel.netOut >= 0) row += " > " + name(channel.netOut);
       longest = std::max(longest, row.size());
       rows.push_back(std::move(row));
@@ -465,7 +465,7 @@ class Drawing {
 
 std::string svgText(const View& view, std::string_view pattern) {
   std::string names;
-  for (const NamedChannels& named : graphsOf(view)) {
+  for (const NamedChannels& named : graphsOf(view.domains.front())) {
     if (named.name == pattern && !named.graph->channels.empty()) return Drawing(view, named).draw();
     if (!named.graph->channels.empty())
       names += fmt::format("{}{}", names.empty() ? "" : ", ", named.name);

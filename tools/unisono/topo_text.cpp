@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "topo_view.h"
 
 // The texts of `unisono topo`.
@@ -47,15 +49,24 @@ std::string choiceOfPort(const View& view, int gpu, int net) {
 
 // The channels that enter or leave the machine at this GPU through this port.
 std::string usesOfPort(const View& view, int gpu, int net) {
-  if (view.searched.topology.of(NodeType::net).empty())
+  if (view.joined.nodes() == 1)
     return "channels: on one node none uses a port; --nodes 2 shows those between nodes\n";
+  const int number = view.whole.topology.node(gpu).gpu.dev;
+  const auto home =
+      std::find_if(view.domains.begin(), view.domains.end(), [&](const Domain& domain) {
+        const auto& gpus = domain.machine.topology.of(NodeType::gpu);
+        return std::any_of(gpus.begin(), gpus.end(), [&](int own) {
+          return wholeIndex(view, domain.machine.topology, own) == gpu;
+        });
+      });
+  if (home == view.domains.end()) return fmt::format("channels: GPU {} has no rank\n", number);
   std::string text;
-  for (const NamedChannels& named : graphsOf(view)) {
+  for (const NamedChannels& named : graphsOf(*home)) {
     std::vector<int> enter, leave;
     for (std::size_t i = 0; i < named.graph->channels.size(); ++i) {
       const Channel& channel = named.graph->channels[i];
       const auto is = [&](int node, int whole) {
-        return node >= 0 && wholeIndex(view, node) == whole;
+        return node >= 0 && wholeIndex(view, *named.topology, node) == whole;
       };
       if (channel.gpus.empty()) continue;
       const int first = channel.gpus.front();
@@ -77,6 +88,130 @@ std::string usesOfPort(const View& view, int gpu, int net) {
   return text.empty() ? "channels: none enters or leaves between these two\n" : text;
 }
 
+// The channels inside one node of the communicator.
+std::string channelsText(const View& view, const Domain& domain) {
+  std::string text = "\nChannels";
+  if (view.domains.size() > 1) {
+    std::vector<std::string> names;
+    for (const int gpu : domain.machine.topology.of(NodeType::gpu))
+      names.push_back(domain.machine.topology.nameOf(gpu));
+    text +=
+        fmt::format(" among {}, which only the network joins to the others", fmt::join(names, " "));
+  } else if (view.nodes > 1) {
+    text += " of each node";
+  }
+  text += "\n";
+  std::vector<std::string_view> empty;
+  for (const NamedChannels& named : graphsOf(domain)) {
+    if (named.graph->channels.empty()) {
+      empty.push_back(named.name);
+      continue;
+    }
+    text += fmt::format("{} = {}", named.name, describeGraph(*named.graph, *named.topology));
+  }
+  if (!empty.empty()) text += fmt::format("none here: {}\n", fmt::join(empty, ", "));
+  return text;
+}
+
+// The first nodes of many, so that a line stays a line.
+constexpr int kShownNodes = 4;
+
+// The part of `order`, which goes node by node, that is shown: "0 1 2 3 | 7 6 5 4 | ... 12 nodes".
+std::string nodesText(const Joined& joined, const std::vector<int>& order) {
+  std::string text;
+  int node = -1, shown = 0;
+  for (const int rank : order) {
+    if (joined.nodeOf(rank) != node) {
+      if (shown++ == kShownNodes) break;
+      node = joined.nodeOf(rank);
+      text += node == joined.nodeOf(order.front()) ? " " : " | ";
+    } else {
+      text += ' ';
+    }
+    text += std::to_string(rank);
+  }
+  if (joined.nodes() > kShownNodes)
+    text += fmt::format(" | ... {} more nodes", joined.nodes() - kShownNodes);
+  return text;
+}
+
+// Which rank of a node hangs at which of another: "8 at 3, 16 at 8". `members` has one rank or
+// more of each node.
+template <typename ParentOf>
+std::string linksText(const Joined& joined, const std::vector<int>& members, ParentOf&& parentOf) {
+  std::vector<std::string> links;
+  for (const int rank : members) {
+    const int up = parentOf(rank);
+    if (up < 0 || joined.nodeOf(up) == joined.nodeOf(rank)) continue;
+    if (links.size() == kShownNodes) {
+      links.push_back("...");
+      break;
+    }
+    links.push_back(fmt::format("{} at {}", rank, up));
+  }
+  return fmt::format("{}", fmt::join(links, ", "));
+}
+
+// Channels with the same `keyOf`, in the order of their first.
+template <typename KeyOf>
+std::vector<std::vector<int>> alike(const Joined& joined, KeyOf&& keyOf) {
+  std::vector<std::vector<int>> groups;
+  for (int channel = 0; channel < joined.channels(); ++channel) {
+    const auto known = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
+      return keyOf(group.front()) == keyOf(channel);
+    });
+    if (known == groups.end())
+      groups.push_back({channel});
+    else
+      known->push_back(channel);
+  }
+  return groups;
+}
+
+// What the ranks of all nodes make of their nodes' channels.
+std::string joinedText(const Joined& joined) {
+  std::string text = fmt::format("\nJoined: {} ranks on {} node{}, {} channels\n", joined.ranks(),
+                                 joined.nodes(), joined.nodes() == 1 ? "" : "s", joined.channels());
+  const auto ring = [&](int channel) -> const auto& {
+    return joined.ringOrder(channel);
+  };
+  for (const std::vector<int>& channels : alike(joined, ring))
+    text += fmt::format("ring {}:{}\n", rangesText(channels),
+                        nodesText(joined, ring(channels.front())));
+  const auto treeAndOrder = [&](int channel) {
+    return std::pair(joined.nodes() == 1 ? 0 : joined.treeOf(channel), joined.treeOrder(channel));
+  };
+  for (const std::vector<int>& channels : alike(joined, treeAndOrder)) {
+    const int channel = channels.front();
+    const std::vector<int>& order = joined.treeOrder(channel);
+    text += fmt::format("tree {}:{}", rangesText(channels), nodesText(joined, order));
+    if (joined.nodes() > 1)
+      text += "; " + linksText(joined, order,
+                               [&](int rank) { return joined.treePlace(channel, rank).up; });
+    text += "\n";
+  }
+  for (int channel = 0; channel < joined.collnetChannels(); ++channel) {
+    std::vector<int> order;
+    for (int node = 0; node < joined.nodes(); ++node)
+      for (const int rank : joined.collnetChain(channel, node)) order.push_back(rank);
+    text += fmt::format("collnet_chain {}:{}\n", channel, nodesText(joined, order));
+  }
+  for (std::size_t head = 0; head < joined.collnetHeads().size(); ++head)
+    text += fmt::format("collnet_direct head {}:{}\n", head,
+                        nodesText(joined, joined.collnetHeads()[head]));
+  for (std::size_t head = 0; head < joined.nvlsHeads().size(); ++head) {
+    const std::vector<int>& members = joined.nvlsHeads()[head];
+    text += fmt::format("nvls head {}:{}", head, nodesText(joined, members));
+    for (const int tree : {0, 1})
+      if (joined.nodes() > 1)
+        text += fmt::format("; tree {}: {}", tree, linksText(joined, members, [&](int rank) {
+                              return joined.nvlsTreePlace(static_cast<int>(head), tree, rank).up;
+                            }));
+    text += "\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string treeText(const View& view) {
@@ -86,23 +221,13 @@ std::string treeText(const View& view) {
                   topology.of(NodeType::gpu).size(), topology.of(NodeType::net).size(),
                   topology.of(NodeType::cpu).size());
   if (view.nodes > 1)
-    text += fmt::format("; {} such nodes with {} ranks", view.nodes,
-                        static_cast<std::size_t>(view.nodes) * topology.of(NodeType::gpu).size());
+    text += fmt::format("; {} such nodes with {} ranks", view.nodes, view.joined.ranks());
   text += "\n";
-  for (const std::string& note : topology.notes) text += fmt::format("note: {}\n", note);
+  for (const std::string& note : view.notes) text += fmt::format("note: {}\n", note);
   text += "\nTree (GB/s in each direction)\n" + describeTopology(view.whole);
   text += "\nPaths (type and GB/s, from the row to the column)\n" + describePaths(view.whole);
-  text += view.nodes > 1 ? "\nChannels of each node\n" : "\nChannels\n";
-  std::vector<std::string_view> empty;
-  for (const NamedChannels& named : graphsOf(view)) {
-    if (named.graph->channels.empty()) {
-      empty.push_back(named.name);
-      continue;
-    }
-    text += fmt::format("{} = {}", named.name, describeGraph(*named.graph, view.searched.topology));
-  }
-  if (!empty.empty()) text += fmt::format("none here: {}\n", fmt::join(empty, ", "));
-  return text;
+  for (const Domain& domain : view.domains) text += channelsText(view, domain);
+  return text + joinedText(view.joined);
 }
 
 std::string whyText(const View& view, const std::string& from, const std::string& to) {

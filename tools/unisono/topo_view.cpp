@@ -8,42 +8,115 @@
 #include <charconv>
 
 #include "base/error.h"
+#include "topology/validate.h"
 
 namespace unisono::topo {
 
 using namespace topology;
 
-View makeView(const XmlTopology& file, int nodes, const PathSettings& settings) {
-  for (const GpuDescription& gpu : gpusOf(file))
+namespace {
+
+constexpr long long kMostRanks = 1 << 20;
+
+// A communicator's ranks are numbered by machine, and in it as the file numbers them. Each tells
+// the others its place, as the ranks of a communicator do.
+Joined joinMachines(const std::vector<Domain>& domains, std::size_t gpus, int machines,
+                    const JoinSettings& settings) {
+  std::vector<RankPlace> ofMachine(gpus);
+  for (const Domain& domain : domains) {
+    const Topology& topology = domain.machine.topology;
+    std::vector<std::vector<int>> ranksOf(topology.nodes.size());
+    int first = static_cast<int>(gpus);
+    for (const int gpu : topology.of(NodeType::gpu)) {
+      ranksOf[static_cast<std::size_t>(gpu)] = {topology.node(gpu).gpu.rank};
+      first = std::min(first, topology.node(gpu).gpu.rank);
+    }
+    for (const int gpu : topology.of(NodeType::gpu)) {
+      const int rank = topology.node(gpu).gpu.rank;
+      ofMachine[static_cast<std::size_t>(rank)] =
+          placeOf(domain.graphs, ranksOf, rank, static_cast<std::uint64_t>(first));
+    }
+  }
+  std::vector<RankPlace> places;
+  places.reserve(gpus * static_cast<std::size_t>(machines));
+  for (int machine = 0; machine < machines; ++machine)
+    for (RankPlace place : ofMachine) {
+      place.node += static_cast<std::uint64_t>(machine) * gpus;
+      places.push_back(place);
+    }
+  return join(places, settings);
+}
+
+// The ranks of a file may be some of a larger communicator's: here they go from 0.
+void renumberRanks(Topology& topology) {
+  std::vector<int> gpus = topology.of(NodeType::gpu);
+  std::erase_if(gpus, [&](int gpu) { return topology.node(gpu).gpu.rank < 0; });
+  std::sort(gpus.begin(), gpus.end(),
+            [&](int a, int b) { return topology.node(a).gpu.rank < topology.node(b).gpu.rank; });
+  for (std::size_t rank = 0; rank < gpus.size(); ++rank)
+    topology.nodes[static_cast<std::size_t>(gpus[rank])].gpu.rank = static_cast<int>(rank);
+}
+
+}  // namespace
+
+View makeView(const XmlTopology& file, const ViewSettings& settings) {
+  const std::vector<GpuDescription> described = gpusOf(file);
+  if (described.empty())
+    throw invalidArgument("{}: there is no <gpu>", file.source)
+        .remedy(
+            "A cloud's file without GPUs is completed on its machine: set NCCL_TOPO_FILE there.");
+  for (const GpuDescription& gpu : described)
     if (gpu.sm == 0)
       throw invalidArgument("{}: the GPU {} has no compute capability (sm)", file.source,
                             formatBusId(gpu.busId))
           .remedy("Only NVIDIA's driver knows it; give a complete file with --file.");
-  const Topology topology = buildTopology(file);
-  const int ranks = static_cast<int>(topology.of(NodeType::gpu).size()) * nodes;
-  View view{file.source,
-            nodes,
-            Machine(topology, settings),
-            trimMachine(topology, settings, -1, ranks),
-            {}};
-  SearchSettings search;
-  for (const int net : view.searched.topology.of(NodeType::net))
-    search.collnet |= view.searched.topology.node(net).net.collective;
-  view.graphs = searchGraphs(view.searched, search);
+  Topology topology = buildTopology(file);
+  renumberRanks(topology);
+  const auto& gpus = topology.of(NodeType::gpu);
+  const auto ranks = static_cast<std::size_t>(std::count_if(
+      gpus.begin(), gpus.end(), [&](int gpu) { return topology.node(gpu).gpu.rank >= 0; }));
+  if (static_cast<long long>(ranks) * settings.nodes > kMostRanks)
+    throw invalidArgument("{} machines of {} GPUs are too many: at most {} ranks are joined",
+                          settings.nodes, ranks, kMostRanks)
+        .remedy("Give a smaller number with --nodes.");
+  View view{file.source, settings.nodes, Machine(topology, settings.paths), {}, {}, topology.notes};
+
+  std::vector<bool> placed(ranks, false);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    if (placed[rank]) continue;
+    Domain domain{trimMachine(topology, settings.paths, static_cast<int>(rank),
+                              static_cast<int>(ranks) * settings.nodes),
+                  {}};
+    const Topology& own = domain.machine.topology;
+    for (const int gpu : own.of(NodeType::gpu))
+      placed[static_cast<std::size_t>(own.node(gpu).gpu.rank)] = true;
+    SearchSettings search = settings.search;
+    for (const int net : own.of(NodeType::net)) search.collnet |= own.node(net).net.collective;
+    if (!settings.graphFile.empty()) {
+      search.given = parseGraphs(settings.graphText, settings.graphFile, own);
+      for (const NamedGraph& given : search.given)
+        for (const std::string& violation : validate(given.graph, domain.machine))
+          view.notes.push_back(fmt::format("{}: {}: {}", settings.graphFile,
+                                           nameOf(given.graph.pattern), violation));
+    }
+    domain.graphs = searchGraphs(domain.machine, search);
+    view.domains.push_back(std::move(domain));
+  }
+  view.joined = joinMachines(view.domains, ranks, settings.nodes, settings.join);
   return view;
 }
 
-std::vector<NamedChannels> graphsOf(const View& view) {
-  const GraphSet& graphs = view.graphs;
-  return {{"ring", GraphId::ring, &graphs.ring},
-          {"tree", GraphId::tree, &graphs.tree},
-          {"collnet_chain", GraphId::collnetChain, &graphs.collnetChain},
-          {"collnet_direct", GraphId::collnetDirect, &graphs.collnetDirect},
-          {"nvls", GraphId::nvls, &graphs.nvls}};
+std::vector<NamedChannels> graphsOf(const Domain& domain) {
+  const GraphSet& graphs = domain.graphs;
+  const Topology* topology = &domain.machine.topology;
+  return {{"ring", GraphId::ring, &graphs.ring, topology},
+          {"tree", GraphId::tree, &graphs.tree, topology},
+          {"collnet_chain", GraphId::collnetChain, &graphs.collnetChain, topology},
+          {"collnet_direct", GraphId::collnetDirect, &graphs.collnetDirect, topology},
+          {"nvls", GraphId::nvls, &graphs.nvls, topology}};
 }
 
-int wholeIndex(const View& view, int index) {
-  const Topology& from = view.searched.topology;
+int wholeIndex(const View& view, const Topology& from, int index) {
   const Topology& to = view.whole.topology;
   const Node& node = from.node(index);
   const std::uint64_t host = from.hosts[static_cast<std::size_t>(node.host)];

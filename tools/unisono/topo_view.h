@@ -5,34 +5,52 @@
 #include <utility>
 #include <vector>
 
+#include "topology/join.h"
 #include "topology/search.h"
 
 // What `unisono topo` shows: a machine with its paths and channels, as plain data.
 namespace unisono::topo {
 
-struct View {
-  std::string source;          // file, preset or "this machine"
-  int nodes = 1;               // machines like this one in the communicator
-  topology::Machine whole;     // everything that the machine has
-  topology::Machine searched;  // what the channels run on: on one node without its ports
-  topology::GraphSet graphs;   // numbers of `searched`
+// What is asked, beside the machine.
+struct ViewSettings {
+  int nodes = 1;  // machines like this one in the communicator
+  topology::PathSettings paths;
+  topology::SearchSettings search;
+  topology::JoinSettings join;
+  std::string graphFile, graphText;  // NCCL_GRAPH_FILE and what it holds; empty: none
 };
 
-// The view of a communicator that uses every GPU of `nodes` machines. Throws Error for a machine
-// that has no complete GPU.
-View makeView(const topology::XmlTopology& file, int nodes, const topology::PathSettings& settings);
+// GPUs that reach each other without the network: a node of the communicator.
+struct Domain {
+  topology::Machine machine;  // what the channels run on: without ports if it is all there is
+  topology::GraphSet graphs;
+};
 
-// A graph with its name for options and JSON: "ring", "tree", "collnet_chain", "collnet_direct",
-// "nvls".
+struct View {
+  std::string source;  // file, preset or "this machine"
+  int nodes = 1;
+  topology::Machine whole;         // everything that the machine has
+  std::vector<Domain> domains;     // nearly always one
+  topology::Joined joined;         // of all ranks: those of the first machine come first
+  std::vector<std::string> notes;  // oddities, and why a given graph promises too much
+};
+
+// The view of a communicator that uses every GPU of the machines. Throws Error for a machine that
+// has no complete GPU, for a bad graph file and for more ranks than can be joined here.
+View makeView(const topology::XmlTopology& file, const ViewSettings& settings);
+
+// A graph of a domain with its name for options and JSON: "ring", "tree", "collnet_chain",
+// "collnet_direct", "nvls".
 struct NamedChannels {
   std::string_view name;
   topology::GraphId id;
   const topology::ChannelGraph* graph;
+  const topology::Topology* topology;  // of the graph's numbers
 };
-std::vector<NamedChannels> graphsOf(const View& view);
+std::vector<NamedChannels> graphsOf(const Domain& domain);
 
-// The node of `view.whole` that is `index` of `view.searched`.
-int wholeIndex(const View& view, int index);
+// The node of `view.whole` that is `index` of a domain's topology.
+int wholeIndex(const View& view, const topology::Topology& domain, int index);
 
 // The node that a user's text names: "GPU/3", "gpu3" or "3" (a GPU), "NET/0", "mlx5_1", a bus id,
 // "NUMA/0" or any name that the tree prints. Throws Error(invalidArgument) that lists the names.
