@@ -125,6 +125,8 @@ class GraphReader {
     Channel channel;
     for (const XmlNode& child : node.children) {
       if (child.name == "net") {
+        // A file for several nodes serves one, too: there the ports are not needed, and not known.
+        if (topology_.of(NodeType::net).empty()) continue;
         int& net = channel.gpus.empty() ? channel.netIn : channel.netOut;
         if (net >= 0) reader_.fail(child, "is one port too many in a channel");
         net = device(child, NodeType::net);

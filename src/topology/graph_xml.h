@@ -26,11 +26,12 @@ std::vector<NamedGraph> namedGraphs(const GraphSet& graphs);
 // hosts the host's number stands in the eight bits above 56.
 std::string writeGraphs(const std::vector<NamedGraph>& graphs, const Topology& topology);
 
-// Reads graphs for a machine. Numbers without 0x are decimal, or hexadecimal where the file has one
-// with a letter. Throws Error(invalidArgument) "SOURCE:LINE: cause" for what is no
-// graph file, names GPUs or ports that the topology lacks, visits a GPU twice or not at all, gives
-// another number of channels than it has, a pattern that is not of the graph's number, or channels
-// without speed. What the links carry is not looked at (`validate` does that).
+// Reads graphs for a machine; ports are passed over where it has none left. Numbers without 0x are
+// decimal, or hexadecimal where the file has one with a letter. Throws Error(invalidArgument)
+// "SOURCE:LINE: cause" for what is no graph file, names GPUs or ports that the topology lacks,
+// visits a GPU twice or not at all, gives another number of channels than it has, a pattern that is
+// not of the graph's number, or channels without speed. What the links carry is not looked at
+// (`validate` does that).
 std::vector<NamedGraph> parseGraphs(std::string_view text, std::string_view source,
                                     const Topology& topology, const XmlLimits& limits = {});
 

@@ -340,7 +340,13 @@ TEST(GraphXml, TakesDecimalAndHexadecimalNumbers) {
   EXPECT_EQ(error("<gpu dev=\"g\"/>", 1),
             "file:4: <gpu> has dev=\"g\", which is not a whole number of at most 64 bits");
   EXPECT_EQ(error("<gpu/>", 1), "file:4: <gpu> has no attribute dev");
-  EXPECT_EQ(error("<net dev=\"0\"/>", 1), "file:4: <net> has dev \"0\", which the topology lacks");
+  // Ports of a file for several nodes: one node has no use for them.
+  const std::string ported = "<net dev=\"0\"/>" + gpus + "<net dev=\"0\"/>";
+  EXPECT_EQ(parseGraphs(text(ported, 1), "file", machine.topology)[0].graph.channels[0].netIn, -1);
+  const Machine several = machineOf(describeMachine(preset("scale-16x16")), 32);
+  EXPECT_GE(parseGraphs(text(ported, 1), "file", several.topology)[0].graph.channels[0].netIn, 0);
+  EXPECT_EQ(errorOf([&] { parseGraphs(text("<net dev=\"99\"/>", 1), "file", several.topology); }),
+            "file:4: <net> has dev \"99\", which the topology lacks");
 }
 
 TEST(GraphXml, RefusesWhatCannotBeJoined) {
