@@ -211,12 +211,16 @@ void Communicator::launch(Prepared& prepared) {
   runtime::DeviceScope scope(runtime_, device_);
   const runtime::Stream stream = prepared.streams.front();
   // Launches of one communicator share counters and buffers, so they run in call order, also when
-  // the calls are made on different streams. A captured launch is ordered by its graph.
-  if (launched_ && lastStream_ != stream && !prepared.captured) lastLaunch_->makeWait(stream);
+  // the calls are made on different streams, and when graphs that hold some are launched between.
+  if (!prepared.captured && (captured_ || (launched_ && lastStream_ != stream))) {
+    lastLaunch_->makeWait(stream);
+  }
   for (size_t i = 1; i < prepared.streams.size(); i++) {
     join_->record(prepared.streams[i]);
     join_->makeWait(stream);
   }
+  // Only now are all streams of a capture in it.
+  if (prepared.captured) lastLaunch_->makeGraphWait(stream);
   for (const Prepared::Copy& copy : prepared.copies) {
     runtime_.copyAsync(copy.to, copy.from, copy.bytes, stream);
   }
@@ -226,6 +230,7 @@ void Communicator::launch(Prepared& prepared) {
     for (size_t i = 1; i < prepared.streams.size(); i++) join_->makeWait(prepared.streams[i]);
   }
   if (prepared.captured) {
+    lastLaunch_->recordInGraph(stream);
     captured_ = true;
   } else {
     lastLaunch_->record(stream);
@@ -263,6 +268,7 @@ void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
 }
 
 void Communicator::finish() {
+  runtime::DeviceScope scope(runtime_, device_);
   if (captured_) {
     runtime_.synchronizeDevice(device_);
   } else if (launched_) {

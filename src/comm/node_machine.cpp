@@ -46,14 +46,16 @@ XmlNode assumedMachine(const std::vector<NodeDevice>& devices) {
 // Completes the GPUs with what the runtime knows, and names their ranks.
 void completeGpus(XmlNode& system, const std::vector<NodeDevice>& devices) {
   visitGpus(system, [&](XmlNode& pci, XmlNode& gpu) {
-    gpu.erase("rank");
     const std::string* address = pci.find("busid");
     const topology::BusId busId = address ? topology::parseBusId(*address) : topology::kNoBusId;
-    for (const NodeDevice& device : devices) {
-      if (device.busId != busId) continue;
-      gpu.setDefault("sm", std::to_string(device.computeCapability));
-      gpu.set("rank", std::to_string(device.ranks.front()));
+    const auto device = std::find_if(devices.begin(), devices.end(),
+                                     [&](const NodeDevice& d) { return d.busId == busId; });
+    if (device == devices.end()) {
+      gpu.erase("rank");
+      return;
     }
+    gpu.setDefault("sm", std::to_string(device->computeCapability));
+    gpu.set("rank", std::to_string(device->ranks.front()));
   });
 }
 
