@@ -45,8 +45,14 @@ std::span<const Bandwidth> speedsFor(int sm, bool nets) {
   return nets ? std::span<const Bandwidth>(kInter) : std::span<const Bandwidth>(kIntra);
 }
 
-PathType farther(PathType type) {
-  return static_cast<PathType>(static_cast<int>(type) + 1);
+// Path types that occur between two kinds of nodes.
+using PathTypes = std::array<bool, static_cast<int>(PathType::dis) + 1>;
+
+// The next type that occurs; one beyond `farthest` if none does up to it.
+PathType farther(PathType type, const PathTypes& occurs, PathType farthest) {
+  int next = static_cast<int>(type) + 1;
+  while (next <= static_cast<int>(farthest) && !occurs[static_cast<std::size_t>(next)]) ++next;
+  return static_cast<PathType>(next);
 }
 
 // The search of one graph: which attempts to make, and when to stop.
@@ -68,6 +74,7 @@ class Relaxation {
   Solution find() {
     chooseFirst();
     firstPass();
+    if (solution_.channels.empty()) lastResort();
     repeatChannels();
     secondPass();
     balancePorts(space_, solution_);
@@ -79,8 +86,9 @@ class Relaxation {
 
   // The nearest and farthest paths that there are, and the bounds of what can be reached.
   void measure() {
-    const auto widen = [](PathType type, PathType& low, PathType& high) {
+    const auto widen = [](PathType type, PathTypes& occurs, PathType& low, PathType& high) {
       if (type >= PathType::net) return;
+      occurs[static_cast<std::size_t>(type)] = true;
       low = std::min(low, type);
       high = std::max(high, type);
     };
@@ -95,10 +103,11 @@ class Relaxation {
     }
     for (int gpu = 0; gpu < gpus; ++gpu) {
       for (int other = 0; other < gpus; ++other)
-        if (other != gpu) widen(space_.gpuToGpu(gpu, other).type, nearestIntra_, farthestIntra_);
+        if (other != gpu)
+          widen(space_.gpuToGpu(gpu, other).type, intraTypes_, nearestIntra_, farthestIntra_);
       for (int net = 0; net < nets; ++net) {
-        widen(space_.gpuToNet(gpu, net).type, nearestInter_, farthestInter_);
-        widen(space_.netToGpu(net, gpu).type, nearestInter_, farthestInter_);
+        widen(space_.gpuToNet(gpu, net).type, interTypes_, nearestInter_, farthestInter_);
+        widen(space_.netToGpu(net, gpu).type, interTypes_, nearestInter_, farthestInter_);
       }
     }
     nearestIntra_ = std::min(nearestIntra_, PathType::sys);
@@ -112,6 +121,32 @@ class Relaxation {
         out.least = gpu == 0 ? own : std::min(out.least, own);
       }
     }
+  }
+
+  // The nearest paths that, where they are as wide as `speed`, make one whole of all GPUs: a chain
+  // needs them at least. DIS if none do.
+  PathType connectingType(Bandwidth speed) const {
+    const int gpus = space_.gpuCount();
+    if (request_.pattern == Pattern::nvls || request_.pattern == Pattern::collnetDirect)
+      return PathType::loc;
+    std::vector<PathType> joins(static_cast<std::size_t>(gpus), PathType::dis);
+    std::vector<bool> joined(static_cast<std::size_t>(gpus), false);
+    PathType farthest = PathType::loc;
+    int last = 0;
+    for (int count = 1; count < gpus; ++count) {
+      joined[static_cast<std::size_t>(last)] = true;
+      int next = -1;
+      for (int gpu = 0; gpu < gpus; ++gpu) {
+        if (joined[static_cast<std::size_t>(gpu)]) continue;
+        PathType& type = joins[static_cast<std::size_t>(gpu)];
+        for (const Route* route : {&space_.gpuToGpu(last, gpu), &space_.gpuToGpu(gpu, last)})
+          if (route->bandwidth >= speed) type = std::min(type, route->type);
+        if (next < 0 || type < joins[static_cast<std::size_t>(next)]) next = gpu;
+      }
+      last = next;
+      farthest = std::max(farthest, joins[static_cast<std::size_t>(last)]);
+    }
+    return farthest;
   }
 
   const CpuInfo* anyCpu() const {
@@ -250,23 +285,28 @@ class Relaxation {
 
   Continue tryPathTypes() {
     const auto found = [&] { return !solution_.channels.empty(); };
+    const PathType nearest = std::max(nearestIntra_, connectingType(attempt_.speedIntra));
+    if (nearest >= PathType::net) return Continue::yes;
     attempt_.typeInter = nearestInter_;
     while (true) {
       const PathType limit =
-          hasNets_ ? std::max(attempt_.typeInter, nearestIntra_) : farthestIntra_;
-      attempt_.typeIntra = nearestIntra_;
+          std::min(hasNets_ ? std::max(attempt_.typeInter, nearest) : farthestIntra_,
+                   std::max(farthestIntra_, nearest));
+      attempt_.typeIntra = nearest;
       while (true) {
         if (tryPatterns() == Continue::no) return Continue::no;
-        if (attempt_.typeIntra >= std::min(limit, farthestIntra_) ||
-            (found() && attempt_.typeIntra >= solution_.attempt.typeIntra))
-          break;
-        attempt_.typeIntra = farther(attempt_.typeIntra);
+        if (found() && attempt_.typeIntra >= solution_.attempt.typeIntra) break;
+        attempt_.typeIntra = farther(attempt_.typeIntra, intraTypes_, limit);
+        if (attempt_.typeIntra > limit) break;
       }
-      if (!hasNets_ || attempt_.typeInter >= farthestInter_ ||
-          (found() && attempt_.typeInter >= solution_.attempt.typeInter &&
-           attempt_.typeInter >= PathType::pxn))
+      if (!hasNets_ || (found() && attempt_.typeInter >= solution_.attempt.typeInter &&
+                        attempt_.typeInter >= PathType::pxn))
         return Continue::yes;
-      attempt_.typeInter = farther(attempt_.typeInter);
+      // Farther paths between GPUs are tried with ports as far away.
+      PathTypes either = interTypes_;
+      for (std::size_t type = 0; type < either.size(); ++type) either[type] |= intraTypes_[type];
+      attempt_.typeInter = farther(attempt_.typeInter, either, farthestInter_);
+      if (attempt_.typeInter > farthestInter_) return Continue::yes;
     }
   }
 
@@ -284,6 +324,21 @@ class Relaxation {
           speeds_[speedIndex_ + 1] * 100 <= solution_.attempt.speedInter * kLowestRatioPercent)
         return;
     }
+  }
+
+  // The budget went into tries that were too strict: one of the laxest for each speed.
+  void lastResort() {
+    attempt_.typeIntra = std::max(nearestIntra_, farthestIntra_);
+    attempt_.typeInter = farthestInter_;
+    attempt_.sameChannels = true;
+    attempt_.crossNic = 0;
+    for (const Bandwidth speed : speeds_) {
+      attempt_.speedIntra = attempt_.speedInter = speed;
+      stepsLeft_ = sameSteps_;
+      tryIt();
+      if (!solution_.channels.empty()) break;
+    }
+    stepsLeft_ = 0;
   }
 
   // More channels of less speed keep more thread blocks busy. Not for NVLS, whose channels are its
@@ -352,6 +407,7 @@ class Relaxation {
   bool hasNets_ = false, triesCrossing_ = false, timedOut_ = false;
   PathType nearestIntra_ = PathType::loc, farthestIntra_ = PathType::loc;
   PathType nearestInter_ = PathType::pix, farthestInter_ = PathType::pix;
+  PathTypes intraTypes_{}, interTypes_{};
   BandwidthBounds bounds_;
   struct Outgoing {
     Bandwidth all = 0, least = 0;

@@ -204,6 +204,23 @@ TEST(Search, OfBlackwellWithoutNvlink) {
   EXPECT_GE(graphs.ring.totalIntra(), 6000);
 }
 
+// Sockets that nothing but the slow link between CPUs joins: tries with nearer paths only, and at
+// speeds that it does not carry, must not use up the budget.
+TEST(Search, OfManyGpusWithoutNvlinkFindsTheRingAcrossSockets) {
+  MachineDescription description;
+  description.name = "16 GPUs on PCIe";
+  description.gpus = 16;
+  description.nics = 8;
+  description.switches = 4;
+  description.sm = 89;
+  description.pciSpeed = "16.0 GT/s PCIe";
+  const Machine machine = machineOf(describeMachine(description), 0);
+  const GraphSet graphs = searchGraphs(machine, {});
+  expectValid(graphs, machine, description.name);
+  EXPECT_GE(graphs.ring.totalInter(), 20'000);
+  EXPECT_GE(graphs.tree.totalInter(), 15'000);
+}
+
 TEST(Search, FallsBackToOnePlainChain) {
   // GPUs whose NIC is so slow that no speed fits.
   MachineDescription slow = preset("dgx-h100");
