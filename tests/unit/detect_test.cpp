@@ -317,6 +317,33 @@ TEST(Detect, AmdFamilyIsWordedAsInFiles) {
   EXPECT_EQ(attribute(only(detected.topology.system, "cpu"), "familyid"), "175");
 }
 
+// A superchip: the GPU is reached over the link in its package, the adapter over PCI.
+TEST(Detect, GraceWithChipLinks) {
+  FakeRoot root;
+  FakeNvml nvml;
+  root.write("proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f");
+  root.write("sys/devices/system/node/node0/cpumap", "00ff,ffffffff,ffffffff");
+  root.gpu("pci0009:00/0009:00:00.0/0009:01:00.0", {{"numa_node", "0"}});
+  root.adapter("pci0000:00/0000:00:00.0", "mlx5_0", "946d:ae03:00cd:50f2");
+  root.write("sys/module/nvidia_peermem/version", "1");
+  nvml.add("0009:01:00.0").chip = {10, 45000};
+  Detected detected = detectMachine(requestFor(root, &nvml));
+  const XmlNode& cpu = only(detected.topology.system, "cpu");
+  EXPECT_EQ(attribute(cpu, "arch"), "arm64");
+  EXPECT_EQ(attribute(cpu, "familyid"), "(none)");
+  EXPECT_EQ(attribute(cpu, "affinity"), "00ff,ffffffff,ffffffff");
+  const XmlNode& chip = only(only(device(detected, "0009:01:00.0"), "gpu"), "c2c");
+  EXPECT_EQ(attribute(chip, "count"), "10");
+
+  const topology::Machine machine(topology::buildTopology(detected.topology), {});
+  const int gpu = machine.topology.of(topology::NodeType::gpu)[0];
+  const topology::Path& path = machine.path(gpu, machine.topology.of(topology::NodeType::cpu)[0]);
+  EXPECT_EQ(path.type, topology::PathType::c2c);
+  EXPECT_EQ(path.bandwidth, 450'000);
+  EXPECT_EQ(machine.path(gpu, machine.topology.of(topology::NodeType::net)[0]).type,
+            topology::PathType::p2c);
+}
+
 TEST(Detect, OnlyWhatWasAskedForStays) {
   FakeRoot root;
   FakeNvml nvml;

@@ -92,6 +92,19 @@ TEST(Search, GivesTheSameForEveryOrderOfTheFile) {
   }
 }
 
+TEST(Search, GivesTheSameOnEveryRank) {
+  for (const std::string& name : presetNames()) {
+    const MachineDescription description = preset(name);
+    const Topology topology = buildTopology(describeMachine(description));
+    const auto answer = [&](int rank) {
+      const Machine machine = trimMachine(topology, {}, rank, 0);
+      return describePaths(machine) +
+             writeGraphs(namedGraphs(searchGraphs(machine, {})), machine.topology);
+    };
+    for (int rank = 1; rank < description.gpus; ++rank) EXPECT_EQ(answer(rank), answer(0)) << name;
+  }
+}
+
 TEST(Search, GivesValidAndRepeatableGraphsForRandomMachines) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);

@@ -154,6 +154,13 @@ TEST(TopologyXml, RefusesWhatCouldGrowWithoutBound) {
             "file:2: a zero byte is not allowed");
 }
 
+TEST(TopologyXml, RefusesABridgeBelowItself) {
+  EXPECT_EQ(errorOfText("<system version=\"1\"><cpu>\n<pci busid=\"0000:01:00.0\">\n"
+                        "<pci busid=\"0000:02:00.0\">\n<pci busid=\"0000:01:00.0\"/></pci></pci>"
+                        "</cpu></system>"),
+            "file:4: <pci> has bus id 0000:01:00.0, which line 2 has too");
+}
+
 TEST(TopologyXml, APortMayBeBelowEachCpuButNotTwiceBelowOne) {
   const auto file = [](std::string_view first, std::string_view second) {
     return fmt::format(
