@@ -295,18 +295,20 @@ class Relaxation {
       attempt_.typeIntra = nearest;
       while (true) {
         if (tryPatterns() == Continue::no) return Continue::no;
-        if (found() && attempt_.typeIntra >= solution_.attempt.typeIntra) break;
         attempt_.typeIntra = farther(attempt_.typeIntra, intraTypes_, limit);
-        if (attempt_.typeIntra > limit) break;
+        if (attempt_.typeIntra > limit ||
+            (found() && attempt_.typeIntra > solution_.attempt.typeIntra))
+          break;
       }
-      if (!hasNets_ || (found() && attempt_.typeInter >= solution_.attempt.typeInter &&
-                        attempt_.typeInter >= PathType::pxn))
-        return Continue::yes;
-      // Farther paths between GPUs are tried with ports as far away.
+      if (!hasNets_) return Continue::yes;
+      // Farther paths between GPUs are tried with ports as far away. A solution is not given up for
+      // one whose ports are farther, but for those that PXN reaches.
       PathTypes either = interTypes_;
       for (std::size_t type = 0; type < either.size(); ++type) either[type] |= intraTypes_[type];
       attempt_.typeInter = farther(attempt_.typeInter, either, farthestInter_);
-      if (attempt_.typeInter > farthestInter_) return Continue::yes;
+      if (attempt_.typeInter > farthestInter_ ||
+          (found() && attempt_.typeInter > std::max(solution_.attempt.typeInter, PathType::pxn)))
+        return Continue::yes;
     }
   }
 

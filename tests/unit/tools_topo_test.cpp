@@ -201,7 +201,7 @@ TEST_F(TopoProgram, WritesFilesThatItReadsBack) {
   const Run first = topo("--preset dgx-a100 --nodes 2 --dump " + at("m.xml") + " --graphs " +
                          at("g.xml") + " --json " + at("m.json"));
   ASSERT_EQ(first.status, 0) << first.err;
-  const Run second = topo("--file " + at("m.xml") + " --nodes 2 --graphs " + at("g2.xml"));
+  const Run second = topo(at("m.xml") + " --nodes 2 --graphs " + at("g2.xml"));
   ASSERT_EQ(second.status, 0) << second.err;
   EXPECT_EQ(read(at("g.xml")), read(at("g2.xml")));
   EXPECT_THAT(read(at("g.xml")), HasSubstr("<graphs version=\"1\">"));
@@ -236,6 +236,7 @@ TEST_F(TopoProgram, WrongInputIsExit2WithItsCause) {
       {"--preset dgx-h100 --nodes 0", "--nodes"},
       {"--preset dgx-h100 --nodes many", "--nodes"},
       {"--preset scale-16x16 --nodes 65537", "--nodes"},
+      {"--preset dgx-h100 --pattern tree", "--pattern requires --svg"},
       {"--preset dgx-h100 --why GPU/0", "--why"},
       {"--preset dgx-h100 --why GPU/0 GPU/8", "\"GPU/8\" is no part of this machine"},
       {"--preset hgx-h200x8 --pattern star --svg " + at("x.svg"), "\"star\""},

@@ -122,8 +122,8 @@ CLI::App* addTopoCommand(CLI::App& app, TopoOptions& options) {
       "the NCCL_* variables of this environment see them. Exit status: 0 shown, 2 wrong options or "
       "a file that cannot be used");
   const char* machine = "Machine (this one)";
-  CLI::Option* file =
-      topo->add_option("--file", options.file, "The one in this topology file")->group(machine);
+  CLI::Option* file = topo->add_option("FILE,--file", options.file, "The one in this topology file")
+                          ->group(machine);
   topo->add_option("--preset", options.preset,
                    fmt::format("One of {}", fmt::join(topology::presetNames(), ", ")))
       ->excludes(file)
@@ -143,10 +143,12 @@ CLI::App* addTopoCommand(CLI::App& app, TopoOptions& options) {
       ->expected(0, 1)
       ->default_str("-")
       ->group(output);
-  topo->add_option("--svg", options.svgFile, "Draw the machine and its channels in this file")
-      ->group(output);
+  CLI::Option* svg =
+      topo->add_option("--svg", options.svgFile, "Draw the machine and its channels in this file")
+          ->group(output);
   topo->add_option("--pattern", options.svgPattern,
                    "Channels to draw: ring, tree, collnet_chain, collnet_direct, nvls (ring)")
+      ->needs(svg)
       ->group(output);
   topo->add_option("--dump", options.dumpFile, "Write the topology file (NCCL's format)")
       ->group(output);
