@@ -421,6 +421,7 @@ TEST(DetectPorts, StatesNamesAndGpuDirect) {
   ASSERT_EQ(ports.size(), 2u);
   EXPECT_EQ(ports[0].megabits, 100000);
   EXPECT_EQ(ports[1].name, "eth1");
+  EXPECT_EQ(ports[1].guid, 1u) << "two interfaces are two adapters";
   EXPECT_EQ(ports[1].megabits, 10000) << "unknown speeds are taken for 10 Gb/s";
 }
 

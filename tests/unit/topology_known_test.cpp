@@ -44,8 +44,9 @@ XmlTopology readKnown(const std::filesystem::path& file, int gpus) {
 struct Known {
   const char* topology;
   const char* graphs;
-  int gpus;       // of the machine that take part
-  int rankCount;  // 0: the communicator spans several nodes
+  int gpus;              // of the machine that take part
+  int rankCount;         // 0: the communicator spans several nodes
+  bool refused = false;  // the driver refuses P2P
 };
 
 TEST(KnownMachines, AreServedAtLeastAsWellAsByNccl) {
@@ -57,14 +58,16 @@ TEST(KnownMachines, AreServedAtLeastAsWellAsByNccl) {
            Known{"simllm-h200x8.topo.xml", "simllm-h200x8.graphs.xml", 8, 8},
            Known{"simllm-b200x8.topo.xml", "simllm-b200x8.graphs.xml", 8, 8},
            Known{"simllm-a100x4.topo.xml", "simllm-a100x4.graphs.xml", 4, 4},
-           Known{"panlichen-3090x8.topo.xml", "panlichen-3090x8.graphs.xml", 8, 0},
+           Known{"panlichen-3090x8.topo.xml", "panlichen-3090x8.graphs.xml", 8, 0, true},
            Known{"yccl-a6000x4.topo.xml", "yccl-a6000x4.graphs.xml", 4, 4},
        }) {
     const auto topologyFile = foreignTopology(known.topology);
     const auto graphsFile = foreignTopology(known.graphs);
     if (!topologyFile || !graphsFile) continue;
     ++seen;
-    const Machine machine = machineOf(readKnown(*topologyFile, known.gpus), known.rankCount);
+    PathSettings paths;
+    paths.p2pDisable = known.refused;
+    const Machine machine = machineOf(readKnown(*topologyFile, known.gpus), known.rankCount, paths);
     SearchSettings settings;
     settings.collnet = known.rankCount == 0;
     const GraphSet ours = searchGraphs(machine, settings);
