@@ -40,7 +40,7 @@ ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
       throw invalidArgument("A size of 0 bytes cannot be allocated").remedy("Ask for at least 1");
     }
     auto& runtime = runtime::Runtime::get();
-    auto memory = runtime.allocate(runtime.currentDevice(), size, runtime::Sharing::otherProcesses);
+    auto memory = runtime.allocate(runtime.currentDevice(), size);
     void* address = memory->address();
     std::lock_guard lock(mutex);
     allocations().emplace(address, std::move(memory));

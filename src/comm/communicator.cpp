@@ -134,7 +134,7 @@ void Communicator::agree() {
   arena_ = std::make_unique<memory::Arena>(runtime_, device_, kSlabBytes);
   mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
   tables_ = std::make_unique<transport::DeviceTables>(
-      runtime_, device_,
+      runtime_, device_, *arena_,
       transport::DeviceTables::Sizes{shape.ranks, shape.situation.channels, shape.peerChannels},
       head);
   std::vector<transport::PeerPlace> places;
@@ -185,7 +185,7 @@ void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepar
   for (const plan::Task& call : calls) total += bytesOf(call);
   if (total == 0) return;
   if (staging_.empty() || staging_.back()->bytes() < total) {
-    staging_.push_back(runtime_.allocate(device_, total, runtime::Sharing::thisProcess));
+    staging_.push_back(runtime_.allocate(device_, total));
   }
   auto* next = static_cast<std::byte*>(staging_.back()->address());
   for (plan::Task& call : calls) {

@@ -18,8 +18,7 @@ Block Arena::allocate(size_t bytes) {
   auto fits = [bytes](const Slab& slab) { return slab.memory->bytes() - slab.used >= bytes; };
   auto slab = std::find_if(slabs_.begin(), slabs_.end(), fits);
   if (slab == slabs_.end()) {
-    auto memory =
-        runtime_.allocate(device_, std::max(bytes, slabBytes_), runtime::Sharing::otherProcesses);
+    auto memory = runtime_.allocate(device_, std::max(bytes, slabBytes_));
     const auto handle = runtime_.exportMemory(memory->address(), memory->bytes());
     announceLocal(handle, memory);
     slabs_.push_back({std::move(memory), handle, 0});

@@ -27,9 +27,6 @@ struct DeviceProperties {
   std::array<std::byte, 16> uuid{};  // the same in every process that sees this device
 };
 
-// Whether ranges are shared with other processes decides how they are allocated.
-enum class Sharing { thisProcess, otherProcesses };
-
 // A range of device memory; freed with the last owner. Zero-filled when allocated.
 class DeviceMemory {
  public:
@@ -160,7 +157,7 @@ class Runtime {
   // Makes the plain memory of `peer` (PointerInfo::openToPeers) reachable for kernels on `device`.
   virtual void openPeer(int device, int peer) = 0;
 
-  virtual std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes, Sharing sharing) = 0;
+  virtual std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes) = 0;
   virtual std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) = 0;
 
   // Any device address of this process, ours or an application's (cudaMalloc, the pool of a

@@ -20,8 +20,8 @@ class Pieces {
 
 }  // namespace
 
-DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, const Sizes& sizes,
-                           device::Communicator head)
+DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, memory::Arena& arena,
+                           const Sizes& sizes, device::Communicator head)
     : runtime_(runtime), sizes_(sizes) {
   const size_t ranks = static_cast<size_t>(sizes.ranks), rings = static_cast<size_t>(sizes.rings),
                peers = ranks * static_cast<size_t>(sizes.peerChannels);
@@ -31,10 +31,9 @@ DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, const Sizes& s
   const size_t sendTable = pieces.add<device::Connection>(peers);
   const size_t receiveTable = pieces.add<device::Connection>(peers);
   const size_t orders = pieces.add<int32_t>(rings * ranks);
-  memory_ = runtime.allocate(device, pieces.bytes(), runtime::Sharing::thisProcess);
   stream_ = runtime.createStream(device);
 
-  auto* base = static_cast<std::byte*>(memory_->address());
+  std::byte* base = arena.allocate(pieces.bytes()).address;
   communicator_ = reinterpret_cast<device::Communicator*>(base + communicator);
   rings_ = reinterpret_cast<device::RingChannel*>(base + ringTable);
   send_ = reinterpret_cast<device::Connection*>(base + sendTable);

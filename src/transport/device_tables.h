@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "device/work.h"
+#include "memory/arena.h"
 #include "runtime/runtime.h"
 
 namespace unisono::transport {
@@ -18,8 +19,8 @@ class DeviceTables {
     int peerChannels;
   };
 
-  // `head` is copied but for its table pointers.
-  DeviceTables(runtime::Runtime& runtime, int device, const Sizes& sizes,
+  // In memory of `arena`, which must live longer. `head` is copied but for its table pointers.
+  DeviceTables(runtime::Runtime& runtime, int device, memory::Arena& arena, const Sizes& sizes,
                device::Communicator head);
 
   device::Communicator* address() const { return communicator_; }
@@ -35,7 +36,6 @@ class DeviceTables {
 
   runtime::Runtime& runtime_;
   Sizes sizes_;
-  std::shared_ptr<runtime::DeviceMemory> memory_;
   std::shared_ptr<void> stream_;
   device::Communicator* communicator_;
   device::RingChannel* rings_;

@@ -59,29 +59,28 @@ ChildReply importAndWrite(Runtime& runtime, const ChildRequest& request) {
 // Uses device 1 as a library would, on a thread that never chose a device. Throws once there is a
 // context on device 0.
 void useDeviceOne(Runtime& runtime) {
-  std::shared_ptr<DeviceMemory> shared, local;
+  std::shared_ptr<DeviceMemory> memory;
   std::shared_ptr<PinnedMemory> pinned;
   std::shared_ptr<void> stream;
   std::unique_ptr<Event> event;
   FillArguments arguments{nullptr, 4096, 0, 1};
   const std::pair<const char*, std::function<void()>> steps[] = {
-      {"allocate shared", [&] { shared = runtime.allocate(1, 4096, Sharing::otherProcesses); }},
-      {"allocate local", [&] { local = runtime.allocate(1, 4096, Sharing::thisProcess); }},
+      {"allocate", [&] { memory = runtime.allocate(1, 4096); }},
       {"allocatePinned", [&] { pinned = runtime.allocatePinned(64); }},
       {"createStream", [&] { stream = runtime.createStream(1); }},
       {"createEvent", [&] { event = runtime.createEvent(1); }},
       {"prepare", [&] { runtime.prepare(fillKernel(), 1); }},
-      {"exportMemory", [&] { runtime.exportMemory(shared->address(), 4096); }},
-      {"inspect", [&] { runtime.inspect(local->address()); }},
+      {"exportMemory", [&] { runtime.exportMemory(memory->address(), 4096); }},
+      {"inspect", [&] { runtime.inspect(memory->address()); }},
       {"a DeviceScope", [&] { DeviceScope scope(runtime, 1); }},
       {"work of a stream",
        [&] {
          DeviceScope scope(runtime, 1);
-         arguments.target = static_cast<unsigned char*>(local->address());
+         arguments.target = static_cast<unsigned char*>(memory->address());
          runtime.launch(fillKernel(), {}, &arguments, stream.get());
          event->record(stream.get());
          event->makeWait(nullptr);
-         runtime.copyAsync(shared->address(), local->address(), 4096, nullptr);
+         runtime.copyAsync(memory->address(), memory->address(), 4096, nullptr);
          runtime.synchronize(nullptr);
        }},
       {"synchronizeDevice", [&] { runtime.synchronizeDevice(1); }},

@@ -106,7 +106,7 @@ class CudaProcessTest : public CudaSharingTest,
 TEST_P(CudaProcessTest, OurMemoryIsSharedBothWays) {
   auto runtime = makeRuntime(cuMem());
   ChildProcess child;
-  auto memory = runtime->allocate(0, kBytes, Sharing::otherProcesses);
+  auto memory = runtime->allocate(0, kBytes);
   auto* address = static_cast<unsigned char*>(memory->address());
   MemoryHandle handle = runtime->exportMemory(address, kBytes);
   EXPECT_EQ(handle.kind,
@@ -118,7 +118,7 @@ TEST_P(CudaProcessTest, OurMemoryIsSharedBothWays) {
   // The same addresses are likely to be given again; the other process must see the new memory.
   memory.reset();
   for (int round = 0; round < 3; ++round) {
-    memory = runtime->allocate(0, kBytes, Sharing::otherProcesses);
+    memory = runtime->allocate(0, kBytes);
     passThrough(child, *runtime, 0, memory->address(), kBytes, importer());
     memory.reset();
   }
@@ -130,7 +130,7 @@ TEST_P(CudaProcessTest, ManyRangesAreOfferedAtOnce) {
   std::vector<std::shared_ptr<DeviceMemory>> ranges;
   std::vector<MemoryHandle> handles;
   for (int i = 0; i < 8; ++i) {
-    ranges.push_back(runtime->allocate(0, 4096, Sharing::otherProcesses));
+    ranges.push_back(runtime->allocate(0, 4096));
     fill(*runtime, 0, ranges.back()->address(), 4096, static_cast<unsigned char>(i + 1));
     handles.push_back(runtime->exportMemory(ranges.back()->address(), 4096));
   }
@@ -243,7 +243,7 @@ TEST_F(CudaSharingTest, MemoryThatCannotBeSharedSaysWhy) {
 }
 
 TEST_F(CudaSharingTest, HandlesThatMakeNoSenseAreRefused) {
-  auto memory = runtime_->allocate(0, kBytes, Sharing::otherProcesses);
+  auto memory = runtime_->allocate(0, kBytes);
   MemoryHandle handle = runtime_->exportMemory(memory->address(), kBytes);
   MemoryHandle none = handle;
   none.kind = MemoryHandle::Kind::none;
@@ -261,8 +261,8 @@ TEST_F(CudaSharingTest, OneProcessSharesByPointer) {
   if (gpus_ < 2) GTEST_SKIP() << "needs 2 GPUs";
   if (!runtime_->canAccessPeer(1, 0)) GTEST_SKIP() << "the GPUs have no peer access";
   ForeignMalloc foreign(*runtime_, 0, kBytes);
-  auto shared = runtime_->allocate(0, kBytes, Sharing::otherProcesses);
-  auto local = runtime_->allocate(0, kBytes, Sharing::thisProcess);
+  auto shared = runtime_->allocate(0, kBytes);
+  auto local = runtime_->allocate(0, kBytes);
   for (void* address :
        {static_cast<void*>(foreign.address()), shared->address(), local->address()}) {
     auto* start = static_cast<unsigned char*>(address) + kOffset;
@@ -305,7 +305,7 @@ TEST_F(CudaSharingTest, FabricHandlesAreAddedWhereTheDriverGivesThem) {
     auto runtime = makeRuntime(1, multiNodeNvlink);
     for (int round = 0; round < 2; ++round) {  // a refusal is remembered
       ChildProcess child;
-      auto memory = runtime->allocate(0, kBytes, Sharing::otherProcesses);
+      auto memory = runtime->allocate(0, kBytes);
       MemoryHandle handle = runtime->exportMemory(memory->address(), kBytes);
       EXPECT_EQ(handle.kind, MemoryHandle::Kind::descriptor);
       EXPECT_EQ(handle.hasFabric != 0, expected && multiNodeNvlink);
@@ -317,7 +317,7 @@ TEST_F(CudaSharingTest, FabricHandlesAreAddedWhereTheDriverGivesThem) {
 TEST_F(CudaSharingTest, AFabricHandleServesWhereThereIsNoDescriptor) {
   if (!hasFabricHandles()) GTEST_SKIP() << "the driver gives no fabric handles (no IMEX channel)";
   ChildProcess child;
-  auto memory = runtime_->allocate(0, kBytes, Sharing::otherProcesses);
+  auto memory = runtime_->allocate(0, kBytes);
   fill(*runtime_, 0, memory->address(), kBytes, 1);
   MemoryHandle unreachable = runtime_->exportMemory(memory->address(), kBytes);
   unreachable.payload[8] ^= std::byte{1};  // in the name of the service, as on another host
@@ -336,7 +336,7 @@ TEST_F(CudaSharingTest, AFabricHandleServesWhereThereIsNoDescriptor) {
 
 TEST_F(CudaSharingTest, AFabricHandleThatCannotBeMappedSaysWhatElseFailed) {
   if (!sharingSupport(0).descriptors) GTEST_SKIP() << "no VMM descriptors";
-  auto memory = runtime_->allocate(0, kBytes, Sharing::otherProcesses);
+  auto memory = runtime_->allocate(0, kBytes);
   MemoryHandle handle = runtime_->exportMemory(memory->address(), kBytes);
   handle.process ^= 1;  // of another process
   handle.payload[8] ^= std::byte{1};

@@ -71,17 +71,15 @@ TEST_F(CudaRuntimeTest, PropertiesNameTheDevice) {
 TEST_F(CudaRuntimeTest, AllocationsAreZeroFilledEvenWhenMemoryIsUsedAgain) {
   for (int cuMem : {0, -1}) {
     auto runtime = makeRuntime(cuMem);
-    for (Sharing sharing : {Sharing::thisProcess, Sharing::otherProcesses}) {
-      for (size_t bytes : {size_t{1}, size_t{4096}, kOddBytes}) {
-        for (int round = 0; round < 3; ++round) {
-          auto memory = runtime->allocate(0, bytes, sharing);
-          ASSERT_NE(memory->address(), nullptr);
-          EXPECT_EQ(memory->bytes(), bytes);
-          EXPECT_EQ(memory->device(), 0);
-          EXPECT_EQ(countOther(*runtime, 0, memory->address(), bytes, 0), 0u);
-          fill(*runtime, 0, memory->address(), bytes, 0xa5);
-          EXPECT_EQ(countOther(*runtime, 0, memory->address(), bytes, 0xa5), 0u);
-        }
+    for (size_t bytes : {size_t{1}, size_t{4096}, kOddBytes}) {
+      for (int round = 0; round < 3; ++round) {
+        auto memory = runtime->allocate(0, bytes);
+        ASSERT_NE(memory->address(), nullptr);
+        EXPECT_EQ(memory->bytes(), bytes);
+        EXPECT_EQ(memory->device(), 0);
+        EXPECT_EQ(countOther(*runtime, 0, memory->address(), bytes, 0), 0u);
+        fill(*runtime, 0, memory->address(), bytes, 0xa5);
+        EXPECT_EQ(countOther(*runtime, 0, memory->address(), bytes, 0xa5), 0u);
       }
     }
   }
@@ -90,10 +88,10 @@ TEST_F(CudaRuntimeTest, AllocationsAreZeroFilledEvenWhenMemoryIsUsedAgain) {
 TEST_F(CudaRuntimeTest, FreedMemoryReturnsToTheDevice) {
   size_t before = 0, after = 0, total = 0;
   constexpr size_t kBytes = size_t{256} << 20;
-  runtime_->allocate(0, kBytes, Sharing::otherProcesses);  // what the first use of CUDA keeps
+  runtime_->allocate(0, kBytes);  // what the first use of CUDA keeps
   ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
   for (int round = 0; round < 4; ++round) {
-    auto memory = runtime_->allocate(0, kBytes, Sharing::otherProcesses);
+    auto memory = runtime_->allocate(0, kBytes);
     runtime_->exportMemory(memory->address(), kBytes);
   }
   ASSERT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
@@ -102,18 +100,19 @@ TEST_F(CudaRuntimeTest, FreedMemoryReturnsToTheDevice) {
 
 TEST_F(CudaRuntimeTest, TooLargeAnAllocationSaysSo) {
   constexpr size_t kBytes = size_t{1} << 44;
-  expectError([&] { runtime_->allocate(0, kBytes, Sharing::otherProcesses); },
-              ErrorCode::unhandledCudaError, "device 0");
-  expectError([&] { runtime_->allocate(0, kBytes, Sharing::thisProcess); },
-              ErrorCode::unhandledCudaError, "cudaMalloc");
+  expectError([&] { runtime_->allocate(0, kBytes); }, ErrorCode::unhandledCudaError, "device 0");
+  expectError([&] { makeRuntime(0)->allocate(0, kBytes); }, ErrorCode::unhandledCudaError,
+              "cudaMalloc");
 }
 
 TEST_F(CudaRuntimeTest, PinnedMemoryIsOneForBothSides) {
-  auto pinned = runtime_->allocatePinned(4096);
-  auto* bytes = static_cast<unsigned char*>(pinned->hostAddress());
-  for (size_t i = 0; i < 4096; ++i) ASSERT_EQ(bytes[i], 0);
-  fill(*runtime_, 0, pinned->deviceAddress(), 4096, 0x3c);
-  for (size_t i = 0; i < 4096; ++i) ASSERT_EQ(bytes[i], 0x3c);
+  for (const size_t size : {size_t{64}, size_t{4096}, size_t{64}}) {
+    auto pinned = runtime_->allocatePinned(size);
+    auto* bytes = static_cast<unsigned char*>(pinned->hostAddress());
+    for (size_t i = 0; i < size; ++i) ASSERT_EQ(bytes[i], 0);
+    fill(*runtime_, 0, pinned->deviceAddress(), size, 0x3c);
+    for (size_t i = 0; i < size; ++i) ASSERT_EQ(bytes[i], 0x3c);
+  }
 }
 
 TEST_F(CudaRuntimeTest, InspectTellsKindsApart) {
@@ -122,24 +121,20 @@ TEST_F(CudaRuntimeTest, InspectTellsKindsApart) {
   EXPECT_EQ(runtime_->inspect(nullptr).kind, PointerInfo::Kind::host);
   auto pinned = runtime_->allocatePinned(64);
   EXPECT_EQ(runtime_->inspect(pinned->hostAddress()).kind, PointerInfo::Kind::host);
-  for (Sharing sharing : {Sharing::thisProcess, Sharing::otherProcesses}) {
-    auto memory = runtime_->allocate(gpus_ - 1, kOddBytes, sharing);
+  for (int cuMem : {0, -1}) {
+    auto memory = makeRuntime(cuMem)->allocate(gpus_ - 1, kOddBytes);
     PointerInfo info = runtime_->inspect(static_cast<char*>(memory->address()) + 5);
     EXPECT_EQ(info.kind, PointerInfo::Kind::device);
     EXPECT_EQ(info.device, gpus_ - 1);
   }
-  void* managed = nullptr;
-  ASSERT_EQ(cudaMallocManaged(&managed, 4096), cudaSuccess);
-  EXPECT_EQ(runtime_->inspect(managed).kind, PointerInfo::Kind::managed);
-  cudaFree(managed);
 }
 
 TEST_F(CudaRuntimeTest, AnEventOrdersStreams) {
   auto first = runtime_->createStream(0);
   auto second = runtime_->createStream(0);
   auto event = runtime_->createEvent(0);
-  auto source = runtime_->allocate(0, 4096, Sharing::thisProcess);
-  auto target = runtime_->allocate(0, 4096, Sharing::thisProcess);
+  auto source = runtime_->allocate(0, 4096);
+  auto target = runtime_->allocate(0, 4096);
   constexpr unsigned long long kDelayNs = 50'000'000;
   FillArguments arguments{static_cast<unsigned char*>(source->address()), 4096, kDelayNs, 7};
   LaunchShape shape;
@@ -154,7 +149,7 @@ TEST_F(CudaRuntimeTest, AnEventOrdersStreams) {
 
 TEST_F(CudaRuntimeTest, CreatedStreamsDoNotWaitForTheDefaultStream) {
   auto stream = runtime_->createStream(0);
-  auto memory = runtime_->allocate(0, 4096, Sharing::thisProcess);
+  auto memory = runtime_->allocate(0, 4096);
   auto* bytes = static_cast<unsigned char*>(memory->address());
   constexpr unsigned long long kDelayNs = 500'000'000;
   FillArguments slow{bytes, 1, kDelayNs, 1};
@@ -200,8 +195,8 @@ TEST_F(CudaRuntimeTest, WrongSettingsAreRefused) {
 
 // Everything that is not work of a stream, as a communicator might do it while another is captured.
 void useEverything(Runtime& runtime) {
-  auto memory = runtime.allocate(0, 4096, Sharing::otherProcesses);
-  auto local = runtime.allocate(0, 4096, Sharing::thisProcess);
+  auto memory = runtime.allocate(0, 4096);
+  auto local = runtime.allocate(0, 4096);
   auto pinned = runtime.allocatePinned(64);
   for (auto& range : {memory, local}) {
     runtime.importMemory(runtime.exportMemory(range->address(), range->bytes()), 0);
@@ -218,7 +213,7 @@ void useEverything(Runtime& runtime) {
 
 TEST_F(CudaRuntimeTest, ACaptureInGlobalModeSurvivesOurCalls) {
   auto stream = runtime_->createStream(0);
-  auto memory = runtime_->allocate(0, 4096, Sharing::thisProcess);
+  auto memory = runtime_->allocate(0, 4096);
   FillArguments arguments{static_cast<unsigned char*>(memory->address()), 4096, 0, 9};
   cudaStream_t captured = static_cast<cudaStream_t>(stream.get());
   runtime_->prepare(fillKernel(), 0);
@@ -263,8 +258,8 @@ class CudaGraphOrderTest : public CudaRuntimeTest {
     runtime_->prepare(fillKernel(), 0);
     for (auto& stream : streams_) stream = runtime_->createStream(0);
     event_ = runtime_->createEvent(0);
-    source_ = runtime_->allocate(0, 4096, Sharing::thisProcess);
-    target_ = runtime_->allocate(0, 4096, Sharing::thisProcess);
+    source_ = runtime_->allocate(0, 4096);
+    target_ = runtime_->allocate(0, 4096);
   }
   cudaStream_t stream(int index) const { return static_cast<cudaStream_t>(streams_[index].get()); }
   // Sets the source, late.
@@ -365,13 +360,13 @@ TEST_F(CudaRuntimeTest, CallsPutBackWhateverContextWasCurrent) {
   int last = gpus_ - 1;
   std::thread([&] {
     CUcontext current = nullptr;
-    runtime_->allocate(last, 4096, Sharing::otherProcesses);
+    runtime_->allocate(last, 4096);
     ASSERT_EQ(driver().contextGetCurrent(&current), CUDA_SUCCESS);
     EXPECT_EQ(current, nullptr);
   }).join();
   if (gpus_ < 2) GTEST_SKIP() << "the rest needs 2 GPUs";
   runtime_->makeCurrent(0);
-  runtime_->allocate(last, 4096, Sharing::thisProcess);
+  runtime_->allocate(last, 4096);
   EXPECT_EQ(runtime_->currentDevice(), 0);
   {
     DeviceScope scope(*runtime_, last);

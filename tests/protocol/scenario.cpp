@@ -45,7 +45,7 @@ const char* nameOf(Call call) {
 }
 
 RankMemory::RankMemory(int rank, size_t bytes)
-    : memory_(testRuntime().allocate(rank, bytes, runtime::Sharing::otherProcesses)),
+    : memory_(testRuntime().allocate(rank, bytes)),
       base_(static_cast<std::byte*>(memory_->address())) {}
 
 void RankMemory::clear(std::byte poison) {

@@ -141,7 +141,7 @@ void World::makeMember(int rank, int ranks) {
   member.arena = std::make_unique<memory::Arena>(runtime, rank, 1 << 20);
   member.mappings = std::make_unique<memory::MappingCache>(runtime, rank);
   member.tables = std::make_unique<transport::DeviceTables>(
-      runtime, rank,
+      runtime, rank, *member.arena,
       transport::DeviceTables::Sizes{ranks, geometry_.channels, geometry_.peerChannels}, head);
   member.stream = runtime.createStream(rank);
 

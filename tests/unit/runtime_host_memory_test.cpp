@@ -118,7 +118,7 @@ void pingPong(const void* raw, const HostGroupContext&) {
 // One side of a game between two processes, each with its own memory that the other maps.
 int play(int channel, uint64_t first, size_t bytes, size_t offset) {
   HostRuntime runtime(hostSettings());
-  auto memory = runtime.allocate(1, bytes, Sharing::otherProcesses);
+  auto memory = runtime.allocate(1, bytes);
   auto* mine = static_cast<std::byte*>(memory->address()) + offset;
   put(channel, runtime.exportMemory(mine, 64));
   auto handle = take<MemoryHandle>(channel);
@@ -153,7 +153,7 @@ TEST(HostProcessTest, ExchangesDataThroughSharedMemory) {
 
 Child shortLived([](int channel) {
   HostRuntime runtime(hostSettings());
-  auto memory = runtime.allocate(0, 100, Sharing::otherProcesses);
+  auto memory = runtime.allocate(0, 100);
   put(channel, runtime.exportMemory(memory->address(), 100));
   return 0;
 });
@@ -168,8 +168,8 @@ TEST(HostProcessTest, MemoryOfAnEndedProcessCannotBeMapped) {
 
 Child exporter([](int channel) {
   HostRuntime runtime(hostSettings());
-  auto kept = runtime.allocate(0, 2 << 20, Sharing::otherProcesses);
-  auto freed = runtime.allocate(0, 2 << 20, Sharing::otherProcesses);
+  auto kept = runtime.allocate(0, 2 << 20);
+  auto freed = runtime.allocate(0, 2 << 20);
   put(channel, runtime.exportMemory(kept->address(), 100));
   put(channel, runtime.exportMemory(freed->address(), 100));
   freed.reset();
@@ -212,8 +212,7 @@ TEST(HostProcessTest, FreedMemoryAndForgedHandlesCannotBeMapped) {
 // A child of a process that used the devices has no engine: it is told so and does not hang.
 int forkLate() {
   HostRuntime runtime(hostSettings());
-  runtime.fillAsync(runtime.allocate(0, 8, Sharing::thisProcess)->address(), std::byte{1}, 8,
-                    nullptr);
+  runtime.fillAsync(runtime.allocate(0, 8)->address(), std::byte{1}, 8, nullptr);
   runtime.synchronize(nullptr);
   pid_t child = ::fork();
   if (child == 0) {
@@ -241,7 +240,7 @@ TEST(HostMemoryTest, IsZeroFilledAlignedAndKnown) {
   for (int i = 0; i < 600; i++) {
     size_t bytes = i % 50 == 0 ? 3u << 20 : random() % 20000;
     int device = static_cast<int>(random() % 8);
-    auto memory = runtime.allocate(device, bytes, Sharing::thisProcess);
+    auto memory = runtime.allocate(device, bytes);
     auto* data = static_cast<unsigned char*>(memory->address());
     EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 512, 0u);
     EXPECT_EQ(std::count(data, data + bytes, 0), static_cast<ptrdiff_t>(bytes));
@@ -267,7 +266,7 @@ TEST(HostMemoryTest, SmallAllocationsNeedFewDescriptors) {
   int before = ::dup(0);
   ::close(before);
   std::vector<std::shared_ptr<DeviceMemory>> kept;
-  for (int i = 0; i < 5000; i++) kept.push_back(runtime.allocate(0, 1000, Sharing::thisProcess));
+  for (int i = 0; i < 5000; i++) kept.push_back(runtime.allocate(0, 1000));
   int after = ::dup(0);
   ::close(after);
   EXPECT_LT(after - before, 10);
@@ -275,14 +274,14 @@ TEST(HostMemoryTest, SmallAllocationsNeedFewDescriptors) {
 
 TEST(HostMemoryTest, SparsePagesCostNothing) {
   HostRuntime runtime(hostSettings());
-  auto memory = runtime.allocate(0, size_t{1} << 40, Sharing::thisProcess);
+  auto memory = runtime.allocate(0, size_t{1} << 40);
   static_cast<char*>(memory->address())[size_t{1} << 39] = 1;
   EXPECT_EQ(static_cast<char*>(memory->address())[(size_t{1} << 39) + 1], 0);
 }
 
 TEST(HostMemoryTest, ExportChecksTheRange) {
   HostRuntime runtime(hostSettings());
-  auto memory = runtime.allocate(3, 1000, Sharing::thisProcess);
+  auto memory = runtime.allocate(3, 1000);
   auto* start = static_cast<std::byte*>(memory->address());
   MemoryHandle handle = runtime.exportMemory(start + 10, 990);
   EXPECT_EQ(handle.device, 3);

@@ -43,7 +43,7 @@ void writeData(const void* raw, const HostGroupContext&) {
 
 int run(const std::string& mode) {
   HostRuntime runtime(hostSettings());
-  auto memory = runtime.allocate(0, 1024, Sharing::thisProcess);
+  auto memory = runtime.allocate(0, 1024);
   auto* words = static_cast<uint64_t*>(memory->address());
   Game game{words, words + 64, std::memory_order_release, std::memory_order_acquire};
   auto first = runtime.createStream(0);

@@ -50,7 +50,7 @@ class HostScheduleTest : public testing::Test {
   explicit HostScheduleTest(int64_t seed = -1) : runtime(hostSettings("fibers", seed)) {
     for (int rank = 0; rank < kRanks; rank++) {
       streams.push_back(runtime.createStream(rank));
-      memory.push_back(runtime.allocate(rank, kBlocks * 8, Sharing::otherProcesses));
+      memory.push_back(runtime.allocate(rank, kBlocks * 8));
     }
   }
 
@@ -230,7 +230,7 @@ TEST_F(HostScheduleTest, ExceptionsBelongToTheirFiber) {
 TEST(ThreadScheduleTest, ADeadlockIsReportedAfterATime) {
   HostRuntime runtime(hostSettings("threads"));
   runtime.setDeadlockIsError(true);
-  auto memory = runtime.allocate(0, 64, Sharing::thisProcess);
+  auto memory = runtime.allocate(0, 64);
   auto* counter = static_cast<uint64_t*>(memory->address());
   launch(runtime, nullptr, "ring", ring, RingArguments{counter, counter + 1, 1, 2, 1});
   expectDeadlockWithGraph(runtime, nullptr, "rank 1 waits for rank 0 (token");

@@ -45,7 +45,7 @@ TEST_P(HostStreamTest, RunsWorkInOrder) {
 }
 
 TEST_P(HostStreamTest, CopiesAndFillsKeepOrderWithLaunches) {
-  auto memory = runtime.allocate(0, 1 << 16, Sharing::thisProcess);
+  auto memory = runtime.allocate(0, 1 << 16);
   std::vector<std::byte> back(1 << 16);
   runtime.fillAsync(memory->address(), std::byte{7}, memory->bytes(), nullptr);
   runtime.copyAsync(back.data(), memory->address(), back.size(), nullptr);
@@ -70,7 +70,7 @@ void meet(const void* raw, const HostGroupContext&) {
 }
 
 TEST_P(HostStreamTest, StreamsOfDifferentDevicesRunTogether) {
-  auto memory = runtime.allocate(0, 64, Sharing::thisProcess);
+  auto memory = runtime.allocate(0, 64);
   auto* flags = static_cast<uint32_t*>(memory->address());
   auto first = runtime.createStream(0);
   auto second = runtime.createStream(1);
@@ -84,7 +84,7 @@ TEST_P(HostStreamTest, StreamsOfDifferentDevicesRunTogether) {
 
 TEST_P(HostStreamTest, ManyStreams) {
   constexpr int kStreams = 64;
-  auto memory = runtime.allocate(0, (kStreams + 1) * sizeof(uint32_t), Sharing::thisProcess);
+  auto memory = runtime.allocate(0, (kStreams + 1) * sizeof(uint32_t));
   auto* flags = static_cast<uint32_t*>(memory->address());
   std::vector<std::shared_ptr<void>> streams;
   // A ring: each waits for the one before, and the first was told last.
@@ -106,7 +106,7 @@ void waitForFlag(const void* raw, const HostGroupContext&) {
 }
 
 TEST_P(HostStreamTest, EventsOrderStreams) {
-  auto memory = runtime.allocate(0, 64, Sharing::thisProcess);
+  auto memory = runtime.allocate(0, 64);
   auto* flag = static_cast<uint32_t*>(memory->address());
   auto first = runtime.createStream(0);
   auto second = runtime.createStream(1);

@@ -57,7 +57,7 @@ class CudaRuntime final : public Runtime {
     return peerReachable(device, peer);
   }
 
-  std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes, Sharing sharing) override;
+  std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes) override;
   std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) override {
     return allocatePinnedMemory(bytes);
   }
@@ -126,12 +126,9 @@ DeviceProperties CudaRuntime::properties(int device) {
   return properties;
 }
 
-std::shared_ptr<DeviceMemory> CudaRuntime::allocate(int device, size_t bytes, Sharing sharing) {
+std::shared_ptr<DeviceMemory> CudaRuntime::allocate(int device, size_t bytes) {
   checkOrdinal(device);
-  // What stays in the process needs no descriptor, and cudaMalloc packs small ranges together.
-  if (sharing == Sharing::thisProcess || settings_.cuMem == 0) {
-    return allocateMalloc(device, bytes, sharing);
-  }
+  if (settings_.cuMem == 0) return allocateMalloc(device, bytes);
   SharingSupport support = support_[device];
   support.fabric = support.fabric && !fabricRefused_.load(std::memory_order_relaxed);
   if (support.descriptors && !vmmRefused_.load(std::memory_order_relaxed)) {
@@ -154,7 +151,7 @@ std::shared_ptr<DeviceMemory> CudaRuntime::allocate(int device, size_t bytes, Sh
   if (!vmmRefused_.exchange(true)) {
     logInfo("Device {} has no VMM memory with POSIX handles; legacy CUDA IPC is used", device);
   }
-  return allocateMalloc(device, bytes, sharing);
+  return allocateMalloc(device, bytes);
 }
 
 void CudaRuntime::prepare(const Kernel& kernel, int device) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <tuple>
 #include <vector>
 
 #include "runtime/cuda/cuda_check.h"
@@ -121,6 +122,45 @@ int deviceForPinned() {
   return device;
 }
 
+// A line of a page that is kept for the life of the process. Freeing pinned memory waits for every
+// kernel of the device: an aborted communicator would wait for all others.
+class PinnedLine final : public PinnedMemory {
+ public:
+  static constexpr size_t kBytes = 128;  // lines of different owners share no cache line
+
+  PinnedLine() : PinnedMemory(nullptr, nullptr) {
+    std::lock_guard lock(mutex());
+    if (free().empty()) addPage();
+    std::tie(hostAddress_, deviceAddress_) = free().back();
+    free().pop_back();
+    std::memset(hostAddress_, 0, kBytes);
+  }
+  ~PinnedLine() override {
+    std::lock_guard lock(mutex());
+    free().emplace_back(hostAddress_, deviceAddress_);
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::vector<std::pair<void*, void*>>& free() {
+    static auto* lines = new std::vector<std::pair<void*, void*>>;
+    return *lines;
+  }
+  static void addPage() {
+    constexpr size_t kPageBytes = 4096;
+    const int device = deviceForPinned();
+    DeviceCallScope scope(device);
+    const auto* page = new CudaPinnedMemory(kPageBytes, device);
+    for (size_t offset = 0; offset < kPageBytes; offset += kBytes) {
+      free().emplace_back(static_cast<std::byte*>(page->hostAddress()) + offset,
+                          static_cast<std::byte*>(page->deviceAddress()) + offset);
+    }
+  }
+};
+
 }  // namespace
 
 PhysicalMemory::~PhysicalMemory() {
@@ -208,21 +248,19 @@ std::shared_ptr<DeviceMemory> allocateVmm(int device, size_t bytes, const Sharin
   return std::make_shared<VmmMemory>(std::move(range), bytes, device);
 }
 
-std::shared_ptr<DeviceMemory> allocateMalloc(int device, size_t bytes, Sharing sharing) {
+std::shared_ptr<DeviceMemory> allocateMalloc(int device, size_t bytes) {
   DeviceCallScope scope(device);
-  size_t allocatedBytes = std::max<size_t>(bytes, 1);
-  if (sharing == Sharing::otherProcesses) {
-    allocatedBytes = roundUp(allocatedBytes, kLegacyShareBytes);
-  }
+  const size_t allocatedBytes = roundUp(std::max<size_t>(bytes, 1), kLegacyShareBytes);
   auto memory = std::make_shared<MallocMemory>(bytes, allocatedBytes, device);
   zeroFill(memory->address(), allocatedBytes, device);
   return memory;
 }
 
 std::shared_ptr<PinnedMemory> allocatePinnedMemory(size_t bytes) {
-  int device = deviceForPinned();
+  if (bytes <= PinnedLine::kBytes) return std::make_shared<PinnedLine>();
+  const int device = deviceForPinned();
   DeviceCallScope scope(device);
-  return std::make_shared<CudaPinnedMemory>(std::max<size_t>(bytes, 1), device);
+  return std::make_shared<CudaPinnedMemory>(bytes, device);
 }
 
 bool peerReachable(int device, int owner) {

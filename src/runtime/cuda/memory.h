@@ -66,7 +66,7 @@ size_t allocationGranularity(const CUmemAllocationProp& properties, int device);
 // form returns null where the driver refuses memory with these handles altogether. Devices on which
 // this process already has a context get access to VMM memory at once, others when they import it.
 std::shared_ptr<DeviceMemory> allocateVmm(int device, size_t bytes, const SharingSupport& support);
-std::shared_ptr<DeviceMemory> allocateMalloc(int device, size_t bytes, Sharing sharing);
+std::shared_ptr<DeviceMemory> allocateMalloc(int device, size_t bytes);
 std::shared_ptr<PinnedMemory> allocatePinnedMemory(size_t bytes);
 
 // Whether kernels on `device` can reach memory of `owner`; makes no context.

@@ -198,8 +198,11 @@ bool FiberExecutor::mayRun() const {
 
 void FiberExecutor::run() {
   while (true) {
+    // Asked before the inbox is: a gate is opened behind the tasks that it lets run, and a seed
+    // replays only if all of them are there to choose from.
+    const bool running = mayRun();
     if (inboxFilled_.load(std::memory_order_relaxed)) drainInbox();
-    if (ready_.empty() || !mayRun()) {
+    if (ready_.empty() || !running) {
       if (stop_ && alive_ == 0) return;
       for (int i = 0; i < kLooksBeforeSleep && !inboxFilled_ && !(mayRun() && !ready_.empty());
            i++) {

@@ -115,7 +115,7 @@ bool HostRuntime::canAccessPeer(int device, int peer) {
   return true;
 }
 
-std::shared_ptr<DeviceMemory> HostRuntime::allocate(int device, size_t bytes, Sharing) {
+std::shared_ptr<DeviceMemory> HostRuntime::allocate(int device, size_t bytes) {
   deviceAt(device);
   return memory_->allocate(device, bytes);
 }

@@ -33,7 +33,7 @@ class HostRuntime final : public Runtime {
   bool canAccessPeer(int device, int peer) override;
   void openPeer(int, int) override {}  // one address space
 
-  std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes, Sharing sharing) override;
+  std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes) override;
   std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) override;
   MemoryHandle exportMemory(const void* address, size_t bytes) override;
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override;
