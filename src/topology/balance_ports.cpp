@@ -13,9 +13,8 @@ class PortBalancer {
       : space_(space), solution_(solution), links_(space.linkBandwidth()) {
     uses_.assign(space.portBandwidth().size(), 0);
     for (const Channel& channel : solution.channels) {
-      takeChain(channel);
-      takePort(channel, channel.netIn);
-      ++uses_[static_cast<std::size_t>(space.portOf(channel.netIn))];
+      take(channel);
+      ++usesOf(channel.netIn);
     }
   }
 
@@ -26,9 +25,7 @@ class PortBalancer {
     while (changed && moves > 0) {
       changed = false;
       for (Channel& channel : solution_.channels) {
-        const int better = betterPort(channel);
-        if (better < 0) continue;
-        channel.netIn = channel.netOut = better;
+        if (!move(channel)) continue;
         changed = true;
         if (--moves == 0) return;
       }
@@ -36,6 +33,7 @@ class PortBalancer {
   }
 
  private:
+  // Between a channel's port and one of its GPUs.
   struct Part {
     int gpu;
     bool toPort;
@@ -66,24 +64,32 @@ class PortBalancer {
     return part.toPort ? space_.netToGpu(net, part.gpu) : space_.gpuToNet(part.gpu, net);
   }
 
-  void takeChain(const Channel& channel) {
+  struct Load {
+    const Route* route;
+    Bandwidth speed;
+  };
+  std::vector<Load> loadsOf(const Channel& channel) const {
+    std::vector<Load> loads;
     for (std::size_t i = 0; i + 1 < channel.gpus.size(); ++i)
-      links_.take(space_.gpuToGpu(channel.gpus[i], channel.gpus[i + 1]),
-                  solution_.attempt.speedIntra);
+      loads.push_back(
+          {&space_.gpuToGpu(channel.gpus[i], channel.gpus[i + 1]), solution_.attempt.speedIntra});
+    for (const Part& part : partsOf(channel))
+      loads.push_back({&routeOf(part, channel.netIn), part.speed});
+    return loads;
   }
 
-  bool takePort(const Channel& channel, int net) {
-    const std::vector<Part> parts = partsOf(channel);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (links_.take(routeOf(parts[i], net), parts[i].speed)) continue;
-      while (i-- > 0) links_.giveBack(routeOf(parts[i], net), parts[i].speed);
+  bool take(const Channel& channel) {
+    const std::vector<Load> loads = loadsOf(channel);
+    for (std::size_t i = 0; i < loads.size(); ++i) {
+      if (links_.take(*loads[i].route, loads[i].speed)) continue;
+      while (i-- > 0) links_.giveBack(*loads[i].route, loads[i].speed);
       return false;
     }
     return true;
   }
 
-  void leavePort(const Channel& channel, int net) {
-    for (const Part& part : partsOf(channel)) links_.giveBack(routeOf(part, net), part.speed);
+  void giveBack(const Channel& channel) {
+    for (const Load& load : loadsOf(channel)) links_.giveBack(*load.route, load.speed);
   }
 
   PathType nearness(int net) const {
@@ -94,40 +100,61 @@ class PortBalancer {
     return nearest;
   }
 
-  bool mayUse(const Channel& channel, int net) const {
-    const bool tree = solution_.attempt.pattern != Pattern::ring;
+  // Whether no path of the channel is farther than the solution allows.
+  bool isNear(const Channel& channel) const {
+    const Attempt& attempt = solution_.attempt;
+    const bool tree = attempt.pattern != Pattern::ring;
+    for (std::size_t i = 0; i + 1 < channel.gpus.size(); ++i) {
+      const int from = channel.gpus[i], to = channel.gpus[i + 1];
+      if (space_.gpuToGpu(from, to).type > attempt.typeIntra) return false;
+      if (tree && space_.gpuToGpu(to, from).type > attempt.typeIntra) return false;
+    }
     const std::vector<Part> parts = partsOf(channel);
     return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
-      return routeOf(part, net).type <= solution_.attempt.typeInter &&
-             (!tree || backOf(part, net).type <= solution_.attempt.typeInter);
+      return routeOf(part, channel.netIn).type <= attempt.typeInter &&
+             (!tree || backOf(part, channel.netIn).type <= attempt.typeInter);
     });
   }
 
-  int usesOf(int net) const { return uses_[static_cast<std::size_t>(space_.portOf(net))]; }
+  int& usesOf(int net) { return uses_[static_cast<std::size_t>(space_.portOf(net))]; }
 
-  // Moves the channel's traffic to the least used port that can take it, and returns that; -1 if
-  // the channel should stay.
-  int betterPort(const Channel& channel) {
+  // The channel at another port: as it is, then begun at each GPU beside that port.
+  std::vector<Channel> versionsAt(const Channel& channel, int net) const {
+    std::vector<Channel> versions{{channel.gpus, net, net}};
+    for (const int gpu : space_.localGpus(net)) {
+      Channel& version = versions.emplace_back(versions.front());
+      std::rotate(version.gpus.begin(), std::find(version.gpus.begin(), version.gpus.end(), gpu),
+                  version.gpus.end());
+    }
+    return versions;
+  }
+
+  // Moves the channel to the least used port that can take it; false if it should stay.
+  bool move(Channel& channel) {
     const int own = channel.netIn;
     std::vector<int> candidates;
     for (int net = 0; net < space_.netCount(); ++net)
-      if (usesOf(own) >= usesOf(net) + 2 && mayUse(channel, net) &&
+      if (usesOf(own) >= usesOf(net) + 2 &&
           space_.net(net).bandwidth == space_.net(own).bandwidth &&
           nearness(net) == nearness(own) &&
           (space_.net(net).collective || !space_.net(own).collective))
         candidates.push_back(net);
+    if (candidates.empty()) return false;
     std::stable_sort(candidates.begin(), candidates.end(),
                      [&](int a, int b) { return usesOf(a) < usesOf(b); });
-    if (candidates.empty()) return -1;
-    leavePort(channel, own);
+    giveBack(channel);
     for (const int net : candidates) {
-      if (!takePort(channel, net)) continue;
-      --uses_[static_cast<std::size_t>(space_.portOf(own))];
-      ++uses_[static_cast<std::size_t>(space_.portOf(net))];
-      return net;
+      for (Channel& version : versionsAt(channel, net)) {
+        if (!isNear(version) || !take(version)) continue;
+        if (version.gpus != channel.gpus) solution_.attempt.sameChannels = false;
+        channel = std::move(version);
+        --usesOf(own);
+        ++usesOf(net);
+        return true;
+      }
     }
-    takePort(channel, own);
-    return -1;
+    take(channel);
+    return false;
   }
 
   const SearchSpace& space_;

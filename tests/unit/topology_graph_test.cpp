@@ -59,6 +59,8 @@ TEST(Bandwidths, AreThoseOfTheLinks) {
   EXPECT_EQ(intel(143), 22000);
   EXPECT_EQ(intel(207), 40000);
   EXPECT_EQ(cpuLinkBandwidth(CpuArchitecture::x86, CpuVendor::amd, 1), 16000);
+  EXPECT_EQ(cpuLinkBandwidth(CpuArchitecture::x86, CpuVendor::zhaoxin, 0x5b), 9000);
+  EXPECT_EQ(cpuLinkBandwidth(CpuArchitecture::x86, CpuVendor::zhaoxin, 1), 6000);
   EXPECT_EQ(cpuLinkBandwidth(CpuArchitecture::power, CpuVendor::unknown, 0), 32000);
   EXPECT_EQ(cpuLinkBandwidth(CpuArchitecture::arm, CpuVendor::unknown, 0), 6000);
 }
@@ -320,6 +322,62 @@ TEST(Checks, OfPeersGiveTheirReason) {
   EXPECT_NE(reason(containers, "dgx-h100", 0, 1).find("do not share /dev/shm"), std::string::npos);
 }
 
+TEST(Checks, ReceiversReadBetweenAmpereWithNvlink) {
+  const auto reads = [](std::string_view name, PathSettings settings) {
+    const Machine machine(presetTopology(name), settings);
+    return checkPeer(machine.topology, machine.paths, settings, gpu(machine, 0), gpu(machine, 1))
+        .read;
+  };
+  EXPECT_TRUE(reads("dgx-a100", {}));
+  EXPECT_FALSE(reads("dgx-h100", {}));
+  EXPECT_FALSE(reads("dgx1-v100", {}));
+  PathSettings settings;
+  settings.p2pRead = true;
+  EXPECT_TRUE(reads("dgx-h100", settings));
+  settings.p2pRead = false;
+  EXPECT_FALSE(reads("dgx-a100", settings));
+}
+
+TEST(Checks, OfSharedMemoryGiveTheirReason) {
+  PathSettings settings;
+  const Machine machine(presetTopology("rtx3090-x8"), settings);
+  const auto check = [&] {
+    return checkSharedMemory(machine.topology, settings, gpu(machine, 0), gpu(machine, 7));
+  };
+  EXPECT_TRUE(check().allowed);
+  settings.ranks[7].shmDevice = 5;
+  EXPECT_FALSE(check().allowed);
+  EXPECT_NE(check().reason.find("/dev/shm"), std::string::npos);
+  settings.ranks.clear();
+  settings.shmDisable = true;
+  EXPECT_EQ(check().reason, "NCCL_SHM_DISABLE=1 forbids it");
+  // Without P2P and without shared memory only the network is left.
+  settings.p2pDisable = true;
+  const Machine apart(machine.topology, settings);
+  EXPECT_EQ(apart.path(gpu(apart, 0), gpu(apart, 1)).type, PathType::net);
+}
+
+TEST(Checks, OfPxnGiveTheirReason) {
+  const auto check = [](MachineDescription description, PathSettings settings) {
+    const Machine machine = machineOf(description, settings);
+    return checkPxn(machine.topology, machine.paths, settings, gpu(machine, 0), net(machine, 5));
+  };
+  const MachineDescription h100 = preset("dgx-h100");
+  EXPECT_TRUE(check(h100, {}).used);
+  PathSettings settings;
+  settings.pxnDisable = true;
+  EXPECT_EQ(check(h100, settings).reason, "NCCL_PXN_DISABLE=1 forbids it");
+  settings = {};
+  settings.p2pDisable = true;
+  EXPECT_EQ(check(h100, settings).reason, "P2P to GPU/5, the GPU near the port, is not allowed");
+  settings = {};
+  settings.gdrLevel = PathType::loc;
+  EXPECT_NE(check(h100, settings).reason.find("GPU/5 cannot use GPUDirect"), std::string::npos);
+  MachineDescription cards = h100;
+  cards.switchNvlinks = 0;
+  EXPECT_EQ(check(cards, {}).reason, "no NVLink leads to GPU/5, the GPU near the port");
+}
+
 TEST(Checks, TwoGpusOfAnAmdMachineReachAcrossSockets) {
   MachineDescription two = preset("a100-pcie-x4");
   two.gpus = 2;
@@ -432,6 +490,23 @@ TEST(Machines, AreDescribedWithEveryLink) {
   const std::string table = describePaths(machine);
   EXPECT_NE(table.find("NVL 370.8"), std::string::npos) << table;
   EXPECT_NE(table.find("PXN 48"), std::string::npos) << table;
+}
+
+TEST(Machines, OfHostsThatNoWireJoinsAreApart) {
+  std::string text = "<system version=\"1\">";
+  for (int host = 0; host < 2; ++host)
+    text += fmt::format(
+        "<cpu host_hash=\"{0:#x}\" numaid=\"0\" arch=\"x86_64\">"
+        "<pci busid=\"0000:01:00.0\" class=\"0x030200\"><gpu dev=\"0\" sm=\"90\" rank=\"{1}\"/>"
+        "</pci><nic><net name=\"eth0\" dev=\"0\" speed=\"10000\"/></nic></cpu>",
+        7 + host, host);
+  const Machine machine(buildTopology(parseTopologyXml(text + "</system>", "file")), {});
+  EXPECT_EQ(machine.paths.wirePath(gpu(machine, 0), gpu(machine, 1)).type, PathType::dis);
+  EXPECT_EQ(machine.path(gpu(machine, 0), gpu(machine, 1)).type, PathType::net);
+  EXPECT_EQ(machine.path(gpu(machine, 0), net(machine, 1)).type, PathType::dis);
+  const Machine own = trimMachine(machine.topology, {}, 1, 2);
+  EXPECT_EQ(own.topology.of(NodeType::gpu).size(), 1u);
+  EXPECT_EQ(own.topology.of(NodeType::net).size(), 1u);
 }
 
 TEST(Machines, OfSeveralHostsShareTheirNvlink) {

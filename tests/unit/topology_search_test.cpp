@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <functional>
+#include <map>
 #include <random>
+#include <set>
 
 #include "topology/graph_xml.h"
 #include "topology/presets.h"
@@ -105,52 +108,131 @@ TEST(Search, GivesTheSameOnEveryRank) {
   }
 }
 
+MachineDescription randomDescription(std::mt19937& random) {
+  const auto pick = [&](std::initializer_list<int> choices) {
+    return *(choices.begin() + random() % choices.size());
+  };
+  MachineDescription machine;
+  machine.name = "random machine";
+  machine.gpus = 1 + static_cast<int>(random() % 12);
+  machine.nics = static_cast<int>(random() % 10);
+  machine.sockets = pick({1, 2, 4});
+  machine.switches = pick({0, 0, 2, 3, 8});
+  machine.sm = pick({60, 70, 80, 86, 90, 100});
+  machine.gdr = random() % 3 != 0;
+  machine.cpuVendor = random() % 2 ? "GenuineIntel" : "AuthenticAMD";
+  machine.cpuModel = pick({79, 106, 143, 207});
+  machine.pciSpeed = random() % 2 ? "16.0 GT/s PCIe" : "32.0 GT/s PCIe";
+  machine.nicMegabits = pick({-1, 10'000, 100'000, 200'000, 400'000});
+  if (random() % 2) machine.switchNvlinks = pick({4, 8, 12, 18});
+  if (machine.switchNvlinks == 0 && random() % 2) {
+    const std::size_t gpus = static_cast<std::size_t>(machine.gpus);
+    machine.peerNvlinks.assign(gpus, std::vector<int>(gpus, 0));
+    for (std::size_t a = 0; a < gpus; ++a)
+      for (std::size_t b = a + 1; b < gpus; ++b)
+        machine.peerNvlinks[a][b] = machine.peerNvlinks[b][a] = pick({0, 0, 1, 2});
+  }
+  return machine;
+}
+
+PathSettings randomPaths(std::mt19937& random) {
+  PathSettings paths;
+  paths.p2pDisable = random() % 5 == 0;
+  paths.pxnDisable = random() % 3 == 0;
+  if (random() % 3 == 0) paths.p2pLevel = PathType::sys;
+  return paths;
+}
+
+// What a valid graph promises can be broken, and `validate` sees it.
+void expectSpoiltIsSeen(const ChannelGraph& good, const Machine& machine) {
+  const auto expectSeen = [&](std::string_view what, auto change) {
+    ChannelGraph graph = good;
+    change(graph);
+    EXPECT_FALSE(validate(graph, machine).empty()) << nameOf(good.pattern) << ": " << what << "\n"
+                                                   << describeGraph(graph, machine.topology);
+  };
+  constexpr Bandwidth kTooMuch = 2 * kLocalBandwidth;
+  const bool chain = good.channels.front().gpus.size() > 1;
+  const bool several = machine.topology.of(NodeType::gpu).size() > 1;
+  if (chain) {
+    expectSeen("a GPU twice", [](ChannelGraph& g) {
+      g.channels.back().gpus.front() = g.channels.back().gpus.back();
+    });
+    expectSeen("a GPU less", [](ChannelGraph& g) { g.channels.back().gpus.pop_back(); });
+    expectSeen("a nearer path", [](ChannelGraph& g) { g.typeIntra = PathType::loc; });
+  }
+  if (several) expectSeen("too fast", [](ChannelGraph& g) { g.speedIntra = kTooMuch; });
+  if (good.channels.front().netIn >= 0) {
+    expectSeen("too fast for ports", [](ChannelGraph& g) { g.speedInter = kTooMuch; });
+    expectSeen("a port less", [](ChannelGraph& g) { g.channels.back().netOut = -1; });
+    expectSeen("ports nearer", [](ChannelGraph& g) { g.typeInter = PathType::loc; });
+  }
+}
+
 TEST(Search, GivesValidAndRepeatableGraphsForRandomMachines) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
-  const auto pick = [&](std::initializer_list<int> choices) {
-    return *(choices.begin() + random() % choices.size());
-  };
   for (int round = 0; round < 150; ++round) {
-    MachineDescription machine;
-    machine.name = "random machine " + std::to_string(round);
-    machine.gpus = 1 + static_cast<int>(random() % 12);
-    machine.nics = static_cast<int>(random() % 10);
-    machine.sockets = pick({1, 2, 4});
-    machine.switches = pick({0, 0, 2, 3, 8});
-    machine.sm = pick({60, 70, 80, 86, 90, 100});
-    machine.gdr = random() % 3 != 0;
-    machine.cpuVendor = random() % 2 ? "GenuineIntel" : "AuthenticAMD";
-    machine.cpuModel = pick({79, 106, 143, 207});
-    machine.pciSpeed = random() % 2 ? "16.0 GT/s PCIe" : "32.0 GT/s PCIe";
-    machine.nicMegabits = pick({-1, 10'000, 100'000, 200'000, 400'000});
-    if (random() % 2) machine.switchNvlinks = pick({4, 8, 12, 18});
-    if (machine.switchNvlinks == 0 && random() % 2) {
-      const std::size_t gpus = static_cast<std::size_t>(machine.gpus);
-      machine.peerNvlinks.assign(gpus, std::vector<int>(gpus, 0));
-      for (std::size_t a = 0; a < gpus; ++a)
-        for (std::size_t b = a + 1; b < gpus; ++b)
-          machine.peerNvlinks[a][b] = machine.peerNvlinks[b][a] = pick({0, 0, 1, 2});
-    }
-    PathSettings paths;
-    paths.p2pDisable = random() % 5 == 0;
-    paths.pxnDisable = random() % 3 == 0;
-    if (random() % 3 == 0) paths.p2pLevel = PathType::sys;
+    const MachineDescription machine = randomDescription(random);
+    const PathSettings paths = randomPaths(random);
     SearchSettings settings;
-    settings.crossNic = pick({0, 1, 2});
+    settings.crossNic = static_cast<int>(random() % 3);
     settings.collnet = random() % 2;
-    const Machine built = machineOf(describeMachine(machine), 0, paths);
+    // Among other nodes, or alone.
+    const int rankCount = random() % 3 ? 0 : machine.gpus;
+    const Machine built = machineOf(describeMachine(machine), rankCount, paths);
     const auto begin = std::chrono::steady_clock::now();
     const GraphSet graphs = searchGraphs(built, settings);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
-    expectValid(graphs, built, machine.name + "\n" + writeTopologyXml(describeMachine(machine)));
+    expectValid(graphs, built, writeTopologyXml(describeMachine(machine)));
+    for (const NamedGraph& graph : namedGraphs(graphs))
+      if (!graph.graph.channels.empty()) expectSpoiltIsSeen(graph.graph, built);
     XmlNode shuffled = describeMachine(machine).system;
     shuffle(shuffled, random);
-    const Machine other = machineOf(checkTopologyXml(std::move(shuffled), "shuffled"), 0, paths);
+    const Machine other =
+        machineOf(checkTopologyXml(std::move(shuffled), "shuffled"), rankCount, paths);
     EXPECT_EQ(writeGraphs(namedGraphs(searchGraphs(other, settings)), other.topology),
               writeGraphs(namedGraphs(graphs), built.topology));
-    if (HasFailure()) return;
+    if (HasFailure()) FAIL() << "in round " << round;
+  }
+}
+
+// GPUs in several containers are apart; those of one find the same.
+TEST(Search, GivesTheSameOnEveryRankOfRandomMachines) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  for (int round = 0; round < 40; ++round) {
+    const MachineDescription description = randomDescription(random);
+    PathSettings paths = randomPaths(random);
+    const unsigned containers = 1 + random() % 3;
+    for (int rank = 0; rank < description.gpus; ++rank)
+      paths.ranks[rank].shmDevice = random() % containers;
+    const Topology topology = buildTopology(describeMachine(description));
+    const auto ranksOf = [](const Machine& machine) {
+      std::vector<int> ranks;
+      for (const int gpu : machine.topology.of(NodeType::gpu))
+        ranks.push_back(machine.topology.node(gpu).gpu.rank);
+      return ranks;
+    };
+    std::vector<Machine> machines;
+    std::vector<std::string> answers;
+    for (int rank = 0; rank < description.gpus; ++rank) {
+      machines.push_back(trimMachine(topology, paths, rank, description.gpus));
+      const GraphSet graphs = searchGraphs(machines.back(), {});
+      answers.push_back(describePaths(machines.back()) +
+                        writeGraphs(namedGraphs(graphs), machines.back().topology));
+    }
+    for (int rank = 0; rank < description.gpus; ++rank) {
+      const std::vector<int> fellows = ranksOf(machines[static_cast<std::size_t>(rank)]);
+      EXPECT_EQ(std::count(fellows.begin(), fellows.end(), rank), 1);
+      for (const int fellow : fellows)
+        EXPECT_EQ(answers[static_cast<std::size_t>(fellow)],
+                  answers[static_cast<std::size_t>(rank)]);
+    }
+    if (HasFailure())
+      FAIL() << "in round " << round << "\n" << writeTopologyXml(describeMachine(description));
   }
 }
 
@@ -191,6 +273,82 @@ TEST(Search, UsesEveryPortOfARailMachine) {
     EXPECT_EQ(graph->typeInter, PathType::pix);
   }
   EXPECT_EQ(graphs.nvls.speedIntra, 40000);
+}
+
+// Machines where all ports are alike: as many channels enter by one as by another, and leave.
+TEST(Search, UsesPortsThatAreAlikeAlike) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  const auto pick = [&](std::initializer_list<int> choices) {
+    return *(choices.begin() + random() % choices.size());
+  };
+  for (int round = 0; round < 40; ++round) {
+    MachineDescription rails;
+    rails.name = "rails";
+    rails.gpus = pick({2, 4, 8});
+    rails.nics = rails.gpus / pick({1, 2});
+    rails.switches = rails.nics;
+    rails.sockets = pick({1, 2});
+    rails.sm = pick({80, 90, 100});
+    rails.gdr = true;
+    rails.switchNvlinks = pick({12, 18});
+    rails.pciSpeed = "32.0 GT/s PCIe";
+    rails.nicMegabits = pick({100'000, 200'000, 400'000});
+    SearchSettings settings;
+    settings.crossNic = pick({0, 2});
+    const Machine machine = machineOf(describeMachine(rails), 0);
+    const GraphSet graphs = searchGraphs(machine, settings);
+    for (const ChannelGraph* graph : {&graphs.ring, &graphs.tree}) {
+      std::map<int, int> entering, leaving;
+      for (const int port : machine.topology.of(NodeType::net)) entering[port] = leaving[port] = 0;
+      for (const Channel& channel : graph->channels) {
+        ++entering[channel.netIn];
+        ++leaving[channel.netOut];
+      }
+      for (const auto* uses : {&entering, &leaving}) {
+        int least = INT_MAX, most = 0;
+        for (const auto& [port, channels] : *uses) {
+          least = std::min(least, channels);
+          most = std::max(most, channels);
+        }
+        EXPECT_LE(most - least, 1) << describeGraph(*graph, machine.topology);
+      }
+    }
+    if (HasFailure())
+      FAIL() << "in round " << round << "\n" << writeTopologyXml(describeMachine(rails));
+  }
+}
+
+// NVLink bounds them to five rings at the ports' speed; their copies find idle ports.
+TEST(Search, SpreadsCopiesOverIdlePorts) {
+  MachineDescription rails = preset("dgx-h100");
+  rails.sm = 80;
+  rails.switchNvlinks = 12;
+  SearchSettings settings;
+  settings.crossNic = 0;
+  const Machine machine = machineOf(describeMachine(rails), 0);
+  const GraphSet graphs = searchGraphs(machine, settings);
+  expectValid(graphs, machine, "ten rings, eight ports");
+  EXPECT_EQ(graphs.ring.channels.size(), 10u);
+  std::set<int> ports;
+  for (const Channel& channel : graphs.ring.channels) ports.insert(channel.netIn);
+  EXPECT_EQ(ports.size(), 8u) << describeGraph(graphs.ring, machine.topology);
+}
+
+TEST(Search, FindsEveryPattern) {
+  for (const char* name : {"dgx-h100", "dgx-a100", "dgx1-v100", "gh200-x4", "scale-16x16"}) {
+    const Machine machine = machineOf(describeMachine(preset(name)), 0);
+    for (const Pattern pattern : {Pattern::balancedTree, Pattern::splitTree, Pattern::tree,
+                                  Pattern::ring, Pattern::collnetDirect}) {
+      const ChannelGraph graph = searchGraph(machine, {pattern, 1, 8, false}, {});
+      const std::string what = std::string(name) + ": " + describeGraph(graph, machine.topology);
+      EXPECT_FALSE(graph.channels.empty()) << what;
+      EXPECT_GT(graph.speedIntra, 100) << what;
+      for (const std::string& violation : validate(graph, machine))
+        ADD_FAILURE() << violation << "\n" << what;
+    }
+  }
 }
 
 TEST(Search, OfOneGpu) {
