@@ -295,7 +295,9 @@ void writeFile(const std::filesystem::path& file, const std::string& text) {
   std::ofstream out(file, std::ios::binary | std::ios::trunc);
   out << text;
   out.close();
-  if (!out) throw systemError(errno ? errno : EIO, fmt::format("writing {}", file.string()));
+  if (!out)
+    throw systemError(errno ? errno : EIO, fmt::format("writing {}", file.string()))
+        .remedy("Name a file that can be written");
 }
 
 }  // namespace unisono::detect

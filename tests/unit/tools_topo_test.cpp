@@ -250,7 +250,11 @@ TEST_F(TopoProgram, WrongInputIsExit2WithItsCause) {
                          "<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\">"
                          "<gpu dev=\"0\"/></pci></cpu></system>"),
        "no compute capability"},
-      {"--root " + at("empty"), "no GPU was found"},
+      {"--file ''", "--file: a name is missing"},
+      {"--preset ''", "--preset: a name is missing"},
+      {"--root " + at("none"), "none is no folder"},
+      {"--root " + at(""), "no GPU was found"},
+      {"--root / --preset dgx-h100", "excludes"},
   };
   for (const Case& wrong : cases) {
     SCOPED_TRACE(wrong.arguments);
@@ -295,18 +299,21 @@ struct Rectangle {
   double left, top, right, bottom;
 };
 
-std::vector<Rectangle> boxesOf(const pugi::xml_node& svg) {
+// All boxes, or those of one colour.
+std::vector<Rectangle> boxesOf(const pugi::xml_node& svg, std::string_view fill = "") {
   std::vector<Rectangle> boxes;
   for (const pugi::xml_node& rect : svg.children("rect")) {
     const double x = rect.attribute("x").as_double(), y = rect.attribute("y").as_double();
     if (!rect.attribute("x")) continue;  // the background
+    if (!fill.empty() && rect.attribute("fill").value() != fill) continue;
     boxes.push_back(
         {x, y, x + rect.attribute("width").as_double(), y + rect.attribute("height").as_double()});
   }
   return boxes;
 }
 
-// Boxes lie inside the picture and apart; each channel has a colour of its own.
+// Boxes lie inside the picture and apart, devices above their CPU; each channel has a colour of its
+// own.
 TEST(TopoPicture, IsReadable) {
   for (const std::string& name : topology::presetNames()) {
     for (const int nodes : {1, 2}) {
@@ -331,6 +338,15 @@ TEST(TopoPicture, IsReadable) {
                 << "two boxes overlap at " << a.left << "," << a.top;
           }
         }
+        const std::vector<Rectangle> cpus = boxesOf(svg, "#d6e6f7");
+        for (const char* device : {"#d9f0d3", "#fde7c8"})
+          for (const Rectangle& box : boxesOf(svg, device))
+            EXPECT_TRUE(std::any_of(cpus.begin(), cpus.end(),
+                                    [&](const Rectangle& cpu) {
+                                      return cpu.top > box.bottom && cpu.left <= box.left &&
+                                             box.right <= cpu.right;
+                                    }))
+                << "the device at " << box.left << " hangs over the edge of its CPU";
         std::set<std::string> colours;
         for (const pugi::xml_node& rect : svg.children("rect"))
           if (std::string_view(rect.attribute("fill").value()).starts_with("hsl"))

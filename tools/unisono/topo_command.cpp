@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "base/error.h"
@@ -30,6 +31,9 @@ topology::XmlTopology detectThis(const TopoOptions& options, const Settings& set
   // The driver knows this machine only, not one whose files lie in a folder.
   std::string problem = "not asked for the files of another machine";
   std::unique_ptr<detect::NvmlSource> nvml;
+  if (!std::filesystem::is_directory(options.root))
+    throw invalidUsage("--root {} is no folder", options.root)
+        .remedy("Name the folder that holds the machine's sys and proc.");
   if (options.root == "/") nvml = detect::loadNvml("libnvidia-ml.so.1", problem);
   detect::DetectRequest request;
   request.root = options.root;
@@ -122,16 +126,25 @@ CLI::App* addTopoCommand(CLI::App& app, TopoOptions& options) {
       "the NCCL_* variables of this environment see them. Exit status: 0 shown, 2 wrong options or "
       "a file that cannot be used");
   const char* machine = "Machine (this one)";
+  // An empty name, as of a variable that is not set, would silently mean this machine.
+  const auto named = [](const std::string& text) {
+    return text.empty() ? std::string("a name is missing") : std::string();
+  };
   CLI::Option* file = topo->add_option("FILE,--file", options.file, "The one in this topology file")
+                          ->check(named)
                           ->group(machine);
-  topo->add_option("--preset", options.preset,
-                   fmt::format("One of {}", fmt::join(topology::presetNames(), ", ")))
-      ->excludes(file)
-      ->group(machine);
+  CLI::Option* preset =
+      topo->add_option("--preset", options.preset,
+                       fmt::format("One of {}", fmt::join(topology::presetNames(), ", ")))
+          ->check(named)
+          ->excludes(file)
+          ->group(machine);
   topo->add_option("--nodes", options.nodes, "So many of it in one communicator (1)")
       ->check(CLI::Range(1, kMostNodes))
       ->group(machine);
   topo->add_option("--root", options.root, "This machine's files are below this folder (/)")
+      ->excludes(file)
+      ->excludes(preset)
       ->group(machine);
 
   const char* output = "Output (text)";

@@ -113,6 +113,7 @@ class Drawing {
                                           : childrenOf(index, parent);
     if (children.empty() && type != NodeType::cpu) {
       own.x = cursor_;
+      right_ = cursor_ + kBoxWidth;
       cursor_ += kBoxWidth + kGap;
       return;
     }
@@ -137,7 +138,7 @@ class Drawing {
     }
     if (type == NodeType::pci) cursor_ += kGroupGap;
     own.width = type == NodeType::cpu
-                    ? std::max(cursor_ - begin - kGroupGap - kGap, kBoxWidth * 2)
+                    ? std::max(right_ - begin, kBoxWidth * 2)
                     : std::max(kBoxWidth, std::min(last - first + kBoxWidth * 0.6, 220.0));
     own.x = type == NodeType::cpu ? begin : (first + last) / 2 - own.width / 2;
     cursor_ = std::max(cursor_, own.x + own.width + kGap);
@@ -395,8 +396,13 @@ class Drawing {
     double y = below + 34;
     boxes_ +=
         text(kMargin, y, 14,
-             fmt::format("{}: {} channels of {:g} GB/s inside ({}){}", channels_.name, count(),
-                         toGigabytes(graph.speedIntra), nameOf(graph.typeIntra),
+             fmt::format("{}{}: {} channels of {:g} GB/s inside ({}){}", channels_.name,
+                         view_.domains.size() > 1
+                             ? fmt::format(" in the first of {} groups of GPUs that only the "
+                                           "network joins",
+                                           view_.domains.size())
+                             : std::string(),
+                         count(), toGigabytes(graph.speedIntra), nameOf(graph.typeIntra),
                          graph.channels.front().netIn >= 0
                              ? fmt::format(", {:g} GB/s to the network ({})",
                                            toGigabytes(graph.speedInter), nameOf(graph.typeInter))
@@ -455,6 +461,7 @@ class Drawing {
   std::map<int, Box> places_;
   std::map<int, int> depth_, parents_;
   double cursor_ = kMargin;
+  double right_ = 0;  // edge of the last device that was placed
   double width_ = 0;
   double row_ = 0;  // top of the row of devices
   int deepest_ = 0;
