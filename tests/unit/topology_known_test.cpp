@@ -96,7 +96,8 @@ TEST(KnownMachines, AllGetValidChannels) {
        {"simccl-1A100_1CX6.xml", "simccl-2A100_1CX6.xml", "simccl-4A100_2CX6.xml",
         "simccl-8A100_4CX6.xml", "gvisor-b200x8.topo.xml", "xla-h100x8-gcp.topo.xml",
         "xla-a100x8.topo.xml", "aws-p5.topo.xml", "rtp-llm-completed.topo.xml",
-        "sugarlxn-4090x4.topo.xml", "yynil-4090x2.topo.xml", "yccl-l20x16.topo.xml"}) {
+        "sugarlxn-4090x4.topo.xml", "yynil-4090x2.topo.xml", "yccl-l20x16.topo.xml",
+        "yccl-h800x8.topo.xml", "miner-a6000x2.topo.xml", "ibm-h100x8.topo.xml"}) {
     const auto path = foreignTopology(name);
     if (!path) continue;
     ++seen;
