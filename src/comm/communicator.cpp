@@ -268,14 +268,11 @@ void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
 }
 
 void Communicator::finish() {
+  if (!launched_ && !captured_) return;
   runtime::DeviceScope scope(runtime_, device_);
-  if (captured_) {
-    runtime_.synchronizeDevice(device_);
-  } else if (launched_) {
-    const std::shared_ptr<void> stream = runtime_.createStream(device_);
-    lastLaunch_->makeWait(stream.get());
-    runtime_.synchronize(stream.get());
-  }
+  const std::shared_ptr<void> stream = runtime_.createStream(device_);
+  lastLaunch_->makeWait(stream.get());
+  runtime_.synchronize(stream.get());
 }
 
 int Communicator::addReduction(const CustomReduction& reduction) {

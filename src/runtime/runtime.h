@@ -182,8 +182,6 @@ class Runtime {
   virtual std::shared_ptr<void> createStream(int device) = 0;
   virtual std::unique_ptr<Event> createEvent(int device) = 0;
   virtual void synchronize(Stream stream) = 0;
-  // Waits for all work of a device.
-  virtual void synchronizeDevice(int device) = 0;
   virtual CaptureState captureState(Stream stream) = 0;
 };
 

@@ -83,12 +83,10 @@ void useDeviceOne(Runtime& runtime) {
          runtime.copyAsync(memory->address(), memory->address(), 4096, nullptr);
          runtime.synchronize(nullptr);
        }},
-      {"synchronizeDevice", [&] { runtime.synchronizeDevice(1); }},
       {"the event's end", [&] { event.reset(); }},
       {"the stream's end", [&] { stream.reset(); }},
       {"the end of pinned memory", [&] { pinned.reset(); }},
-      {"the end of local memory", [&] { local.reset(); }},
-      {"the end of shared memory", [&] { shared.reset(); }},
+      {"the end of memory", [&] { memory.reset(); }},
   };
   for (const auto& [name, step] : steps) {
     step();
@@ -111,6 +109,32 @@ ChildReply checkContexts(Runtime& runtime) {
   ChildReply reply{};
   reply.succeeded = true;
   return reply;
+}
+
+// A pinned line is good after the device it was first used on was reset.
+ChildReply checkReset(Runtime& runtime) {
+  runtime.makeCurrent(0);
+  fill(runtime, 0, runtime.allocatePinned(64)->deviceAddress(), 64, 1);
+  if (cudaDeviceReset() != cudaSuccess) throw internalError("the device was not reset");
+  auto pinned = runtime.allocatePinned(64);
+  fill(runtime, 0, pinned->deviceAddress(), 64, 2);
+  const auto* bytes = static_cast<const unsigned char*>(pinned->hostAddress());
+  ChildReply reply{};
+  reply.wrong = static_cast<unsigned long long>(64 - std::count(bytes, bytes + 64, 2));
+  reply.succeeded = reply.wrong == 0;
+  return reply;
+}
+
+ChildReply answer(Runtime& runtime, const ChildRequest& request) {
+  switch (request.what) {
+    case ChildRequest::What::importMemory:
+      return importAndWrite(runtime, request);
+    case ChildRequest::What::contexts:
+      return checkContexts(runtime);
+    case ChildRequest::What::reset:
+      return checkReset(runtime);
+  }
+  throw internalError("unknown request {}", static_cast<int>(request.what));
 }
 
 }  // namespace
@@ -206,8 +230,7 @@ int childMain(int channel) {
     ChildReply reply{};
     try {
       if (runtime == nullptr) runtime = makeRuntime();
-      reply = request.what == ChildRequest::What::contexts ? checkContexts(*runtime)
-                                                           : importAndWrite(*runtime, request);
+      reply = answer(*runtime, request);
     } catch (const std::exception& error) {
       std::snprintf(reply.text, sizeof(reply.text), "%s", error.what());
     }

@@ -28,7 +28,7 @@ size_t countOther(Runtime& runtime, int device, const void* source, size_t bytes
 
 // What the other process is asked for.
 struct ChildRequest {
-  enum class What { importMemory, contexts };
+  enum class What { importMemory, contexts, reset };
   What what;
   MemoryHandle handle;  // importMemory: map it on `device`, check that all is `expected`,
   int device;           // then set all to `written` by a kernel

@@ -282,6 +282,11 @@ TEST_F(CudaSharingTest, OtherDevicesGetNoContext) {
   EXPECT_TRUE(reply.succeeded) << reply.text;
 }
 
+TEST_F(CudaSharingTest, PinnedLinesOutliveAReset) {
+  ChildReply reply = ChildProcess().ask({ChildRequest::What::reset, {}, 0, 0, 0});
+  EXPECT_TRUE(reply.succeeded) << reply.wrong << " bytes are wrong; " << reply.text;
+}
+
 // Whether the driver gives this process memory with fabric handles: needs a channel of IMEX.
 bool hasFabricHandles() {
   if (!sharingSupport(0).fabric) return false;

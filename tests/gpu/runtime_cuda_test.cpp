@@ -196,15 +196,13 @@ TEST_F(CudaRuntimeTest, WrongSettingsAreRefused) {
 // Everything that is not work of a stream, as a communicator might do it while another is captured.
 void useEverything(Runtime& runtime) {
   auto memory = runtime.allocate(0, 4096);
-  auto local = runtime.allocate(0, 4096);
-  auto pinned = runtime.allocatePinned(64);
-  for (auto& range : {memory, local}) {
-    runtime.importMemory(runtime.exportMemory(range->address(), range->bytes()), 0);
-    runtime.inspect(range->address());
-  }
+  auto line = runtime.allocatePinned(64);
+  auto pinned = runtime.allocatePinned(4096);
+  runtime.importMemory(runtime.exportMemory(memory->address(), memory->bytes()), 0);
+  runtime.inspect(memory->address());
   auto event = runtime.createEvent(0);
   auto stream = runtime.createStream(0);
-  FillArguments arguments{static_cast<unsigned char*>(local->address()), 4096, 0, 1};
+  FillArguments arguments{static_cast<unsigned char*>(memory->address()), 4096, 0, 1};
   runtime.launch(fillKernel(), {}, &arguments, stream.get());
   event->record(stream.get());
   event->makeWait(stream.get());

@@ -83,7 +83,6 @@ class CudaRuntime final : public Runtime {
   std::shared_ptr<void> createStream(int device) override;
   std::unique_ptr<Event> createEvent(int device) override { return createCudaEvent(device); }
   void synchronize(Stream stream) override;
-  void synchronizeDevice(int device) override;
   CaptureState captureState(Stream stream) override;
 
  private:
@@ -197,12 +196,6 @@ void CudaRuntime::synchronize(Stream stream) {
   }
   CaptureRelaxedScope relaxed;
   check(cudaStreamSynchronize(cudaStream(stream)), "cudaStreamSynchronize");
-}
-
-void CudaRuntime::synchronizeDevice(int device) {
-  DeviceCallScope scope(device);
-  CaptureRelaxedScope relaxed;
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device);
 }
 
 CaptureState CudaRuntime::captureState(Stream stream) {

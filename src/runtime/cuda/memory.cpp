@@ -1,9 +1,11 @@
 #include "runtime/cuda/memory.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <mutex>
-#include <tuple>
 #include <vector>
 
 #include "runtime/cuda/cuda_check.h"
@@ -131,33 +133,50 @@ class PinnedLine final : public PinnedMemory {
   PinnedLine() : PinnedMemory(nullptr, nullptr) {
     std::lock_guard lock(mutex());
     if (free().empty()) addPage();
-    std::tie(hostAddress_, deviceAddress_) = free().back();
+    void* line = free().back();
+    const int device = deviceForPinned();
+    DeviceCallScope scope(device);
+    if (!findOnDevice(line)) {
+      // A new page, or one that cudaDeviceReset has unregistered.
+      const auto page = reinterpret_cast<uintptr_t>(line) & ~(kPageBytes - 1);
+      check(cudaHostRegister(reinterpret_cast<void*>(page), kPageBytes,
+                             cudaHostRegisterMapped | cudaHostRegisterPortable),
+            "cudaHostRegister");
+      check(cudaHostGetDevicePointer(&deviceAddress_, line, 0), "cudaHostGetDevicePointer");
+    }
     free().pop_back();
-    std::memset(hostAddress_, 0, kBytes);
+    hostAddress_ = std::memset(line, 0, kBytes);
   }
   ~PinnedLine() override {
     std::lock_guard lock(mutex());
-    free().emplace_back(hostAddress_, deviceAddress_);
+    free().push_back(hostAddress_);
   }
 
  private:
+  static constexpr size_t kPageBytes = 4096;
+
   static std::mutex& mutex() {
     static std::mutex mutex;
     return mutex;
   }
-  static std::vector<std::pair<void*, void*>>& free() {
-    static auto* lines = new std::vector<std::pair<void*, void*>>;
+  static std::vector<void*>& free() {
+    static auto* lines = new std::vector<void*>;
     return *lines;
   }
   static void addPage() {
-    constexpr size_t kPageBytes = 4096;
-    const int device = deviceForPinned();
-    DeviceCallScope scope(device);
-    const auto* page = new CudaPinnedMemory(kPageBytes, device);
+    void* page =
+        ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) throw systemError(errno, "mmap");
+    // A child that writes first must not take the page that the device reads.
+    ::madvise(page, kPageBytes, MADV_DONTFORK);
     for (size_t offset = 0; offset < kPageBytes; offset += kBytes) {
-      free().emplace_back(static_cast<std::byte*>(page->hostAddress()) + offset,
-                          static_cast<std::byte*>(page->deviceAddress()) + offset);
+      free().push_back(static_cast<std::byte*>(page) + offset);
     }
+  }
+  bool findOnDevice(void* line) {
+    if (cudaHostGetDevicePointer(&deviceAddress_, line, 0) == cudaSuccess) return true;
+    cudaGetLastError();
+    return false;
   }
 };
 

@@ -46,11 +46,12 @@ class HostRuntime final : public Runtime {
   std::unique_ptr<Event> createEvent(int device) override;
   // Throws what a task of the stream threw, once; see HostStream.
   void synchronize(Stream stream) override;
-  void synchronizeDevice(int device) override;
   CaptureState captureState(Stream stream) override;
 
   // What only simulated devices have.
   bool query(Stream stream);
+  // Waits for all work of a device.
+  void synchronizeDevice(int device);
   void fillAsync(void* destination, std::byte value, size_t bytes, Stream stream);
   // The device that a stream belongs to.
   int deviceOf(Stream stream);
