@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <cstdio>
 #include <functional>
 #include <map>
 #include <random>
@@ -261,6 +262,8 @@ TEST(Search, Of16GpusAnd16NicsIsFast) {
     best = std::min<std::chrono::nanoseconds>(best, std::chrono::steady_clock::now() - begin);
     EXPECT_EQ(graphs.ring.channels.size(), 16u);
   }
+  std::printf("16 GPUs, 16 NICs: best of 3 %.1f ms\n",
+              std::chrono::duration<double, std::milli>(best).count());
   EXPECT_LT(best, std::chrono::milliseconds(100));
 }
 
