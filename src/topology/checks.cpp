@@ -200,7 +200,9 @@ Verdict preferNet(const Topology& topology, const PathTable& paths, int gpuA, in
     }
     return best;
   };
+  if (direct.type >= PathType::net) return {true, "nothing else joins them"};
   const Bandwidth network = std::min(widest(gpuA), widest(gpuB));
+  if (network == 0) return {false, "they have no ports as near as PXB"};
   if (network > direct.bandwidth)
     return {true,
             fmt::format("their NICs carry {:g} GB/s, the {} path between them {:g} GB/s",
@@ -215,16 +217,23 @@ std::string explainPath(const Topology& topology, const PathTable& paths,
   const Path& path = paths.path(from, to);
   const Path& wire = paths.wirePath(from, to);
   std::string text =
-      fmt::format("{} -> {}: {}, {:g} GB/s, {} hops\n", topology.nameOf(from), topology.nameOf(to),
-                  nameOf(path.type), toGigabytes(path.bandwidth), path.hops);
-  for (const Hop& hop : paths.hops(from, to)) {
-    const Link& link = topology.node(hop.node).links[static_cast<std::size_t>(hop.link)];
-    text += fmt::format("  {} -{} {:g}-> {}\n", topology.nameOf(hop.node), nameOf(link.type),
-                        toGigabytes(link.bandwidth), topology.nameOf(link.to));
+      fmt::format("{} -> {}: {}", topology.nameOf(from), topology.nameOf(to), nameOf(path.type));
+  if (path.type < PathType::net) {
+    text += fmt::format(", {:g} GB/s, {} hop{}\n", toGigabytes(path.bandwidth), path.hops,
+                        path.hops == 1 ? "" : "s");
+    for (const Hop& hop : paths.hops(from, to)) {
+      const Link& link = topology.node(hop.node).links[static_cast<std::size_t>(hop.link)];
+      text += fmt::format("  {} -{} {:g}-> {}\n", topology.nameOf(hop.node), nameOf(link.type),
+                          toGigabytes(link.bandwidth), topology.nameOf(link.to));
+    }
+    if (path.via >= 0)
+      text +=
+          fmt::format("sent through {}; the wires alone give {}, {:g} GB/s\n",
+                      topology.nameOf(path.via), nameOf(wire.type), toGigabytes(wire.bandwidth));
+  } else {
+    text += path.type == PathType::net ? ", only the network joins them\n"
+                                       : ", nothing inside the machine joins them\n";
   }
-  if (path.via >= 0)
-    text += fmt::format("sent through {}; the wires alone give {}, {:g} GB/s\n",
-                        topology.nameOf(path.via), nameOf(wire.type), toGigabytes(wire.bandwidth));
   const NodeType a = topology.node(from).type, b = topology.node(to).type;
   const auto say = [&](std::string_view what, bool yes, const std::string& reason) {
     text += fmt::format("{}: {}, {}\n", what, yes ? "yes" : "no", reason);

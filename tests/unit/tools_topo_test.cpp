@@ -238,6 +238,7 @@ TEST_F(TopoProgram, WrongInputIsExit2WithItsCause) {
       {"--preset scale-16x16 --nodes 65537", "--nodes"},
       {"--preset dgx-h100 --pattern tree", "--pattern requires --svg"},
       {"--preset dgx-h100 --why GPU/0", "--why"},
+      {"--preset dgx-h100 --why GPU/0 PCI/0000:d0:00.0", "PCI/0000:d0:00.0 is none"},
       {"--preset dgx-h100 --why GPU/0 GPU/8", "\"GPU/8\" is no part of this machine"},
       {"--preset hgx-h200x8 --pattern star --svg " + at("x.svg"), "\"star\""},
       {"--preset hgx-h200x8 --svg " + at("no/x.svg"), "no/x.svg"},

@@ -355,6 +355,11 @@ TEST(Checks, OfSharedMemoryGiveTheirReason) {
   settings.p2pDisable = true;
   const Machine apart(machine.topology, settings);
   EXPECT_EQ(apart.path(gpu(apart, 0), gpu(apart, 1)).type, PathType::net);
+  EXPECT_EQ(explainPath(apart.topology, apart.paths, settings, gpu(apart, 0), gpu(apart, 1)),
+            "GPU/0 -> GPU/1: NET, only the network joins them\n"
+            "P2P: no, NCCL_P2P_DISABLE=1 forbids it\n"
+            "shared memory: no, NCCL_SHM_DISABLE=1 forbids it\n"
+            "network instead: yes, nothing else joins them\n");
 }
 
 TEST(Checks, OfPxnGiveTheirReason) {
@@ -435,6 +440,9 @@ TEST(Checks, PreferTheNetworkWhereItIsWider) {
   EXPECT_TRUE(across.allowed) << across.reason;
   EXPECT_FALSE(
       preferNet(machine.topology, machine.paths, gpu(machine, 0), gpu(machine, 1)).allowed);
+  const Machine far(presetTopology("rtx3090-x8"), {});
+  EXPECT_EQ(preferNet(far.topology, far.paths, gpu(far, 0), gpu(far, 7)).reason,
+            "they have no ports as near as PXB");
 }
 
 TEST(Trim, KeepsTheDomainOfTheRank) {

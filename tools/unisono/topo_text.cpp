@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "topo_view.h"
 
 // The texts of `unisono topo`.
@@ -233,6 +234,12 @@ std::string treeText(const View& view) {
 std::string whyText(const View& view, const std::string& from, const std::string& to) {
   const Machine& machine = view.whole;
   const int a = findNode(machine.topology, from), b = findNode(machine.topology, to);
+  for (const int end : {a, b})
+    if (const NodeType type = machine.topology.node(end).type;
+        type == NodeType::pci || type == NodeType::nic)
+      throw invalidArgument("ways begin and end at GPUs, ports, CPUs and NVSwitches, {} is none",
+                            machine.topology.nameOf(end))
+          .remedy("Ask for a device that hangs at it.");
   std::string text = explainPath(machine.topology, machine.paths, machine.settings, a, b);
   const NodeType typeA = machine.topology.node(a).type, typeB = machine.topology.node(b).type;
   if ((typeA == NodeType::gpu && typeB == NodeType::net) ||
