@@ -1,5 +1,6 @@
 #include "topology/bandwidth.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace unisono::topology {
@@ -64,7 +65,7 @@ Bandwidth cpuLinkBandwidth(CpuArchitecture architecture, CpuVendor vendor, int m
 
 Bandwidth netBandwidth(long long megabits) {
   constexpr long long kUnknown = 10'000;
-  return (megabits > 0 ? megabits : kUnknown) / 8;
+  return std::max(1LL, (megabits > 0 ? megabits : kUnknown) / 8);
 }
 
 }  // namespace unisono::topology

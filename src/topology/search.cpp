@@ -15,7 +15,8 @@ constexpr int kAmpere = 80, kHopper = 90, kBlackwell = 100;
 constexpr int kMaxNvlsHeads = 32, kMaxDirectHeads = 8;
 // A try at less than about half of the speed found cannot win by having more channels.
 constexpr Bandwidth kLowestRatioPercent = 49;
-constexpr Bandwidth kFallbackSpeed = 100;
+// Below all tables: for Ethernet of less than 1 Gb/s.
+constexpr Bandwidth kSlowest[] = {60, 12, 6, 1};
 
 // Speeds that channels are tried at, in MB/s, high to low. The last ones inside a machine (from
 // 2.4 GB/s down, on Blackwell from 15 down) are beyond the original's: GPUs of a generation that
@@ -334,12 +335,13 @@ class Relaxation {
     attempt_.typeInter = farthestInter_;
     attempt_.sameChannels = true;
     attempt_.crossNic = 0;
-    for (const Bandwidth speed : speeds_) {
-      attempt_.speedIntra = attempt_.speedInter = speed;
-      stepsLeft_ = sameSteps_;
-      tryIt();
-      if (!solution_.channels.empty()) break;
-    }
+    for (const std::span<const Bandwidth> speeds : {speeds_, std::span<const Bandwidth>(kSlowest)})
+      for (const Bandwidth speed : speeds) {
+        if (!solution_.channels.empty()) break;
+        attempt_.speedIntra = attempt_.speedInter = speed;
+        stepsLeft_ = sameSteps_;
+        tryIt();
+      }
     stepsLeft_ = 0;
   }
 
@@ -423,7 +425,7 @@ class Relaxation {
 Solution plainChain(const SearchSpace& space, const GraphRequest& request) {
   Solution solution;
   solution.attempt.pattern = request.pattern;
-  solution.attempt.speedIntra = solution.attempt.speedInter = kFallbackSpeed;
+  solution.attempt.speedIntra = solution.attempt.speedInter = kSlowest[std::size(kSlowest) - 1];
   solution.attempt.typeIntra = solution.attempt.typeInter = PathType::sys;
   Channel channel;
   for (int gpu = 0; gpu < space.gpuCount(); ++gpu) channel.gpus.push_back(gpu);

@@ -36,7 +36,7 @@ struct GraphRequest {
 // to low and, at each, from strict to lax: all channels alike, then not; a plainer tree (from
 // Hopper on); a farther path between GPUs; a farther path to ports; leaving by another port. Then
 // copies the channels where that helps, and raises speeds again. Ends within
-// a budget of moves. A ring or a tree always comes out, at worst one plain chain at 0.1
+// a budget of moves. A ring or a tree always comes out, at worst one plain chain at 0.001
 // GB/s; NVLS and CollNet come out empty where the machine cannot.
 ChannelGraph searchGraph(const Machine& machine, const GraphRequest& request,
                          const SearchSettings& settings);

@@ -51,6 +51,7 @@ TEST(Bandwidths, AreThoseOfTheLinks) {
   EXPECT_EQ(pciBandwidth("Unknown", 16), 12000);
   EXPECT_EQ(netBandwidth(400'000), 50000);
   EXPECT_EQ(netBandwidth(-1), 1250);
+  EXPECT_EQ(netBandwidth(1), 1) << "a port carries something";
   const auto intel = [](int model) {
     return cpuLinkBandwidth(CpuArchitecture::x86, CpuVendor::intel, model);
   };

@@ -395,16 +395,20 @@ TEST(Search, OfManyGpusWithoutNvlinkFindsTheRingAcrossSockets) {
   EXPECT_GE(graphs.tree.totalInter(), 15'000);
 }
 
-TEST(Search, FallsBackToOnePlainChain) {
-  // GPUs whose NIC is so slow that no speed fits.
-  MachineDescription slow = preset("dgx-h100");
-  slow.nics = 1;
-  slow.nicMegabits = 8;
-  const Machine machine = machineOf(describeMachine(slow), 0);
-  const ChannelGraph graph = searchGraph(machine, {Pattern::ring, 1, 32, false}, {});
-  ASSERT_EQ(graph.channels.size(), 1u);
-  EXPECT_EQ(graph.channels[0].gpus.size(), 8u);
-  EXPECT_EQ(graph.speedIntra, 100);
+// Ports slower than any speed of the tables: 1 Gb/s Ethernet and less.
+TEST(Search, PromisesNoMoreThanSlowPortsCarry) {
+  for (const int megabits : {1000, 100, 50, 10, 8}) {
+    for (const char* name : {"dgx-h100", "rtx3090-x8", "dgx1-v100"}) {
+      MachineDescription slow = preset(name);
+      slow.nics = 1;
+      slow.nicMegabits = megabits;
+      const Machine machine = machineOf(describeMachine(slow), 0);
+      const GraphSet graphs = searchGraphs(machine, {});
+      expectValid(graphs, machine, fmt::format("{} with {} Mb/s", name, megabits));
+      EXPECT_GE(graphs.ring.channels.size(), 1u);
+      EXPECT_GE(graphs.ring.totalInter(), megabits / 16) << name << " with " << megabits;
+    }
+  }
 }
 
 TEST(Search, ReplaysTheMachineWithoutPeerAccess) {
