@@ -38,7 +38,8 @@ Processor readProcessor(const Sysfs& sysfs) {
     if (number && (*number < 0 || *number > 0xffff)) number.reset();
     if (key == "vendor_id" && processor.vendor.empty()) {
       processor.architecture = "x86_64";
-      processor.vendor = value;
+      // As it stands there: one vendor's name begins and ends with spaces.
+      processor.vendor = line.substr(std::min(colon + 2, line.size()));
     }
     if (key == "cpu family" && processor.family < 0 && number)
       processor.family = static_cast<int>(*number);

@@ -317,6 +317,19 @@ TEST(Detect, AmdFamilyIsWordedAsInFiles) {
   EXPECT_EQ(attribute(only(detected.topology.system, "cpu"), "familyid"), "175");
 }
 
+TEST(Detect, VendorKeepsItsSpaces) {
+  FakeRoot root;
+  FakeNvml nvml;
+  root.write("proc/cpuinfo", "vendor_id\t:   Shanghai  \ncpu family\t: 7\nmodel\t\t: 91");
+  root.gpu("pci0000:10/0000:10:00.0");
+  nvml.add("0000:10:00.0");
+  const Detected detected = detectMachine(requestFor(root, &nvml));
+  EXPECT_EQ(attribute(only(detected.topology.system, "cpu"), "vendor"), "  Shanghai  ");
+  const topology::Topology built = topology::buildTopology(detected.topology);
+  EXPECT_EQ(built.node(built.of(topology::NodeType::cpu).front()).cpu.vendor,
+            topology::CpuVendor::zhaoxin);
+}
+
 // A superchip: the GPU is reached over the link in its package, the adapter over PCI.
 TEST(Detect, GraceWithChipLinks) {
   FakeRoot root;
