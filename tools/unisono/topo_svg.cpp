@@ -396,13 +396,14 @@ class Drawing {
     double y = below + 34;
     boxes_ +=
         text(kMargin, y, 14,
-             fmt::format("{}{}: {} channels of {:g} GB/s inside ({}){}", channels_.name,
+             fmt::format("{}{}: {} of {:g} GB/s inside ({}){}", channels_.name,
                          view_.domains.size() > 1
                              ? fmt::format(" in the first of {} groups of GPUs that only the "
                                            "network joins",
                                            view_.domains.size())
                              : std::string(),
-                         count(), toGigabytes(graph.speedIntra), nameOf(graph.typeIntra),
+                         counted(count(), "channel"), toGigabytes(graph.speedIntra),
+                         nameOf(graph.typeIntra),
                          graph.channels.front().netIn >= 0
                              ? fmt::format(", {:g} GB/s to the network ({})",
                                            toGigabytes(graph.speedInter), nameOf(graph.typeInter))
@@ -445,13 +446,13 @@ class Drawing {
         "<title>{2}</title>\n<rect width=\"{0:.0f}\" height=\"{1:.0f}\" fill=\"#ffffff\"/>\n",
         width_, height, escape(view_.source));
     result += text(kMargin, kMargin + 10, 18, shorten(view_.source, 80), "font-weight=\"bold\"");
-    result +=
-        text(kMargin, kMargin + 30, 12,
-             fmt::format("{} GPUs, {} network ports{}; figures at lines are GB/s in each direction",
-                         topology_.of(NodeType::gpu).size(), topology_.of(NodeType::net).size(),
-                         view_.nodes > 1 ? fmt::format(", one of {} such nodes", view_.nodes)
-                                         : std::string(", alone")),
-             "fill=\"#444\"");
+    result += text(kMargin, kMargin + 30, 12,
+                   fmt::format("{}, {}{}; figures at lines are GB/s in each direction",
+                               counted(topology_.of(NodeType::gpu).size(), "GPU"),
+                               counted(topology_.of(NodeType::net).size(), "network port"),
+                               view_.nodes > 1 ? fmt::format(", one of {} such nodes", view_.nodes)
+                                               : std::string(", alone")),
+                   "fill=\"#444\"");
     return result;
   }
 

@@ -171,8 +171,10 @@ std::vector<std::vector<int>> alike(const Joined& joined, KeyOf&& keyOf) {
 
 // What the ranks of all nodes make of their nodes' channels.
 std::string joinedText(const Joined& joined) {
-  std::string text = fmt::format("\nJoined: {} ranks on {} node{}, {} channels\n", joined.ranks(),
-                                 joined.nodes(), joined.nodes() == 1 ? "" : "s", joined.channels());
+  std::string text = fmt::format("\nJoined: {} on {}, {}\n",
+                                 counted(static_cast<std::size_t>(joined.ranks()), "rank"),
+                                 counted(static_cast<std::size_t>(joined.nodes()), "node"),
+                                 counted(static_cast<std::size_t>(joined.channels()), "channel"));
   const auto ring = [&](int channel) -> const auto& {
     return joined.ringOrder(channel);
   };
@@ -215,12 +217,16 @@ std::string joinedText(const Joined& joined) {
 
 }  // namespace
 
+std::string counted(std::size_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string treeText(const View& view) {
   const Topology& topology = view.whole.topology;
   std::string text =
-      fmt::format("{}: {} GPUs, {} network ports, {} NUMA nodes", view.source,
-                  topology.of(NodeType::gpu).size(), topology.of(NodeType::net).size(),
-                  topology.of(NodeType::cpu).size());
+      fmt::format("{}: {}, {}, {}", view.source, counted(topology.of(NodeType::gpu).size(), "GPU"),
+                  counted(topology.of(NodeType::net).size(), "network port"),
+                  counted(topology.of(NodeType::cpu).size(), "NUMA node"));
   if (view.nodes > 1)
     text += fmt::format("; {} such nodes with {} ranks", view.nodes, view.joined.ranks());
   text += "\n";

@@ -53,7 +53,7 @@ std::vector<NamedChannels> graphsOf(const Domain& domain);
 int wholeIndex(const View& view, const topology::Topology& domain, int index);
 
 // The node that a user's text names: "GPU/3", "gpu3" or "3" (a GPU), "NET/0", "mlx5_1", a bus id,
-// "NUMA/0" or any name that the tree prints. Throws Error(invalidArgument) that lists the names.
+// or any other name that the tree prints. Throws Error(invalidArgument) that lists the names.
 int findNode(const topology::Topology& topology, const std::string& text);
 
 std::string treeText(const View& view);
@@ -62,5 +62,8 @@ std::string jsonText(const View& view);
 // A picture of the machine with the channels of one graph; `pattern` is a name of graphsOf. Throws
 // Error(invalidArgument) for another name, or for a graph without channels.
 std::string svgText(const View& view, std::string_view pattern);
+
+// "1 GPU", "2 GPUs"
+std::string counted(std::size_t count, std::string_view what);
 
 }  // namespace unisono::topo
