@@ -20,10 +20,10 @@ __global__ void __launch_bounds__(kChannelThreads, 1)
   constexpr int kReceiveWarps = kChannelThreads / kWarpSize - kSendWarps;
   if (threadIdx.x < kSendWarps * kWarpSize) {
     Group group(kSendWarps, 0, 1);
-    sendBlock(group, static_cast<int>(blockIdx.x), arguments);
+    messageBlock(group, true, static_cast<int>(blockIdx.x), arguments);
   } else {
     Group group(kReceiveWarps, kSendWarps, 4);
-    receiveBlock(group, static_cast<int>(blockIdx.x), arguments);
+    messageBlock(group, false, static_cast<int>(blockIdx.x), arguments);
   }
 }
 

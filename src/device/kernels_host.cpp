@@ -16,11 +16,7 @@ void collective(const void* arguments, const runtime::HostGroupContext& context)
 void sendReceive(const void* arguments, const runtime::HostGroupContext& context) {
   Group group;
   const auto& launch = *static_cast<const SendReceiveArguments*>(arguments);
-  if (context.group == 0) {
-    sendBlock(group, context.block, launch);
-  } else {
-    receiveBlock(group, context.block, launch);
-  }
+  messageBlock(group, context.group == 0, context.block, launch);
 }
 
 void oneShot(const void* arguments, const runtime::HostGroupContext& context) {

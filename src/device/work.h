@@ -122,18 +122,19 @@ struct CollectiveWork {
   uint32_t chunkElements;  // most elements of one chunk (slicesPerChunk slots)
 };
 
-// The half of a launch's send/receive round that one channel set handles: a message to one peer and
-// a message from another; sizes in bytes, either may be absent (peer < 0). The message is split
-// over `channels` channels, `part` bytes each but for the last.
+// One end of a message of `bytes` bytes to or from a peer, split over `channels` channels, `part`
+// bytes each but for the last.
+struct Message {
+  int32_t peer;  // < 0: no message
+  uint16_t firstChannel, channels;
+  std::byte* buffer;  // only read by the sender
+  uint64_t bytes, part;
+};
+
+// A round of sends and receives: a message to one peer and a message from another.
 struct SendReceiveWork {
-  int32_t sendPeer, receivePeer;
-  uint16_t sendFirstChannel, receiveFirstChannel;
-  uint16_t sendChannels, receiveChannels;
-  bool offerDirect;  // the receiver may offer its output to the sender
-  const void* input;
-  void* output;
-  uint64_t sendBytes, receiveBytes;
-  uint64_t sendPart, receivePart;
+  Message send, receive;
+  bool offerDirect;  // the receiver may offer its buffer to the sender
 };
 
 // The launches. Their arguments hold all that a replay of a CUDA graph needs, by value.

@@ -7,9 +7,10 @@
 namespace unisono::plan {
 namespace {
 
+using device::Message;
 using device::SendReceiveWork;
 
-struct Message {
+struct Letter {
   std::byte* buffer;
   uint64_t bytes;
   bool open;
@@ -17,7 +18,7 @@ struct Message {
 
 // The messages of a group, in call order, by the peer at the other end.
 struct Mail {
-  std::vector<std::deque<Message>> to, from;
+  std::vector<std::deque<Letter>> to, from;
   explicit Mail(int ranks) : to(static_cast<size_t>(ranks)), from(static_cast<size_t>(ranks)) {}
 
   // Messages of no bytes are left out by both sides.
@@ -68,20 +69,19 @@ void sort(const Shape& shape, const Task& task, Mail& mail) {
   }
 }
 
-struct Spread {
-  uint16_t firstChannel;
-  uint16_t channels;
-  uint64_t part;
-};
-
-// Where a message between two ranks `delta` apart goes; the same at both ends.
-Spread spread(const Shape& shape, int delta, uint64_t bytes) {
+// How a message between two ranks `delta` apart is split; the same at both ends.
+Message split(const Shape& shape, int delta, int peer, const Letter& letter) {
   constexpr uint64_t kGrainBytes = 512;
-  const uint64_t most = std::clamp<uint64_t>(bytes / shape.minBytesPerPart, 1,
+  const uint64_t most = std::clamp<uint64_t>(letter.bytes / shape.minBytesPerPart, 1,
                                              static_cast<uint64_t>(shape.channelsPerPeer));
-  const uint64_t part = ((bytes + most - 1) / most + kGrainBytes - 1) / kGrainBytes * kGrainBytes;
-  return {static_cast<uint16_t>(firstMessageChannel(shape, 0, delta)),
-          static_cast<uint16_t>((bytes + part - 1) / part), part};
+  const uint64_t part =
+      ((letter.bytes + most - 1) / most + kGrainBytes - 1) / kGrainBytes * kGrainBytes;
+  return {.peer = peer,
+          .firstChannel = static_cast<uint16_t>(firstMessageChannel(shape, 0, delta)),
+          .channels = static_cast<uint16_t>((letter.bytes + part - 1) / part),
+          .buffer = letter.buffer,
+          .bytes = letter.bytes,
+          .part = part};
 }
 
 void checkMessagesToSelf(const Shape& shape, const Mail& mail) {
@@ -137,33 +137,20 @@ void planMessages(const Shape& shape, const std::vector<Task>& tasks, Plan& plan
       if (outgoing.empty() && incoming.empty()) continue;
       if (launch.arguments.works == device::kMaxSendReceiveWorks) endLaunch();
       SendReceiveWork& work = launch.arguments.work[launch.arguments.works++];
-      work.sendPeer = work.receivePeer = -1;
-      if (!outgoing.empty()) {
-        const Spread where = spread(shape, delta, outgoing.front().bytes);
-        work.sendPeer = to;
-        work.sendFirstChannel = where.firstChannel;
-        work.sendChannels = where.channels;
-        work.sendPart = where.part;
-        work.sendBytes = outgoing.front().bytes;
-        work.input = outgoing.front().buffer;
-        if (delta != 0) plan.peers.push_back({to, true, where.firstChannel, where.channels});
-        launch.blocks = std::max(launch.blocks, where.firstChannel + where.channels);
-        outgoing.pop_front();
-      }
-      if (!incoming.empty()) {
-        const Spread where = spread(shape, delta, incoming.front().bytes);
-        work.receivePeer = from;
-        work.receiveFirstChannel = where.firstChannel;
-        work.receiveChannels = where.channels;
-        work.receivePart = where.part;
-        work.receiveBytes = incoming.front().bytes;
-        work.output = incoming.front().buffer;
-        work.offerDirect =
-            incoming.front().open && incoming.front().bytes >= shape.directBytes && delta != 0;
-        if (delta != 0) plan.peers.push_back({from, false, where.firstChannel, where.channels});
-        launch.blocks = std::max(launch.blocks, where.firstChannel + where.channels);
-        incoming.pop_front();
-      }
+      work.offerDirect = !incoming.empty() && incoming.front().open &&
+                         incoming.front().bytes >= shape.directBytes && delta != 0;
+      auto take = [&](std::deque<Letter>& queue, int peer, bool sends) -> Message {
+        Message message{};
+        message.peer = -1;
+        if (queue.empty()) return message;
+        message = split(shape, delta, peer, queue.front());
+        queue.pop_front();
+        if (delta != 0) plan.peers.push_back({peer, sends, message.firstChannel, message.channels});
+        launch.blocks = std::max(launch.blocks, message.firstChannel + message.channels);
+        return message;
+      };
+      work.send = take(outgoing, to, true);
+      work.receive = take(incoming, from, false);
     }
   }
   endLaunch();

@@ -12,6 +12,7 @@
 namespace unisono::plan {
 namespace {
 
+using device::Message;
 using device::SendReceiveWork;
 
 // Runs the launches of all ranks as the device would: the launches of a rank one after another; in
@@ -69,15 +70,15 @@ class Model {
     const auto self = static_cast<int>(index);
     for (int w = 0; w < launch.arguments.works; w++) {
       const SendReceiveWork& work = launch.arguments.work[w];
-      for (int c = 0; work.sendPeer >= 0 && c < work.sendChannels; c++) {
-        ASSERT_LT(work.sendFirstChannel + c, launch.blocks);
-        rank.sends[work.sendFirstChannel + c].push_back(&work);
-      }
-      for (int c = 0; work.receivePeer >= 0 && work.receivePeer != self && c < work.receiveChannels;
-           c++) {
-        ASSERT_LT(work.receiveFirstChannel + c, launch.blocks);
-        rank.receives[work.receiveFirstChannel + c].push_back(&work);
-      }
+      list(work, work.send, launch.blocks, rank.sends);
+      if (work.receive.peer != self) list(work, work.receive, launch.blocks, rank.receives);
+    }
+  }
+
+  static void list(const SendReceiveWork& work, const Message& message, int blocks, Lists& lists) {
+    for (int c = 0; message.peer >= 0 && c < message.channels; c++) {
+      ASSERT_LT(message.firstChannel + c, blocks);
+      lists[message.firstChannel + c].push_back(&work);
     }
   }
 
@@ -95,36 +96,36 @@ class Model {
   }
 
   // Whether the send of `rank` on `channel` meets its receive.
-  bool step(size_t rank, int channel, const SendReceiveWork& send) {
+  bool step(size_t rank, int channel, const SendReceiveWork& work) {
     const auto self = static_cast<int>(rank);
-    if (send.sendPeer == self) {
-      EXPECT_EQ(send.receivePeer, self);
-      EXPECT_EQ(send.sendBytes, send.receiveBytes);
+    const Message& send = work.send;
+    if (send.peer == self) {
+      EXPECT_EQ(work.receive.peer, self);
+      EXPECT_EQ(send.bytes, work.receive.bytes);
       count(send, channel);
       return true;
     }
-    auto& list = ranks_[static_cast<size_t>(send.sendPeer)].receives[channel];
-    if (list.empty() || list.front()->receivePeer != self) return false;
-    const SendReceiveWork& receive = *list.front();
-    compare(send, receive);
+    auto& list = ranks_[static_cast<size_t>(send.peer)].receives[channel];
+    if (list.empty() || list.front()->receive.peer != self) return false;
+    compare(send, list.front()->receive);
     count(send, channel);
     list.pop_front();
     return true;
   }
 
-  static void compare(const SendReceiveWork& send, const SendReceiveWork& receive) {
-    ASSERT_EQ(send.sendBytes, receive.receiveBytes);
-    ASSERT_EQ(send.sendPart, receive.receivePart);
-    ASSERT_EQ(send.sendChannels, receive.receiveChannels);
-    ASSERT_EQ(send.sendFirstChannel, receive.receiveFirstChannel);
+  static void compare(const Message& send, const Message& receive) {
+    ASSERT_EQ(send.bytes, receive.bytes);
+    ASSERT_EQ(send.part, receive.part);
+    ASSERT_EQ(send.channels, receive.channels);
+    ASSERT_EQ(send.firstChannel, receive.firstChannel);
   }
 
-  void count(const SendReceiveWork& send, int channel) {
-    const uint64_t offset = send.sendPart * static_cast<uint64_t>(channel - send.sendFirstChannel);
-    ASSERT_LT(offset, send.sendBytes) << "a channel with nothing to do";
-    const bool last = channel == send.sendFirstChannel + send.sendChannels - 1;
-    ASSERT_TRUE(last || offset + send.sendPart <= send.sendBytes);
-    bytesMoved_ += last ? send.sendBytes - offset : send.sendPart;
+  void count(const Message& send, int channel) {
+    const uint64_t offset = send.part * static_cast<uint64_t>(channel - send.firstChannel);
+    ASSERT_LT(offset, send.bytes) << "a channel with nothing to do";
+    const bool last = channel == send.firstChannel + send.channels - 1;
+    ASSERT_TRUE(last || offset + send.part <= send.bytes);
+    bytesMoved_ += last ? send.bytes - offset : send.part;
   }
 
   const std::vector<Plan> plans_;
@@ -186,11 +187,11 @@ TEST(PlanMessages, RandomSendsAndReceivesMeetInAnyOrder) {
     // Few channels, so that different peers share them.
     const int peerChannels = 1 << random() % 4;
     const int channelsPerPeer = 1 << random() % 4;
-    struct Message {
+    struct Letter {
       int from, to;
       uint64_t bytes;
     };
-    std::vector<Message> messages;
+    std::vector<Letter> messages;
     uint64_t bytes = 0;
     for (unsigned i = random() % 250; i > 0; i--) {
       messages.push_back({static_cast<int>(random() % static_cast<unsigned>(ranks)),
@@ -202,7 +203,7 @@ TEST(PlanMessages, RandomSendsAndReceivesMeetInAnyOrder) {
     for (int rank = 0; rank < ranks; rank++) {
       // Every rank mixes its sends and receives in its own way; the order between two stays.
       std::map<std::pair<bool, int>, std::deque<Task>> queues;
-      for (const Message& m : messages) {
+      for (const Letter& m : messages) {
         if (m.from == rank) {
           queues[{true, m.to}].push_back(
               taskOf(Call::send, m.bytes, device::DataType::uint8, m.to));

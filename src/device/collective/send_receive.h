@@ -17,10 +17,12 @@ struct MessagePart {
   uint64_t bytes;
 };
 
-UNISONO_DEVICE MessagePart messagePart(uint64_t bytes, uint64_t part, int index, int channels) {
-  uint64_t offset = part * index;
-  if (offset >= bytes) return {bytes, 0};
-  return {offset, index == channels - 1 || bytes - offset < part ? bytes - offset : part};
+UNISONO_DEVICE MessagePart partOf(const Message& message, int channel) {
+  const int index = channel - message.firstChannel;
+  const uint64_t offset = message.part * index;
+  if (offset >= message.bytes) return {message.bytes, 0};
+  const uint64_t left = message.bytes - offset;
+  return {offset, index == message.channels - 1 || left < message.part ? left : message.part};
 }
 
 // The address to which a message goes straight, if the receiver offered one; else null.
@@ -44,17 +46,27 @@ UNISONO_DEVICE std::byte* takeOffer(Group& group, const Communicator& communicat
   return group.aborted() ? nullptr : address;
 }
 
-UNISONO_DEVICE void sendMessage(Group& group, const Communicator& communicator, int channel,
-                                const SendReceiveWork& work) {
-  const int index = channel - work.sendFirstChannel;
-  MessagePart part = messagePart(work.sendBytes, work.sendPart, index, work.sendChannels);
-  if (work.sendBytes != 0 && part.bytes == 0) return;
-  const std::byte* from = static_cast<const std::byte*>(work.input) + part.offset;
+// Through the slots of the connection.
+UNISONO_DEVICE void transfer(SimpleProtocol& protocol, const Communicator& communicator, bool sends,
+                             std::byte* buffer, uint64_t bytes) {
+  const uint64_t most = uint64_t{communicator.peerSlotBytes} * communicator.slicesPerChunk;
+  uint64_t done = 0;
+  do {
+    const uint64_t size = bytes - done < most ? bytes - done : most;
+    protocol.chunk(asBytes(), !sends, sends ? buffer + done : nullptr, sends,
+                   sends ? nullptr : buffer + done, size, false, false);
+    done += size;
+  } while (done < bytes);
+}
 
-  if (work.sendPeer == communicator.rank) {  // to oneself: the receive half does nothing
+UNISONO_DEVICE void sendMessage(Group& group, const Communicator& communicator, int channel,
+                                const SendReceiveWork& work, MessagePart part) {
+  const Message& message = work.send;
+  std::byte* from = message.buffer + part.offset;
+  if (message.peer == communicator.rank) {  // to oneself: the receive half does nothing
     ReduceCopy copy{};
     copy.source[0] = from;
-    copy.destination[0] = static_cast<std::byte*>(work.output) + part.offset;
+    copy.destination[0] = work.receive.buffer + part.offset;
     copy.sources = copy.destinations = 1;
     copy.elements = part.bytes;
     if (group.isWorker() && copy.source[0] != copy.destination[0])
@@ -62,88 +74,63 @@ UNISONO_DEVICE void sendMessage(Group& group, const Communicator& communicator, 
     return;
   }
 
-  Connection& connection = communicator.send[work.sendPeer * communicator.peerChannels + channel];
+  Connection& connection = communicator.send[message.peer * communicator.peerChannels + channel];
   SimpleProtocol protocol(group, communicator, channel, communicator.peerSlotBytes, nullptr, -1,
-                          &connection, work.sendPeer);
+                          &connection, message.peer);
+  std::byte* direct = nullptr;
   if (connection.offer != nullptr) {
-    std::byte* direct = takeOffer(group, communicator, connection, work.sendPeer, channel);
-    if (reinterpret_cast<uint64_t>(direct) != kStagedOffer) {
-      protocol.sendDirect(asBytes(), from, direct + part.offset, part.bytes);
-      protocol.finish();
-      return;
-    }
+    direct = takeOffer(group, communicator, connection, message.peer, channel);
   }
-  const uint64_t most = uint64_t{communicator.peerSlotBytes} * communicator.slicesPerChunk;
-  uint64_t done = 0;
-  do {
-    uint64_t size = part.bytes - done < most ? part.bytes - done : most;
-    protocol.chunk(asBytes(), false, from + done, true, nullptr, size, false, false);
-    done += size;
-  } while (done < part.bytes);
+  if (connection.offer != nullptr && reinterpret_cast<uint64_t>(direct) != kStagedOffer) {
+    protocol.sendDirect(asBytes(), from, direct + part.offset, part.bytes);
+  } else {
+    transfer(protocol, communicator, true, from, part.bytes);
+  }
   protocol.finish();
 }
 
 UNISONO_DEVICE void receiveMessage(Group& group, const Communicator& communicator, int channel,
-                                   const SendReceiveWork& work) {
-  if (work.receivePeer == communicator.rank) return;
-  const int index = channel - work.receiveFirstChannel;
-  MessagePart part = messagePart(work.receiveBytes, work.receivePart, index, work.receiveChannels);
-  if (work.receiveBytes != 0 && part.bytes == 0) return;
-  std::byte* to = static_cast<std::byte*>(work.output) + part.offset;
-
-  Connection& connection =
-      communicator.receive[work.receivePeer * communicator.peerChannels + channel];
+                                   const SendReceiveWork& work, MessagePart part) {
+  const Message& message = work.receive;
+  if (message.peer == communicator.rank) return;
+  Connection& connection = communicator.receive[message.peer * communicator.peerChannels + channel];
   SimpleProtocol protocol(group, communicator, channel, communicator.peerSlotBytes, &connection,
-                          work.receivePeer, nullptr, -1);
-  if (connection.offer != nullptr) {
-    const uint64_t address =
-        work.offerDirect ? reinterpret_cast<uint64_t>(work.output) : kStagedOffer;
-    if (group.isPoster() && !group.aborted()) {
-      storeRelaxed(connection.offer + 1, address);
-      storeRelease(connection.offer, ++connection.offers);
-    }
-    if (work.offerDirect) {
-      protocol.receiveDirect();
-      protocol.finish();
-      return;
-    }
+                          message.peer, nullptr, -1);
+  if (connection.offer != nullptr && group.isPoster() && !group.aborted()) {
+    storeRelaxed(connection.offer + 1,
+                 work.offerDirect ? reinterpret_cast<uint64_t>(message.buffer) : kStagedOffer);
+    storeRelease(connection.offer, ++connection.offers);
   }
-  const uint64_t most = uint64_t{communicator.peerSlotBytes} * communicator.slicesPerChunk;
-  uint64_t done = 0;
-  do {
-    uint64_t size = part.bytes - done < most ? part.bytes - done : most;
-    protocol.chunk(asBytes(), true, nullptr, false, to + done, size, false, false);
-    done += size;
-  } while (done < part.bytes);
+  if (connection.offer != nullptr && work.offerDirect) {
+    protocol.receiveDirect();
+  } else {
+    transfer(protocol, communicator, false, message.buffer + part.offset, part.bytes);
+  }
   protocol.finish();
 }
 
-UNISONO_DEVICE void sendBlock(Group& group, int channel, const SendReceiveArguments& arguments) {
-  stayStopped(group, *arguments.communicator);
+// All messages that the group of one direction has on a channel.
+UNISONO_DEVICE void messageBlock(Group& group, bool sends, int channel,
+                                 const SendReceiveArguments& arguments) {
+  Communicator& communicator = *arguments.communicator;
+  stayStopped(group, communicator);
   for (int w = 0; w < arguments.works; w++) {
     const SendReceiveWork& work = arguments.work[w];
-    if (work.sendPeer < 0 || channel < work.sendFirstChannel ||
-        channel >= work.sendFirstChannel + work.sendChannels) {
+    const Message& message = sends ? work.send : work.receive;
+    if (message.peer < 0 || channel < message.firstChannel ||
+        channel >= message.firstChannel + message.channels) {
       continue;
     }
-    sendMessage(group, *arguments.communicator, channel, work);
-    group.syncAll();
-  }
-  keepStopped(group, *arguments.communicator);
-}
-
-UNISONO_DEVICE void receiveBlock(Group& group, int channel, const SendReceiveArguments& arguments) {
-  stayStopped(group, *arguments.communicator);
-  for (int w = 0; w < arguments.works; w++) {
-    const SendReceiveWork& work = arguments.work[w];
-    if (work.receivePeer < 0 || channel < work.receiveFirstChannel ||
-        channel >= work.receiveFirstChannel + work.receiveChannels) {
-      continue;
+    const MessagePart part = partOf(message, channel);
+    if (message.bytes != 0 && part.bytes == 0) continue;
+    if (sends) {
+      sendMessage(group, communicator, channel, work, part);
+    } else {
+      receiveMessage(group, communicator, channel, work, part);
     }
-    receiveMessage(group, *arguments.communicator, channel, work);
     group.syncAll();
   }
-  keepStopped(group, *arguments.communicator);
+  keepStopped(group, communicator);
 }
 
 }  // namespace unisono::device::UNISONO_TARGET
