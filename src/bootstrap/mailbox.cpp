@@ -65,12 +65,15 @@ std::optional<std::vector<std::byte>> Mailbox::take(const Key& key) {
   return payload;
 }
 
+void Mailbox::throwIfReported() const {
+  if (!failure_) return;
+  throw Error(ErrorCode::remoteError,
+              fmt::format("Rank {} reports: {}", failure_->first, failure_->second))
+      .rank(rank_);
+}
+
 void Mailbox::throwIfHopeless(int peer, Clock::time_point now) const {
-  if (failure_) {
-    throw Error(ErrorCode::remoteError,
-                fmt::format("Rank {} reports: {}", failure_->first, failure_->second))
-        .rank(rank_);
-  }
+  throwIfReported();
   const Peer& state = peers_[static_cast<size_t>(peer)];
   if (state.goneSince && now - *state.goneSince >= kGoneGrace) {
     throw Error(ErrorCode::remoteError, "The peer closed its connection: it ended or failed")
@@ -258,7 +261,18 @@ Mailbox::ConnectionPointer Mailbox::connectionTo(int peer, milliseconds limit, L
 }
 
 void Mailbox::send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload) {
-  sendWithin(timeout_, peer, kind, tag, payload);
+  try {
+    sendWithin(timeout_, peer, kind, tag, payload);
+  } catch (const Error&) {
+    // A peer that failed said why before it left, and nobody may have read that yet.
+    const Lock lock(mutex_);
+    acceptAll();
+    const std::map<int, ConnectionPointer> connections = connections_;
+    for (const auto& [descriptor, connection] : connections) readFrom(connection);
+    changed_.notify_all();
+    throwIfReported();
+    throw;
+  }
 }
 
 void Mailbox::sendFailure(int peer, std::string_view text) {

@@ -35,7 +35,8 @@ class Mailbox {
   // Writes what send() has left, for kDrainTimeout at most, and closes every connection.
   ~Mailbox();
 
-  // Throws Error(remoteError) naming the peer when it cannot be reached.
+  // Throws Error(remoteError) when the peer cannot be reached: with the failure that a rank has
+  // sent, or else naming the peer.
   void send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload);
   // Makes every wait of the peer end with this text. Takes a second at most.
   void sendFailure(int peer, std::string_view text);
@@ -70,6 +71,7 @@ class Mailbox {
   };
 
   std::optional<std::vector<std::byte>> take(const Key& key);
+  void throwIfReported() const;
   void throwIfHopeless(int peer, Clock::time_point now) const;
   void makeProgress(Lock& lock, const Wait& wait);
   void acceptAll();

@@ -2,10 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <fstream>
+#include <latch>
 #include <sstream>
 
 #include "base/log.h"
@@ -104,6 +106,26 @@ std::vector<Socket> annoy(const Address& target, const Secret& secret, FrameKind
 }
 constexpr int kAnnoyances = 8;
 
+// Two ranks whose listeners are known to the test.
+struct Pair {
+  Pair() {
+    std::vector<Listener> listeners;
+    for (int rank = 0; rank < 2; rank++) {
+      listeners.emplace_back(Address{AddressFamily::ipv4, 0, 0, {127, 0, 0, 1}},
+                             Wait(milliseconds(0), kNever));
+      addresses.push_back(listeners.back().address());
+    }
+    for (int rank = 0; rank < 2; rank++) {
+      ranks.push_back(std::make_unique<Mailbox>(
+          rank, Membership{addresses, session, std::move(listeners[static_cast<size_t>(rank)])},
+          milliseconds(1000), kNever));
+    }
+  }
+  const Secret session = randomSecret();
+  std::vector<Address> addresses;
+  std::vector<std::unique_ptr<Mailbox>> ranks;
+};
+
 TEST(BootstrapStranger, DoesNotHarmTheRoot) {
   const LogCapture log;
   const Settings settings = localSettings();
@@ -152,7 +174,8 @@ TEST(BootstrapStranger, SilenceIsEnded) {
   const Settings settings = localSettings(1);
   const UniqueId id = createUniqueId(settings);
   const Socket silent = connectRaw(id.root);
-  std::this_thread::sleep_for(milliseconds(1300));
+  pollfd closed = {silent.descriptor(), POLLIN, 0};
+  ASSERT_EQ(::poll(&closed, 1, -1), 1);
   std::byte byte;
   EXPECT_TRUE(silent.read(std::span(&byte, 1)).closed);
   EXPECT_THAT(log.text(), HasSubstr("said nothing for too long"));
@@ -167,23 +190,10 @@ TEST(BootstrapStranger, FloodOfSilencePushesOutTheOldest) {
   runRanks(2, settings, id, [](Bootstrap& bootstrap) { bootstrap.barrier(); });
 }
 
-// Two ranks whose listeners are known to the test.
 TEST(BootstrapStranger, DoesNotHarmTheRanks) {
   const LogCapture log;
-  const Secret session = randomSecret();
-  const Wait now(milliseconds(0), kNever);
-  std::vector<Listener> listeners;
-  std::vector<Address> addresses;
-  for (int rank = 0; rank < 2; rank++) {
-    listeners.emplace_back(Address{AddressFamily::ipv4, 0, 0, {127, 0, 0, 1}}, now);
-    addresses.push_back(listeners.back().address());
-  }
-  std::vector<std::unique_ptr<Mailbox>> ranks;
-  for (int rank = 0; rank < 2; rank++) {
-    ranks.push_back(std::make_unique<Mailbox>(
-        rank, Membership{addresses, session, std::move(listeners[static_cast<size_t>(rank)])},
-        milliseconds(1000), kNever));
-  }
+  Pair pair;
+  auto& [session, addresses, ranks] = pair;
   std::vector<Socket> open = annoy(addresses[0], session, FrameKind::message);
   open.push_back(connectRaw(addresses[0]));
   write(open.back(), frameBytes({.secret = session, .kind = FrameKind::message, .sender = 2}, 1));
@@ -201,10 +211,8 @@ TEST(BootstrapMissing, RankIsNamedToEveryRankThatWaits) {
   const LogCapture log;
   const Settings settings = localSettings(1);
   const UniqueId id = createUniqueId(settings);
-  const auto start = Clock::now();
   const auto errors =
       runThreads({0, 2, 4}, [&](int rank) { Bootstrap::connect(id, rank, 5, settings); });
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
   for (const std::exception_ptr& pointer : errors) {
     const Error error = errorOf(pointer);
     EXPECT_EQ(error.code(), ErrorCode::timeout);
@@ -277,13 +285,11 @@ TEST(BootstrapAbort, WhileRanksAreMissing) {
     std::this_thread::sleep_for(milliseconds(100));
     abort = true;
   });
-  const auto start = Clock::now();
   const auto errors = runThreads({0, 1}, [&](int rank) {
     // Only rank 0 is aborted; rank 1 hears of it from the root.
     Bootstrap::connect(id, rank, 3, settings, [&, rank] { return rank == 0 && abort; });
   });
   aborter.join();
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
   EXPECT_THAT(errorOf(errors[0]).what(), HasSubstr("Aborted"));
   EXPECT_THAT(errorOf(errors[1]).what(), HasSubstr("Rank 0"));
   EXPECT_THAT(errorOf(errors[1]).what(), HasSubstr("left"));
@@ -309,7 +315,6 @@ TEST(BootstrapAbort, WhileReceiving) {
 TEST(BootstrapPeer, ThatLeavesIsNamed) {
   const Settings settings = localSettings();
   const UniqueId id = createUniqueId(settings);
-  const auto start = Clock::now();
   const auto errors = runThreads(firstRanks(3), [&](int rank) {
     auto bootstrap = Bootstrap::connect(id, rank, 3, settings);
     bootstrap->barrier();
@@ -322,37 +327,65 @@ TEST(BootstrapPeer, ThatLeavesIsNamed) {
     for (int i = 0; i < 3; i++) bootstrap->send(2, 1, std::vector<std::byte>(100000));
     bootstrap->receive(2, 1);
   });
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
   for (size_t rank : {0u, 1u}) {
     EXPECT_EQ(errorOf(errors[rank]).code(), ErrorCode::remoteError);
     EXPECT_THAT(errorOf(errors[rank]).what(), HasSubstr("peer 2"));
   }
 }
 
+// The one that is told sends before it reads, over a connection that is there already or a new one.
+TEST(BootstrapPeer, ThatFailedHasSaidWhyToOneThatSends) {
+  for (const bool connected : {false, true}) {
+    Pair pair;
+    auto& ranks = pair.ranks;
+    const std::vector<std::byte> message(100000);
+    if (connected) {
+      ranks[1]->send(0, FrameKind::message, 1, message);
+      ranks[0]->receive(1, FrameKind::message, 1);
+    }
+    ranks[0]->sendFailure(1, "the cause");
+    ranks[0].reset();
+    try {
+      // The kernel may take a few before it hears that nobody reads them.
+      for (int i = 0; i < 3; i++) ranks[1]->send(0, FrameKind::message, 1, message);
+      FAIL() << "nobody is there";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::remoteError);
+      EXPECT_THAT(error.what(), HasSubstr("Rank 0 reports: the cause")) << connected;
+    }
+  }
+}
+
 TEST(BootstrapPeer, ThatIsSilentIsNamedAfterTheTimeout) {
   const Settings settings = localSettings(1);
   const UniqueId id = createUniqueId(settings);
-  const auto errors = runThreads({0, 1}, [&](int rank) {
+  // Rank 1 stays until rank 0 has given up.
+  std::latch gaveUp(1);
+  std::exception_ptr error;
+  expectNoErrors(runThreads({0, 1}, [&](int rank) {
     auto bootstrap = Bootstrap::connect(id, rank, 2, settings);
-    if (rank == 0) bootstrap->receive(1, 3);
-    std::this_thread::sleep_for(milliseconds(1500));
-  });
-  EXPECT_EQ(errorOf(errors[0]).code(), ErrorCode::timeout);
-  EXPECT_THAT(errorOf(errors[0]).what(), HasSubstr("peer 1"));
+    if (rank == 1) return gaveUp.wait();
+    try {
+      bootstrap->receive(1, 3);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    gaveUp.count_down();
+  }));
+  EXPECT_EQ(errorOf(error).code(), ErrorCode::timeout);
+  EXPECT_THAT(errorOf(error).what(), HasSubstr("peer 1"));
 }
 
 // Rank 5 leaves before a barrier: every other rank hears of 5, not of its neighbour's end.
 TEST(BootstrapPeer, FailureOfACollectiveNamesItsCauseEverywhere) {
   const Settings settings = localSettings();
   const UniqueId id = createUniqueId(settings);
-  const auto start = Clock::now();
   const auto errors = runThreads(firstRanks(8), [&](int rank) {
     auto bootstrap = Bootstrap::connect(id, rank, 8, settings);
     bootstrap->barrier();
     if (rank == 5) return;
     bootstrap->barrier();
   });
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
   for (size_t rank = 0; rank < 8; rank++) {
     if (rank == 5) continue;
     EXPECT_EQ(errorOf(errors[rank]).code(), ErrorCode::remoteError);
