@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <ctime>
 
 #include "bootstrap/frame.h"
 #include "bootstrap/interfaces.h"
@@ -177,19 +178,18 @@ TEST(Bootstrap, WrongArguments) {
   EXPECT_THROW(bootstrap->allGather(small, 4), Error);
 }
 
-// Sanity, not a benchmark: a scheme that is quadratic in threads woken would take many seconds.
+// Sanity, not a benchmark: a scheme that is quadratic in threads woken would use many seconds
+// of processor time, whatever else the machine does.
 TEST(Bootstrap, ManyRanksInOneProcess) {
   constexpr int kRanks = 128;
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   runRanks(kRanks, localSettings(60), [&](Bootstrap& bootstrap) {
     std::vector<std::byte> all(kRanks * 64);
     for (int round = 0; round < 5; round++) bootstrap.allGather(all, 64);
     const std::vector<int> ranks = bootstrap.allGather(bootstrap.rank());
     EXPECT_EQ(ranks, firstRanks(kRanks));
   });
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  RecordProperty("seconds", std::to_string(seconds.count()));
-  EXPECT_LT(seconds.count(), 20.0);
+  EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 20);
 }
 
 TEST(Bootstrap, Ipv6Loopback) {

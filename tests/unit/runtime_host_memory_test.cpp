@@ -212,7 +212,8 @@ TEST(HostProcessTest, FreedMemoryAndForgedHandlesCannotBeMapped) {
 // A child of a process that used the devices has no engine: it is told so and does not hang.
 int forkLate() {
   HostRuntime runtime(hostSettings());
-  runtime.fillAsync(runtime.allocate(0, 8)->address(), std::byte{1}, 8, nullptr);
+  auto memory = runtime.allocate(0, 8);
+  runtime.fillAsync(memory->address(), std::byte{1}, 8, nullptr);
   runtime.synchronize(nullptr);
   pid_t child = ::fork();
   if (child == 0) {
@@ -274,9 +275,10 @@ TEST(HostMemoryTest, SmallAllocationsNeedFewDescriptors) {
 
 TEST(HostMemoryTest, SparsePagesCostNothing) {
   HostRuntime runtime(hostSettings());
-  auto memory = runtime.allocate(0, size_t{1} << 40);
-  static_cast<char*>(memory->address())[size_t{1} << 39] = 1;
-  EXPECT_EQ(static_cast<char*>(memory->address())[(size_t{1} << 39) + 1], 0);
+  // ThreadSanitizer leaves little more than half a terabyte where mmap() begins at random.
+  auto memory = runtime.allocate(0, size_t{1} << 38);
+  static_cast<char*>(memory->address())[size_t{1} << 37] = 1;
+  EXPECT_EQ(static_cast<char*>(memory->address())[(size_t{1} << 37) + 1], 0);
 }
 
 TEST(HostMemoryTest, ExportChecksTheRange) {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <set>
 #include <thread>
 
@@ -102,11 +103,10 @@ TEST_F(SeededScheduleTest, ASeedReplays) {
 TEST_F(SeededScheduleTest, AThousandSeedsAreFast) {
   // ThreadSanitizer takes about a millisecond to make a fiber.
   constexpr int64_t kSeeds = sanitizer::kThread ? 50 : 1000;
-  auto start = std::chrono::steady_clock::now();
+  // Processor time: how busy the machine is says nothing about the schedule.
+  const std::clock_t start = std::clock();
   for (int64_t seed = 0; seed < kSeeds; seed++) hashOf(seed);
-  double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  RecordProperty("microseconds_each", std::to_string(seconds * 1e6 / kSeeds));
-  EXPECT_LT(seconds, 30);
+  EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 30);
 }
 
 TEST_F(SeededScheduleTest, NothingRunsBeforeAThreadWaits) {
