@@ -3,10 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <climits>
 #include <cstdio>
+#include <ctime>
 #include <functional>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -35,6 +36,11 @@ void expectValid(const GraphSet& graphs, const Machine& machine, const std::stri
 
 Machine machineOf(const XmlTopology& file, int rankCount, PathSettings settings = {}) {
   return trimMachine(buildTopology(file), settings, -1, rankCount);
+}
+
+// Of processor time, which other programs on the machine do not lengthen.
+double millisecondsSince(std::clock_t begin) {
+  return 1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
 }
 
 void shuffle(XmlNode& node, std::mt19937& random) {
@@ -183,9 +189,9 @@ TEST(Search, GivesValidAndRepeatableGraphsForRandomMachines) {
     // Among other nodes, or alone.
     const int rankCount = random() % 3 ? 0 : machine.gpus;
     const Machine built = machineOf(describeMachine(machine), rankCount, paths);
-    const auto begin = std::chrono::steady_clock::now();
+    const std::clock_t begin = std::clock();
     const GraphSet graphs = searchGraphs(built, settings);
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+    EXPECT_LT(millisecondsSince(begin), 5000);
     expectValid(graphs, built, writeTopologyXml(describeMachine(machine)));
     for (const NamedGraph& graph : namedGraphs(graphs))
       if (!graph.graph.channels.empty()) expectSpoiltIsSeen(graph.graph, built);
@@ -254,17 +260,16 @@ TEST(Search, Of16GpusAnd16NicsIsFast) {
   GTEST_SKIP() << "times count in a release build only";
 #endif
   const XmlTopology file = describeMachine(preset("scale-16x16"));
-  auto best = std::chrono::nanoseconds::max();
+  auto best = std::numeric_limits<double>::max();
   for (int round = 0; round < 3; ++round) {
-    const auto begin = std::chrono::steady_clock::now();
+    const std::clock_t begin = std::clock();
     const Machine machine = machineOf(file, 0);
     const GraphSet graphs = searchGraphs(machine, {});
-    best = std::min<std::chrono::nanoseconds>(best, std::chrono::steady_clock::now() - begin);
+    best = std::min(best, millisecondsSince(begin));
     EXPECT_EQ(graphs.ring.channels.size(), 16u);
   }
-  std::printf("16 GPUs, 16 NICs: best of 3 %.1f ms\n",
-              std::chrono::duration<double, std::milli>(best).count());
-  EXPECT_LT(best, std::chrono::milliseconds(100));
+  std::printf("16 GPUs, 16 NICs: best of 3 %.1f ms\n", best);
+  EXPECT_LT(best, 100);
 }
 
 TEST(Search, UsesEveryPortOfARailMachine) {
