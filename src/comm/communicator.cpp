@@ -212,7 +212,8 @@ void Communicator::launch(Prepared& prepared) {
   const runtime::Stream stream = prepared.streams.front();
   // Launches of one communicator share counters and buffers, so they run in call order, also when
   // the calls are made on different streams, and when graphs that hold some are launched between.
-  if (!prepared.captured && (captured_ || (launched_ && lastStream_ != stream))) {
+  const uint64_t number = prepared.captured ? 0 : runtime_.streamNumber(stream);
+  if (!prepared.captured && (captured_ || (launched_ && lastStream_ != number))) {
     lastLaunch_->makeWait(stream);
   }
   for (size_t i = 1; i < prepared.streams.size(); i++) {
@@ -235,7 +236,7 @@ void Communicator::launch(Prepared& prepared) {
   } else {
     lastLaunch_->record(stream);
     launched_ = true;
-    lastStream_ = stream;
+    lastStream_ = number;
   }
 }
 

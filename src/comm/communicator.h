@@ -121,7 +121,7 @@ class Communicator {
   std::unique_ptr<transport::Connector> connector_;
 
   bool launched_ = false, captured_ = false;
-  runtime::Stream lastStream_ = nullptr;
+  uint64_t lastStream_ = 0;                     // runtime::Runtime::streamNumber
   std::unique_ptr<runtime::Event> lastLaunch_;  // recorded behind it: its stream may be gone by now
   std::unique_ptr<runtime::Event> join_;        // between the streams of one group
 

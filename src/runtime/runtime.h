@@ -180,6 +180,9 @@ class Runtime {
                       Stream stream) = 0;
   // A stream that does not wait for the default stream.
   virtual std::shared_ptr<void> createStream(int device) = 0;
+  // No other stream has the same number while work of this one is left, not even one that was made
+  // after its end.
+  virtual uint64_t streamNumber(Stream stream) = 0;
   virtual std::unique_ptr<Event> createEvent(int device) = 0;
   virtual void synchronize(Stream stream) = 0;
   virtual CaptureState captureState(Stream stream) = 0;

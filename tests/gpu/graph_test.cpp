@@ -1,5 +1,5 @@
-// CUDA graphs of collectives beside plain calls and other graphs of the same communicator, on
-// streams that nothing else orders: each rank makes the calls in the same order.
+// Calls of one communicator on streams that nothing else orders, plain and in CUDA graphs: each
+// rank makes them in the same order.
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -94,6 +94,25 @@ TEST_P(Graphs, AreWaitedForByDestroy) {
     for (int i = 0; i < 20; i++) graph.launch(stream);
     check(ncclCommDestroy(std::exchange(member.comm, nullptr)));
     sum.expect(5, "graph before ncclCommDestroy");
+  });
+}
+
+// A new stream may have the handle of one that was destroyed while it had work.
+TEST(Streams, MayBeDestroyedAfterTheCall) {
+  constexpr size_t kCounts[] = {size_t{1} << 22, 256};
+  const ncclUniqueId id = newId();
+  onThreads(kRanks, [&](int rank) {
+    Member member(id, rank, kRanks);
+    std::vector<Sum> sums;
+    for (int call = 0; call < 40; call++) {
+      sums.emplace_back(rank, kCounts[call % 2]);
+      sums.back().setInput(call);
+    }
+    for (Sum& sum : sums) sum.call(member.comm, DeviceStream(deviceOf(rank)));
+    check(ncclCommDestroy(std::exchange(member.comm, nullptr)));
+    for (int call = 0; call < 40; call++) {
+      sums[static_cast<size_t>(call)].expect(call, "call " + std::to_string(call));
+    }
   });
 }
 

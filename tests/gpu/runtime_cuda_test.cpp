@@ -206,6 +206,7 @@ void useEverything(Runtime& runtime) {
   runtime.launch(fillKernel(), {}, &arguments, stream.get());
   event->record(stream.get());
   event->makeWait(stream.get());
+  runtime.streamNumber(stream.get());
   runtime.synchronize(stream.get());
 }
 

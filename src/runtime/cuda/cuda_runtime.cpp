@@ -81,6 +81,7 @@ class CudaRuntime final : public Runtime {
               Stream stream) override;
 
   std::shared_ptr<void> createStream(int device) override;
+  uint64_t streamNumber(Stream stream) override;
   std::unique_ptr<Event> createEvent(int device) override { return createCudaEvent(device); }
   void synchronize(Stream stream) override;
   CaptureState captureState(Stream stream) override;
@@ -196,6 +197,12 @@ void CudaRuntime::synchronize(Stream stream) {
   }
   CaptureRelaxedScope relaxed;
   check(cudaStreamSynchronize(cudaStream(stream)), "cudaStreamSynchronize");
+}
+
+uint64_t CudaRuntime::streamNumber(Stream stream) {
+  unsigned long long number = 0;
+  check(cudaStreamGetId(cudaStream(stream), &number), "cudaStreamGetId");
+  return number;
 }
 
 CaptureState CudaRuntime::captureState(Stream stream) {

@@ -43,6 +43,8 @@ class HostRuntime final : public Runtime {
   void launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
               Stream stream) override;
   std::shared_ptr<void> createStream(int device) override;
+  // A stream lives until its work is done.
+  uint64_t streamNumber(Stream stream) override { return reinterpret_cast<uint64_t>(stream); }
   std::unique_ptr<Event> createEvent(int device) override;
   // Throws what a task of the stream threw, once; see HostStream.
   void synchronize(Stream stream) override;
