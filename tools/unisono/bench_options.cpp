@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cmath>
+#include <fstream>
 #include <limits>
 #include <random>
 
@@ -125,6 +126,13 @@ void checkCombinations(const BenchOptions& options) {
   if (options.graphLaunches > 0 && options.blocking) {
     throw UsageError("-z 1 waits after each call, which cannot be recorded in a graph: drop -G");
   }
+}
+
+// Said now, not when hours of measuring are to be written down.
+void checkJsonFile(const std::string& path) {
+  if (path.empty() || path == "-" || std::ofstream(path, std::ios::app)) return;
+  throw UsageError(
+      fmt::format("--json: {} cannot be written; name a file in a folder that can", path));
 }
 
 }  // namespace
@@ -313,6 +321,7 @@ BenchOptions finishOptions(const BenchArguments& arguments) {
   options.averaging = Averaging{arguments.averaging};
   if (options.library.empty()) options.library = defaultLibraryPath();
   checkCombinations(options);
+  checkJsonFile(options.jsonPath);
   return options;
 }
 
