@@ -446,7 +446,7 @@ int Topology::lowestSm() const {
 
 std::string Topology::nameOf(int index) const {
   const Node& node = this->node(index);
-  const std::string type(topology::nameOf(node.type));
+  std::string type(topology::nameOf(node.type));
   const std::string host = hosts.size() > 1 ? fmt::format("{}:", node.host) : "";
   switch (node.type) {
     case NodeType::gpu:

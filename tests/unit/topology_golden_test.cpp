@@ -39,7 +39,7 @@ TEST_P(Golden, IsAsCheckedIn) {
 
 std::vector<std::string> machines() {
   std::vector<std::string> names = presetNames();
-  names.push_back("h800x8-vm");
+  names.emplace_back("h800x8-vm");
   return names;
 }
 

@@ -300,7 +300,7 @@ TEST(Paths, StepThroughTheCpuWithoutPeerAccess) {
 }
 
 TEST(Checks, OfPeersGiveTheirReason) {
-  const auto reason = [](PathSettings settings, std::string_view name, int a, int b) {
+  const auto reason = [](const PathSettings& settings, std::string_view name, int a, int b) {
     const Machine machine(presetTopology(name), settings);
     const PeerVerdict verdict =
         checkPeer(machine.topology, machine.paths, settings, gpu(machine, a), gpu(machine, b));
@@ -324,7 +324,7 @@ TEST(Checks, OfPeersGiveTheirReason) {
 }
 
 TEST(Checks, ReceiversReadBetweenAmpereWithNvlink) {
-  const auto reads = [](std::string_view name, PathSettings settings) {
+  const auto reads = [](std::string_view name, const PathSettings& settings) {
     const Machine machine(presetTopology(name), settings);
     return checkPeer(machine.topology, machine.paths, settings, gpu(machine, 0), gpu(machine, 1))
         .read;
@@ -364,7 +364,7 @@ TEST(Checks, OfSharedMemoryGiveTheirReason) {
 }
 
 TEST(Checks, OfPxnGiveTheirReason) {
-  const auto check = [](MachineDescription description, PathSettings settings) {
+  const auto check = [](const MachineDescription& description, const PathSettings& settings) {
     const Machine machine = machineOf(description, settings);
     return checkPxn(machine.topology, machine.paths, settings, gpu(machine, 0), net(machine, 5));
   };
@@ -395,7 +395,8 @@ TEST(Checks, TwoGpusOfAnAmdMachineReachAcrossSockets) {
 }
 
 TEST(Checks, OfGpuDirect) {
-  const auto check = [](const MachineDescription& description, PathSettings settings, bool read) {
+  const auto check = [](const MachineDescription& description, const PathSettings& settings,
+                        bool read) {
     const Machine machine = machineOf(description, settings);
     return checkGdr(machine.topology, machine.paths, settings, gpu(machine, 0), net(machine, 0),
                     read);

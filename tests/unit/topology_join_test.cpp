@@ -247,7 +247,7 @@ TEST(Join, TheWeakestNodeDecides) {
 
 TEST(Join, ChannelsAreDoubledWithinBounds) {
   std::mt19937 random(8);
-  const auto channels = [&](std::vector<int> sizes, int found, Bandwidth speed,
+  const auto channels = [&](const std::vector<int>& sizes, int found, Bandwidth speed,
                             JoinSettings settings) {
     std::vector<RankPlace> places = randomPlaces(sizes, random);
     for (RankPlace& place : places) {

@@ -25,7 +25,7 @@ void expectValid(const GraphSet& graphs, const Machine& machine, const std::stri
                     << describeGraph(graph.graph, machine.topology);
 }
 
-Machine machineOf(const XmlTopology& file, int rankCount, PathSettings settings = {}) {
+Machine machineOf(const XmlTopology& file, int rankCount, const PathSettings& settings = {}) {
   return trimMachine(buildTopology(file), settings, -1, rankCount);
 }
 

@@ -21,9 +21,7 @@ namespace unisono::topology {
 namespace {
 
 using testing::errorOf;
-using testing::foreignTopology;
 using testing::ownTopology;
-using testing::readFile;
 
 void expectValid(const GraphSet& graphs, const Machine& machine, const std::string& what) {
   EXPECT_FALSE(graphs.ring.channels.empty()) << what;
@@ -34,7 +32,7 @@ void expectValid(const GraphSet& graphs, const Machine& machine, const std::stri
                     << describeGraph(graph.graph, machine.topology);
 }
 
-Machine machineOf(const XmlTopology& file, int rankCount, PathSettings settings = {}) {
+Machine machineOf(const XmlTopology& file, int rankCount, const PathSettings& settings = {}) {
   return trimMachine(buildTopology(file), settings, -1, rankCount);
 }
 

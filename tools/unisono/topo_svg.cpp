@@ -428,7 +428,8 @@ class Drawing {
         static_cast<std::size_t>(std::clamp((width_ - 2 * kMargin) / column, 1.0, 4.0));
     const std::size_t perColumn = (rows.size() + columns - 1) / columns;
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      const double x = kMargin + column * static_cast<double>(i / perColumn);
+      const std::size_t columnsBefore = i / perColumn;
+      const double x = kMargin + column * static_cast<double>(columnsBefore);
       const double rowY = y + 8 + kChannelRow * static_cast<double>(i % perColumn + 1);
       boxes_ += fmt::format(
           "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"22\" height=\"6\" rx=\"3\" fill=\"{}\"/>\n", x,

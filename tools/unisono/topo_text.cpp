@@ -145,7 +145,7 @@ std::string linksText(const Joined& joined, const std::vector<int>& members, Par
     const int up = parentOf(rank);
     if (up < 0 || joined.nodeOf(up) == joined.nodeOf(rank)) continue;
     if (links.size() == kShownNodes) {
-      links.push_back("...");
+      links.emplace_back("...");
       break;
     }
     links.push_back(fmt::format("{} at {}", rank, up));
