@@ -1,5 +1,6 @@
 #include "detect/detect.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "base/error.h"
@@ -52,19 +53,19 @@ void buildServer(FakeRoot& root, FakeNvml& nvml) {
   root.write("sys/devices/system/node/node1/cpumap", "ffffffff,00000000");
   for (int socket = 0; socket < 2; ++socket) {
     const std::string numa = std::to_string(socket), b = socket ? "8" : "1";
-    const std::string rootPort = "pci0000:" + b + "0/0000:" + b + "0:01.0";
-    const std::string upstream = rootPort + "/0000:" + b + "1:00.0";
+    const std::string rootPort = fmt::format("pci0000:{0}0/0000:{0}0:01.0", b);
+    const std::string upstream = fmt::format("{}/0000:{}1:00.0", rootPort, b);
     root.device(rootPort, {{"numa_node", numa}});
     root.device(upstream, {{"numa_node", numa}});
     for (int slot = 0; slot < 3; ++slot) {
       const std::string s = std::to_string(slot), bus = b + std::to_string(slot + 3);
-      const std::string port = upstream + "/0000:" + b + "2:0" + s + ".0";
+      const std::string port = fmt::format("{}/0000:{}2:0{}.0", upstream, b, s);
       root.device(port, {{"numa_node", numa}});
       if (slot < 2) {
-        root.gpu(port + "/0000:" + bus + ":00.0", {{"numa_node", numa}});
-        nvml.add("0000:" + bus + ":00.0").links = links(18, "00000000:C3:00.0");
+        root.gpu(fmt::format("{}/0000:{}:00.0", port, bus), {{"numa_node", numa}});
+        nvml.add(fmt::format("0000:{}:00.0", bus)).links = links(18, "00000000:C3:00.0");
       } else {
-        root.adapter(port + "/0000:" + bus + ":00.0", socket ? "mlx5_10" : "mlx5_2",
+        root.adapter(fmt::format("{}/0000:{}:00.0", port, bus), socket ? "mlx5_10" : "mlx5_2",
                      socket ? "946d:ae03:00cd:50f3" : "946d:ae03:00cd:50f2");
       }
     }
@@ -234,7 +235,7 @@ TEST(Detect, BrokenAttributesAreLeftOut) {
     SCOPED_TRACE(text.substr(0, 20));
     FakeRoot root;
     FakeNvml nvml;
-    root.write("proc/cpuinfo", "vendor_id\ncpu family : " + text + "\nmodel :\n:::\n" + text);
+    root.write("proc/cpuinfo", fmt::format("vendor_id\ncpu family : {0}\nmodel :\n:::\n{0}", text));
     root.write("sys/devices/system/node/node0/cpumap", text);
     const std::map<std::string, std::string> all = {{"class", text},
                                                     {"vendor", text},
@@ -452,9 +453,9 @@ TEST(DetectKnownMachines, PlatformFileOfEightGpus) {
   for (int gpu = 0; gpu < 8; ++gpu) {
     const std::string bus = std::string("0000:") + buses[gpu];
     const std::string bridge = "pci0000:" + std::string(buses[gpu]);
-    root.adapter(bridge + "/" + bus + ":01.0", "mlx5_" + std::to_string(gpu + 1),
+    root.adapter(fmt::format("{}/{}:01.0", bridge, bus), "mlx5_" + std::to_string(gpu + 1),
                  "946d:ae03:00cd:50f" + std::to_string(gpu));
-    root.gpu(bridge + "/" + bus + ":02.0", {{"numa_node", "-1"}, {"device", "0x2324"}});
+    root.gpu(fmt::format("{}/{}:02.0", bridge, bus), {{"numa_node", "-1"}, {"device", "0x2324"}});
     auto& links = nvml.add(bus + ":02.0").links;
     for (int target = 1; target <= 4; ++target)
       links.insert(

@@ -101,7 +101,7 @@ TEST_F(TopoProgram, TakesTheSettingsOfTheEnvironment) {
   const auto topoWith = [&](const char* name, const std::string& value,
                             const std::string& arguments) {
     setenv(name, value.c_str(), 1);
-    const Run run = topo(arguments);
+    Run run = topo(arguments);
     unsetenv(name);
     return run;
   };
@@ -137,7 +137,7 @@ TEST_F(TopoProgram, ShowsGivenGraphsAndWhatIsWrongWithThem) {
   };
   const auto topoWith = [&](const std::string& file, const std::string& arguments) {
     setenv("NCCL_GRAPH_FILE", file.c_str(), 1);
-    const Run run = topo(arguments);
+    Run run = topo(arguments);
     unsetenv("NCCL_GRAPH_FILE");
     return run;
   };
