@@ -236,6 +236,24 @@ TEST(ThreadScheduleTest, ADeadlockIsReportedAfterATime) {
   expectDeadlockWithGraph(runtime, nullptr, "rank 1 waits for rank 0 (token");
 }
 
+// As on a machine that lets this thread wait for a core.
+void raiseLate(const void* raw, const HostGroupContext&) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  std::atomic_ref<uint64_t>(**static_cast<uint64_t* const*>(raw)).store(1);
+}
+
+TEST(ThreadScheduleTest, ASlowTaskIsNoDeadlock) {
+  HostRuntime runtime(hostSettings("threads"));
+  runtime.setDeadlockIsError(true);
+  auto memory = runtime.allocate(0, 64);
+  auto* counter = static_cast<uint64_t*>(memory->address());
+  auto stream = runtime.createStream(1);
+  launch(runtime, stream.get(), "late", raiseLate, counter);
+  launch(runtime, nullptr, "ring", ring, RingArguments{counter, counter + 1, 1, 2, 1});
+  EXPECT_NO_THROW(runtime.synchronize(nullptr));
+  runtime.synchronize(stream.get());
+}
+
 TEST(ThreadScheduleTest, HasNoSeed) {
   EXPECT_THROW(HostRuntime(hostSettings("threads", 3)), Error);
   HostRuntime runtime(hostSettings("threads"));

@@ -32,15 +32,17 @@ void ThreadTask::poll(const WaitReason& reason) {
     ::sched_yield();
     return;
   }
+  // Others may wait for what this task did before it came here.
+  if (looks_ == kLooksBeforeNap + 1) executor_.moved();
   {
     std::lock_guard lock(mutex_);
     reason_ = reason;
-    napping_ = true;
+    lookedAt_ = movesBeforeLook_;
   }
   std::this_thread::sleep_for(kNap);
   executor_.lookForProgress();
+  movesBeforeLook_ = executor_.moves_.load(std::memory_order_acquire);
   std::lock_guard lock(mutex_);
-  napping_ = false;
   if (!stuck_.empty()) throw Error(ErrorCode::internalError, stuck_);
 }
 
@@ -52,14 +54,20 @@ void ThreadTask::progress() {
 
 void ThreadTask::suspend() {
   std::unique_lock lock(mutex_);
+  suspended_ = true;
   awake_.wait(lock, [this] { return woken_; });
-  woken_ = false;
+  suspended_ = woken_ = false;
 }
 
 void ThreadTask::wake() {
   std::lock_guard lock(mutex_);
   woken_ = true;
   awake_.notify_one();
+}
+
+bool ThreadTask::waits(uint64_t moves) {
+  std::lock_guard lock(mutex_);
+  return suspended_ ? !woken_ : lookedAt_ == moves;
 }
 
 ThreadExecutor::~ThreadExecutor() {
@@ -115,7 +123,7 @@ void ThreadExecutor::setSeed(int64_t seed) {
 }
 
 void ThreadExecutor::moved() {
-  moves_.fetch_add(1, std::memory_order_relaxed);
+  moves_.fetch_add(1, std::memory_order_release);
 }
 
 void ThreadExecutor::lookForProgress() {
@@ -130,24 +138,25 @@ void ThreadExecutor::lookForProgress() {
   }
   bool isError = deadlockIsError_ && gates_ > 0;
   if (reported_ || now - seenAt_ < (isError ? kDeadlockAfter : kReportAfter)) return;
-  std::vector<ThreadTask*> stuck;
+  // A thread that the machine has not let run for long is not stuck; nor is one at its end, which
+  // may still wake others.
+  if (running_ != tasks_.size()) return;
+  for (ThreadTask* task : tasks_)
+    if (!task->waits(moves)) return;
   std::vector<Waiter> waiters;
   for (ThreadTask* task : tasks_) {
     std::lock_guard taskLock(task->mutex_);
-    if (!task->napping_) continue;
-    stuck.push_back(task);
-    waiters.push_back({task->info(), task->reason_});
+    if (!task->suspended_) waiters.push_back({task->info(), task->reason_});
   }
-  if (waiters.empty()) return;
   reported_ = true;
   std::string text = describeWaits(waiters);
   if (!isError) {
     logWarn("No progress for {} s: {}", kReportAfter.count(), text);
     return;
   }
-  for (ThreadTask* task : stuck) {
+  for (ThreadTask* task : tasks_) {
     std::lock_guard taskLock(task->mutex_);
-    task->stuck_ = text;
+    if (!task->suspended_) task->stuck_ = text;
   }
 }
 

@@ -30,20 +30,25 @@ class ThreadTask final : public Task {
  private:
   friend class ThreadExecutor;
   void makeCurrent() { setCurrent(this); }
+  // Whether it waits for what none of the first `moves` moves has brought.
+  bool waits(uint64_t moves);
 
   ThreadExecutor& executor_;
   TaskRequest request_;
-  int looks_ = 0;  // the thread's own
+  int looks_ = 0;                 // the thread's own
+  uint64_t movesBeforeLook_ = 0;  // likewise
 
   std::mutex mutex_;
   std::condition_variable awake_;
+  bool suspended_ = false;
   bool woken_ = false;
-  bool napping_ = false;
+  uint64_t lookedAt_ = 0;  // moves that came before its last look in vain
   WaitReason reason_;
   std::string stuck_;
 };
 
-// A thread a task: real races, for ThreadSanitizer. Its deadlocks are guessed from time.
+// A thread a task: real races, for ThreadSanitizer. A deadlock is when every task has looked in
+// vain since the last one moved, and for a time, since threads of the host may bring more.
 class ThreadExecutor final : public Executor {
  public:
   // Waits for the tasks to end.
