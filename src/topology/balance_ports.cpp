@@ -13,12 +13,13 @@ class PortBalancer {
       : space_(space), solution_(solution), links_(space.linkBandwidth()) {
     uses_.assign(space.portBandwidth().size(), 0);
     for (const Channel& channel : solution.channels) {
-      take(channel);
+      isSound_ = take(channel) && isSound_;
       ++usesOf(channel.netIn);
     }
   }
 
   void run() {
+    if (!isSound_) return;
     // Every move brings the uses of two ports closer, so there are few.
     std::size_t moves = 4 * solution_.channels.size();
     bool changed = true;
@@ -57,11 +58,14 @@ class PortBalancer {
     }
   }
 
-  const Route& routeOf(const Part& part, int net) const {
-    return part.toPort ? space_.gpuToNet(part.gpu, net) : space_.netToGpu(net, part.gpu);
+  // A port may have several NETs: a channel can leave by another than it enters by.
+  const Route& routeOf(const Part& part, const Channel& channel) const {
+    return part.toPort ? space_.gpuToNet(part.gpu, channel.netOut)
+                       : space_.netToGpu(channel.netIn, part.gpu);
   }
-  const Route& backOf(const Part& part, int net) const {
-    return part.toPort ? space_.netToGpu(net, part.gpu) : space_.gpuToNet(part.gpu, net);
+  const Route& backOf(const Part& part, const Channel& channel) const {
+    return part.toPort ? space_.netToGpu(channel.netOut, part.gpu)
+                       : space_.gpuToNet(part.gpu, channel.netIn);
   }
 
   struct Load {
@@ -74,7 +78,7 @@ class PortBalancer {
       loads.push_back(
           {&space_.gpuToGpu(channel.gpus[i], channel.gpus[i + 1]), solution_.attempt.speedIntra});
     for (const Part& part : partsOf(channel))
-      loads.push_back({&routeOf(part, channel.netIn), part.speed});
+      loads.push_back({&routeOf(part, channel), part.speed});
     return loads;
   }
 
@@ -111,8 +115,8 @@ class PortBalancer {
     }
     const std::vector<Part> parts = partsOf(channel);
     return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
-      return routeOf(part, channel.netIn).type <= attempt.typeInter &&
-             (!tree || backOf(part, channel.netIn).type <= attempt.typeInter);
+      return routeOf(part, channel).type <= attempt.typeInter &&
+             (!tree || backOf(part, channel).type <= attempt.typeInter);
     });
   }
 
@@ -160,6 +164,7 @@ class PortBalancer {
   const SearchSpace& space_;
   Solution& solution_;
   LinkBudget links_;
+  bool isSound_ = true;  // the channels fit into the links before any moves
   std::vector<int> uses_;
 };
 

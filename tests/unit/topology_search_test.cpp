@@ -342,6 +342,32 @@ TEST(Search, SpreadsCopiesOverIdlePorts) {
   EXPECT_EQ(ports.size(), 8u) << describeGraph(graphs.ring, machine.topology);
 }
 
+// Two adapters with one guid are one port: channels may enter by one and leave by the other. Found
+// by fuzzing.
+TEST(Search, KeepsToTheLinksWhereAdaptersShareAPort) {
+  std::string text = ownTopology("h800x8-vm.detected.xml");
+  const auto change = [&](std::string_view from, std::string_view to, std::size_t after = 0) {
+    const std::size_t at = text.find(from, after);
+    ASSERT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+  };
+  change("0x7a46cd0003ae6d94", "0x8a46cd0003ae6d94");  // of NET/7 and NET/4
+  change(
+      "dev=\"0\" speed=\"400000\" port=\"1\" guid=\"0xf250cd0003ae6d94\" maxconn=\"1\" gdr=\"1\"",
+      "dev=\"0\" speed=\"400000\" port=\"1\" guid=\"0xf250cd0003ae6d94\" maxconn=\"1\" gdr=\"0\"");
+  change("name=\"mlx5_3\" dev=\"2\"", "name=\"mlx5_3\"");  // no port for the transport
+  for (const char* gpu : {"<gpu dev=\"4\"", "<gpu dev=\"5\""})
+    change("<nvlink target=\"0000:6d:02.0\" count=\"2\" tclass=\"0x068000\"/>", "", text.find(gpu));
+  change("<gpu dev=\"6\" sm=\"90\"", "<gpu dev=\"6\" sm=\"45\"");
+  const Machine machine = machineOf(parseTopologyXml(text, "shared port"), 0);
+  SearchSettings settings;
+  settings.collnet = true;
+  settings.triesSteps = 500;
+  settings.sameChannelsSteps = 100;
+  settings.allSteps = 5000;
+  expectValid(searchGraphs(machine, settings), machine, "shared port");
+}
+
 TEST(Search, FindsEveryPattern) {
   for (const char* name : {"dgx-h100", "dgx-a100", "dgx1-v100", "gh200-x4", "scale-16x16"}) {
     const Machine machine = machineOf(describeMachine(preset(name)), 0);
