@@ -31,6 +31,7 @@ struct RankFacts {
   int64_t minChannels, maxChannels, bufferBytes;
   tuning::AllowedAlgorithms algorithms;
   uint64_t sharedMemory;  // device of /dev/shm: equal where processes can share host memory
+  uint64_t fabric;        // NVLink fabric across hosts: equal where GPUs are in the same; 0: none
   // Second look: whether this rank's device reaches all others directly.
   int32_t reachesPeers;
 };

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "comm/identity.h"
 #include "comm/node_channels.h"
+#include "comm/node_machine.h"
 #include "device/kernels.h"
 
 namespace unisono::comm {
@@ -86,6 +87,7 @@ RankFacts Communicator::facts() const {
   copyText(facts.hostName, hostName());
   copyText(facts.busId, properties.busId);
   facts.sharedMemory = sharedMemoryDevice();
+  if (runtime_.backend() == runtime::Backend::cuda) facts.fabric = fabricOf(properties.busId);
   facts.multiRankDevice = settings_.multiRankDevice ? 1 : 0;
   facts.minChannels = options_.minChannels > 0 ? options_.minChannels : settings_.minChannels;
   facts.maxChannels = options_.maxChannels > 0 ? options_.maxChannels : settings_.maxChannels;

@@ -59,29 +59,33 @@ void completeGpus(XmlNode& system, const std::vector<NodeDevice>& devices) {
   });
 }
 
-// Detects the machine around the devices, whose places stand for ranks. Machines do not change
-// while a process lives: each set of devices is looked at once. Null without the driver's
-// management library, which alone knows the NVLinks.
-std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
-                                                   const std::vector<NodeDevice>& devices) {
-  static std::mutex mutex;
-  static std::unique_ptr<detect::NvmlSource> nvml;
-  static std::map<std::string, std::shared_ptr<const detect::Detected>> detected;
-  // Held meanwhile: the other ranks of the process need the same answer.
-  std::lock_guard lock(mutex);
-  if (nvml == nullptr) {
+// The driver's management library, which alone knows the NVLinks; null where it is missing.
+detect::NvmlSource* nvml() {
+  static const std::unique_ptr<detect::NvmlSource> loaded = [] {
     std::string problem;
-    nvml = detect::loadNvml("libnvidia-ml.so.1", problem);
-    if (nvml == nullptr) {
+    auto source = detect::loadNvml("libnvidia-ml.so.1", problem);
+    if (source == nullptr) {
       logWarn(
           "NVLinks cannot be detected: {}. Channels are made as for GPUs on NVSwitches if all "
           "reach each other, else as for PCI",
           problem);
-      return nullptr;
     }
-  }
+    return source;
+  }();
+  return loaded.get();
+}
+
+// Detects the machine around the devices, whose places stand for ranks. Machines do not change
+// while a process lives: each set of devices is looked at once. Null without nvml().
+std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
+                                                   const std::vector<NodeDevice>& devices) {
+  static std::mutex mutex;
+  static std::map<std::string, std::shared_ptr<const detect::Detected>> detected;
+  if (nvml() == nullptr) return nullptr;
+  // Held meanwhile: the other ranks of the process need the same answer.
+  std::lock_guard lock(mutex);
   detect::DetectRequest request;
-  request.nvml = nvml.get();
+  request.nvml = nvml();
   request.topologyFile = settings.topologyFile;
   std::string key = settings.topologyFile;
   for (const NodeDevice& device : devices) {
@@ -124,6 +128,12 @@ topology::XmlTopology assembleMachine(const Settings& settings, runtime::Backend
 
 }  // namespace
 
+uint64_t fabricOf(const std::string& busId) {
+  if (nvml() == nullptr) return 0;
+  const auto fabric = nvml()->fabric(topology::parseBusId(busId));
+  return fabric ? fabric->hash() : 0;
+}
+
 void visitGpus(XmlNode& node, const std::function<void(XmlNode& pci, XmlNode& gpu)>& visit) {
   for (XmlNode& child : node.children) {
     if (node.name == "pci" && child.name == "gpu") visit(node, child);
@@ -144,7 +154,8 @@ std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, int r
     auto device = std::find_if(devices.begin(), devices.end(),
                                [&](const NodeDevice& d) { return d.busId == busId; });
     if (device == devices.end()) {
-      devices.push_back({busId, facts.computeCapability, true, facts.sharedMemory, {}});
+      devices.push_back(
+          {busId, facts.computeCapability, true, facts.sharedMemory, facts.fabric, {}});
       device = devices.end() - 1;
     }
     device->reachesPeers = device->reachesPeers && facts.reachesPeers != 0;
@@ -170,9 +181,7 @@ NodeMachine nodeMachine(const Settings& settings, runtime::Backend backend,
   for (size_t i = 0; i < devices.size(); i++) {
     topology::RankFacts& facts = machine.rules.ranks[static_cast<int>(i)];
     facts.shmDevice = devices[i].sharedMemory;
-    if (detected != nullptr && detected->fabrics.contains(static_cast<int>(i))) {
-      facts.fabric = detected->fabrics.at(static_cast<int>(i));
-    }
+    facts.fabric = devices[i].fabric;
   }
   completeGpus(machine.topology.system, devices);
   const std::string source = machine.topology.source;

@@ -16,10 +16,13 @@ namespace unisono::comm {
 struct NodeDevice {
   topology::BusId busId;
   int computeCapability;
-  bool reachesPeers;      // all others of the communicator directly
-  uint64_t sharedMemory;  // see RankFacts
+  bool reachesPeers;              // all others of the communicator directly
+  uint64_t sharedMemory, fabric;  // see RankFacts
   std::vector<int> ranks;
 };
+
+// The NVLink fabric across hosts that a GPU has joined, as RankFacts tells it.
+uint64_t fabricOf(const std::string& busId);
 
 // The GPUs of the node of `rank`, by bus id.
 std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, int rank);

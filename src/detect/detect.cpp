@@ -239,19 +239,10 @@ class Detector {
 
   void askPeers() {
     if (!request_.nvml) return;
-    for (std::size_t a = 0; a < gpus_.size(); ++a) {
+    for (std::size_t a = 0; a < gpus_.size(); ++a)
       for (std::size_t b = a + 1; b < gpus_.size(); ++b)
         if (!request_.nvml->peerAllowed(gpus_[a].busId, gpus_[b].busId))
           result_.p2pRefused.insert(std::minmax(rankOf(a), rankOf(b)));
-      const auto fabric = request_.nvml->fabric(gpus_[a].busId);
-      if (!fabric) continue;
-      // FNV-1a of cluster and clique.
-      std::uint64_t hash = 14695981039346656037ull;
-      const auto mix = [&](std::uint64_t byte) { hash = (hash ^ byte) * 1099511628211ull; };
-      for (const std::uint8_t byte : fabric->cluster) mix(byte);
-      for (int shift = 0; shift < 32; shift += 8) mix(fabric->clique >> shift & 0xff);
-      result_.fabrics[rankOf(a)] = hash;
-    }
   }
 
   const DetectRequest& request_;

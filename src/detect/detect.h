@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -42,7 +41,6 @@ struct Detected {
   topology::XmlTopology topology;
   // By rank (where no ranks were given, by place in the list of GPUs), for PathSettings.
   std::set<std::pair<int, int>> p2pRefused;
-  std::map<int, std::uint64_t> fabrics;  // equal numbers: one NVLink fabric across hosts
 };
 
 // Detects the machine. Missing or broken attributes are left out. Throws Error(invalidArgument)

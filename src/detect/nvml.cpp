@@ -223,6 +223,14 @@ class LoadedNvml final : public NvmlSource {
 
 }  // namespace
 
+std::uint64_t NvmlSource::Fabric::hash() const {
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  const auto mix = [&hash](std::uint64_t byte) { hash = (hash ^ byte) * 1099511628211ull; };
+  for (const std::uint8_t byte : cluster) mix(byte);
+  for (int shift = 0; shift < 32; shift += 8) mix(clique >> shift & 0xff);
+  return hash;
+}
+
 std::unique_ptr<NvmlSource> loadNvml(const std::string& library, std::string& problem) {
   auto nvml = std::make_unique<LoadedNvml>();
   if (!nvml->load(library, problem)) return nullptr;

@@ -30,6 +30,8 @@ class NvmlSource {
   struct Fabric {
     std::array<std::uint8_t, 16> cluster{};
     std::uint32_t clique = 0;
+
+    std::uint64_t hash() const;  // equal on all GPUs of one fabric
   };
 
   virtual ~NvmlSource() = default;

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "comm/node_machine.h"
 #include "topology/presets.h"
 
 namespace unisono::comm {
@@ -69,6 +70,18 @@ std::string errorOf(const std::vector<RankFacts>& ranks, const Settings& setting
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
+}
+
+TEST(NodeMachine, TakesWhatRanksToldOfMemoryAndFabrics) {
+  std::vector<RankFacts> ranks = factsOf(4, 2);
+  for (size_t r = 0; r < ranks.size(); r++) {
+    ranks[r].sharedMemory = 10 + r;
+    ranks[r].fabric = 20 + r;
+  }
+  const NodeMachine machine = nodeMachine({}, runtime::Backend::host, devicesOfNode(ranks, 3));
+  ASSERT_EQ(machine.rules.ranks.size(), 2u);
+  EXPECT_EQ(machine.rules.ranks.at(0).shmDevice, 12u);
+  EXPECT_EQ(machine.rules.ranks.at(1).fabric, 23u);
 }
 
 TEST(NodeChannels, FillTheLinksOfGpusWithNvlink) {

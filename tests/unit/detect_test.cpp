@@ -385,22 +385,25 @@ TEST(Detect, SeveralRanksOnOneGpuAreOneElement) {
   EXPECT_EQ(gpus[0].dev, 1);
 }
 
-TEST(Detect, RefusedPeersAndFabrics) {
+TEST(Detect, RefusedPeers) {
   FakeRoot root;
   FakeNvml nvml;
   buildServer(root, nvml);
   nvml.refused = {{nvml.order[2], nvml.order[1]}};
+  const Detected detected = detectMachine(requestFor(root, &nvml));
+  EXPECT_EQ(detected.p2pRefused, (std::set<std::pair<int, int>>{{1, 2}}));
+}
+
+TEST(Detect, FabricsDifferInClusterAndClique) {
   NvmlSource::Fabric fabric;
   fabric.cluster[3] = 7;
   fabric.clique = 1;
-  nvml.known[nvml.order[0]].fabric = nvml.known[nvml.order[1]].fabric = fabric;
-  fabric.clique = 2;
-  nvml.known[nvml.order[2]].fabric = fabric;
-  const Detected detected = detectMachine(requestFor(root, &nvml));
-  EXPECT_EQ(detected.p2pRefused, (std::set<std::pair<int, int>>{{1, 2}}));
-  ASSERT_EQ(detected.fabrics.size(), 3u);
-  EXPECT_EQ(detected.fabrics.at(0), detected.fabrics.at(1));
-  EXPECT_NE(detected.fabrics.at(0), detected.fabrics.at(2));
+  NvmlSource::Fabric same = fabric, cluster = fabric, clique = fabric;
+  cluster.cluster[15] = 1;
+  clique.clique = 1 << 24 | 1;
+  EXPECT_EQ(fabric.hash(), same.hash());
+  EXPECT_NE(fabric.hash(), cluster.hash());
+  EXPECT_NE(fabric.hash(), clique.hash());
 }
 
 TEST(DetectPorts, StatesNamesAndGpuDirect) {
