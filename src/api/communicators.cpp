@@ -154,9 +154,9 @@ const char* ncclGetErrorString(ncclResult_t result) {
 }
 
 const char* ncclGetLastError(ncclComm_t comm) {
+  static thread_local std::string text;  // until the thread's next call
   if (comm != nullptr) {
     try {
-      thread_local std::string text;
       text = comm::findHandle(comm)->lastError();
       if (!text.empty()) return text.c_str();
     } catch (const std::exception&) {
@@ -244,8 +244,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     const bool blocking =
         read.blocking == NCCL_CONFIG_UNDEF_INT ? handle->blocking() : isBlocking(read);
     const int device = parent->device();
-    addMaking(newcomm, device, blocking,
-              comm::makeFromSplit(std::move(parent), color, key, options),
+    addMaking(newcomm, device, blocking, comm::makeFromSplit(parent, color, key, options),
               color == NCCL_SPLIT_NOCOLOR ? std::move(handle) : nullptr);
   });
 }

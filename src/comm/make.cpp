@@ -28,7 +28,7 @@ Handle::Maker makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& i
   };
 }
 
-Handle::Maker makeFromSplit(std::shared_ptr<Communicator> parent, int color, int key,
+Handle::Maker makeFromSplit(const std::shared_ptr<Communicator>& parent, int color, int key,
                             const Options& options) {
   // Splits of one parent talk over its network one after the other, in the order of the calls.
   return [=, turn = parent->turns().announce()](

@@ -16,7 +16,7 @@ inline constexpr int kNoColor = -1;
 
 // Ranks of `parent` with the same `color`, ordered by `key`, then by their rank in `parent`. Gives
 // null for kNoColor.
-Handle::Maker makeFromSplit(std::shared_ptr<Communicator> parent, int color, int key,
+Handle::Maker makeFromSplit(const std::shared_ptr<Communicator>& parent, int color, int key,
                             const Options& options);
 
 }  // namespace unisono::comm

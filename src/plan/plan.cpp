@@ -144,7 +144,7 @@ void planRings(const Shape& shape, const std::vector<Task>& run, Plan& plan) {
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
     }
     if (shape.ranks > 1) plan.ringChannels = std::max(plan.ringChannels, launch.blocks);
-    plan.launches.push_back(launch);
+    plan.launches.emplace_back(launch);
   }
 }
 

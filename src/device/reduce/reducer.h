@@ -65,8 +65,8 @@ struct Reducer {
         return (kMax ? a > b : a < b) ? a : b;
       } else {
         // A NaN on either side stays a NaN: data that went wrong must not vanish in a maximum.
-        if (a != a) return a;
-        if (b != b) return b;
+        if (a != a) return a;  // NOLINT(misc-redundant-expression)
+        if (b != b) return b;  // NOLINT(misc-redundant-expression)
         return (kMax ? a > b : a < b) ? a : b;
       }
     } else {

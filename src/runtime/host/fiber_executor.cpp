@@ -281,7 +281,7 @@ void FiberExecutor::resume(FiberTask& task) {
     task.looksAnew_ = false;
     task.lookRound_ = round_;
   }
-  Task::setCurrent(&task);
+  FiberTask::setCurrent(&task);
   sanitizer::startSwitch(&schedulerFakeStack_, task.stack_.bottom, task.stack_.bytes);
   // Read before ThreadSanitizer takes what follows for the fiber's.
   fcontext_t context = task.context_;
@@ -289,7 +289,7 @@ void FiberExecutor::resume(FiberTask& task) {
   context = jump_fcontext(context, nullptr).fctx;
   task.context_ = context;
   sanitizer::finishSwitch(schedulerFakeStack_, nullptr, nullptr);
-  Task::setCurrent(nullptr);
+  FiberTask::setCurrent(nullptr);
   task.exceptions_ = state;
   state = mine;
 }

@@ -53,14 +53,14 @@ inline void acquire([[maybe_unused]] void* object) {
 // write.
 class IgnoreScope {
  public:
-  IgnoreScope() {
+  IgnoreScope() {  // NOLINT(modernize-use-equals-default)
 #if defined(__SANITIZE_THREAD__)
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
     AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
     AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
 #endif
   }
-  ~IgnoreScope() {
+  ~IgnoreScope() {  // NOLINT(modernize-use-equals-default)
 #if defined(__SANITIZE_THREAD__)
     AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
     AnnotateIgnoreWritesEnd(__FILE__, __LINE__);

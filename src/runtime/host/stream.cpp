@@ -15,6 +15,8 @@ template <typename... Visitors>
 struct Overloaded : Visitors... {
   using Visitors::operator()...;
 };
+template <typename... Visitors>
+Overloaded(Visitors...) -> Overloaded<Visitors...>;
 
 void raise(std::atomic<uint64_t>& clock, uint64_t to) {
   uint64_t now = clock.load(std::memory_order_relaxed);

@@ -97,7 +97,7 @@ void ThreadExecutor::spawn(TaskRequest request) {
         .remedy("Unset UNISONO_HOST_EXECUTOR: fibers need no thread each");
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  task.release();
+  (void)task.release();  // run() owns it
 }
 
 void ThreadExecutor::run(std::unique_ptr<ThreadTask> task) {
