@@ -216,7 +216,8 @@ TEST_P(ReduceCopyTest, AnySourcesDestinationsAndAlignments) {
     test.sources = 1 + static_cast<int>(random_() % device::host_target::kMaxSources);
     test.destinations = 1 + static_cast<int>(random_() % device::host_target::kMaxDestinations);
     test.elements = random_() % (random_() % 4 == 0 ? 2000 : 200);
-    const auto buffers = static_cast<size_t>(test.sources + test.destinations);
+    const size_t buffers =
+        static_cast<size_t>(test.sources) + static_cast<size_t>(test.destinations);
     const size_t common = random_() % (16 / elementSize()) * elementSize();
     const bool differ = random_() % 2 == 0;
     for (size_t b = 0; b < buffers; b++) {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <random>
 
@@ -23,7 +22,7 @@ std::vector<RankFacts> factsOf(int ranks) {
     facts.machine = 7;
     facts.host = 7;
     facts.deviceUuid[0] = static_cast<std::byte>(rank + 1);
-    std::strcpy(facts.hostName.data(), "box");
+    std::snprintf(facts.hostName.data(), facts.hostName.size(), "box");
     std::snprintf(facts.busId.data(), facts.busId.size(), "0000:%02x:00.0", rank);
     facts.reachesPeers = 1;
   }

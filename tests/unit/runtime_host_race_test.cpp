@@ -4,7 +4,10 @@
 //   runtime_host_race_test published   data, then a flag with release and acquire: no race
 //   runtime_host_race_test relaxed     the same with a relaxed flag: a race
 //   runtime_host_race_test plain       no flag at all: a race
-//   runtime_host_race_test launches    two devices' launches, one after the other in time: a race
+//   runtime_host_race_test launches    two devices' launches, one after the other in time: a race.
+//                                      A task that gets the stack of one that ended comes behind
+//                                      it, so this goes through schedules: in some both live at
+//                                      once
 #include <atomic>
 #include <cstdio>
 #include <string>
@@ -42,7 +45,7 @@ void writeData(const void* raw, const HostGroupContext&) {
 }
 
 int run(const std::string& mode) {
-  HostRuntime runtime(hostSettings());
+  HostRuntime runtime(hostSettings("fibers", mode == "launches" ? 0 : -1));
   auto memory = runtime.allocate(0, 1024);
   auto* words = static_cast<uint64_t*>(memory->address());
   Game game{words, words + 64, std::memory_order_release, std::memory_order_acquire};
@@ -54,8 +57,13 @@ int run(const std::string& mode) {
   } else if (mode == "plain") {
     launch(runtime, first.get(), "write", writeData, game, 1, 2);
   } else if (mode == "launches") {
-    launch(runtime, first.get(), "write", writeData, game);
-    launch(runtime, second.get(), "write", writeData, game);
+    for (int64_t seed = 0; seed < 20; seed++) {
+      runtime.setScheduleSeed(seed);
+      launch(runtime, first.get(), "write", writeData, game);
+      launch(runtime, second.get(), "write", writeData, game);
+      runtime.synchronize(first.get());
+      runtime.synchronize(second.get());
+    }
   } else {
     std::printf("unknown mode %s\n", mode.c_str());
     return 2;

@@ -25,7 +25,7 @@ void launch(Runtime& runtime, Stream stream, const char* name,
   Kernel kernel{name, nullptr, function};
   LaunchShape shape{.blocks = blocks,
                     .groupsPerBlock = groups,
-                    .argumentBytes = sizeof(arguments),
+                    .argumentBytes = sizeof(Arguments),
                     .sharedBytes = sharedBytes};
   runtime.launch(kernel, shape, &arguments, stream);
 }
