@@ -67,7 +67,7 @@ uint64_t reduceElement(const Reference& reference, Reduction reduction, const In
         result = number(static_cast<uint64_t>(result + value) & mask);
       }
     }
-    if (reduction == Reduction::avg) result /= ranks;
+    if (reduction == Reduction::avg && ranks > 1) result /= ranks;
     return static_cast<uint64_t>(result) & mask;
   }
   auto rounded = [&](double value) {
