@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/fnv.h"
 #include "base/log.h"
 #include "bootstrap/interfaces.h"
 #include "bootstrap/root_service.h"
@@ -25,13 +26,12 @@ struct PackedId {
 static_assert(sizeof(PackedId) == kUniqueIdBytes);
 
 // Not meant to resist an attacker, who can read the text as well as we can: it keeps jobs with
-// different NCCL_COMM_ID apart. FNV-1a, once over the text with each of two offsets.
+// different NCCL_COMM_ID apart.
 Secret secretFromText(std::string_view text) {
-  Secret secret = {0xcbf29ce484222325, 0x84222325cbf29ce4};
-  for (uint64_t& word : secret) {
-    for (char letter : text) word = (word ^ static_cast<uint8_t>(letter)) * 0x100000001b3;
-  }
-  return secret;
+  Fnv first, second(0x84222325cbf29ce4);
+  first.add(text);
+  second.add(text);
+  return {first.value(), second.value()};
 }
 
 }  // namespace

@@ -113,6 +113,8 @@ void Communicator::agree() {
     }
   }
   ranks = bootstrap_->allGather(mine);
+  // Only the node's topology shows which pairs meet on a third GPU: they do not reach each other,
+  // and the decision must know it on every rank.
   NodePlace found = findPlace(ranks, bootstrap_->rank(), settings_);
   for (const auto& [pair, link] : found.links) {
     if (link.through >= 0) mine.reachesPeers = 0;

@@ -6,13 +6,15 @@
 #include <fstream>
 #include <string_view>
 
+#include "base/fnv.h"
+
 namespace unisono::comm {
 namespace {
 
 uint64_t hashOf(std::string_view text) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
+  Fnv hash;
+  hash.add(text);
+  return hash.value();
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "base/fnv.h"
+
 namespace unisono::detect {
 
 namespace {
@@ -224,11 +226,10 @@ class LoadedNvml final : public NvmlSource {
 }  // namespace
 
 std::uint64_t NvmlSource::Fabric::hash() const {
-  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
-  const auto mix = [&hash](std::uint64_t byte) { hash = (hash ^ byte) * 1099511628211ull; };
-  for (const std::uint8_t byte : cluster) mix(byte);
-  for (int shift = 0; shift < 32; shift += 8) mix(clique >> shift & 0xff);
-  return hash;
+  Fnv hash;
+  for (const std::uint8_t byte : cluster) hash.add(std::uint64_t{byte});
+  hash.add(std::uint64_t{clique});
+  return hash.value();
 }
 
 std::unique_ptr<NvmlSource> loadNvml(const std::string& library, std::string& problem) {

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/fnv.h"
 #include "topology/double_tree.h"
 
 namespace unisono::topology {
@@ -72,9 +73,9 @@ std::uint64_t channelsLedBy(const ChannelGraph& graph, const std::vector<std::ve
   return led;
 }
 
-class Hash {
+class Hash : public Fnv {
  public:
-  void add(std::uint64_t value) { hash_ = (hash_ ^ value) * 1099511628211u; }  // FNV-1a
+  using Fnv::add;
   void add(const std::vector<int>& values) {
     add(values.size());
     for (const int value : values) add(static_cast<std::uint64_t>(value));
@@ -90,10 +91,6 @@ class Hash {
           std::int64_t{facts.crossNic}, facts.speedIntra, facts.speedInter})
       add(static_cast<std::uint64_t>(value));
   }
-  std::uint64_t value() const { return hash_; }
-
- private:
-  std::uint64_t hash_ = 14695981039346656037u;
 };
 
 }  // namespace

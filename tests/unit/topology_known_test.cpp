@@ -13,21 +13,10 @@
 namespace unisono::topology {
 namespace {
 
+using testing::expectValid;
 using testing::foreignTopology;
+using testing::machineOf;
 using testing::readFile;
-
-void expectValid(const GraphSet& graphs, const Machine& machine, const std::string& what) {
-  EXPECT_FALSE(graphs.ring.channels.empty()) << what;
-  EXPECT_FALSE(graphs.tree.channels.empty()) << what;
-  for (const NamedGraph& graph : namedGraphs(graphs))
-    for (const std::string& violation : validate(graph.graph, machine))
-      ADD_FAILURE() << what << ": " << violation << "\n"
-                    << describeGraph(graph.graph, machine.topology);
-}
-
-Machine machineOf(const XmlTopology& file, int rankCount, const PathSettings& settings = {}) {
-  return trimMachine(buildTopology(file), settings, -1, rankCount);
-}
 
 // The topology of a file in which the GPUs from rank `gpus` on take no part.
 XmlTopology readKnown(const std::filesystem::path& file, int gpus) {

@@ -21,20 +21,9 @@ namespace unisono::topology {
 namespace {
 
 using testing::errorOf;
+using testing::expectValid;
+using testing::machineOf;
 using testing::ownTopology;
-
-void expectValid(const GraphSet& graphs, const Machine& machine, const std::string& what) {
-  EXPECT_FALSE(graphs.ring.channels.empty()) << what;
-  EXPECT_FALSE(graphs.tree.channels.empty()) << what;
-  for (const NamedGraph& graph : namedGraphs(graphs))
-    for (const std::string& violation : validate(graph.graph, machine))
-      ADD_FAILURE() << what << ": " << violation << "\n"
-                    << describeGraph(graph.graph, machine.topology);
-}
-
-Machine machineOf(const XmlTopology& file, int rankCount, const PathSettings& settings = {}) {
-  return trimMachine(buildTopology(file), settings, -1, rankCount);
-}
 
 // Of processor time, which other programs on the machine do not lengthen.
 double millisecondsSince(std::clock_t begin) {

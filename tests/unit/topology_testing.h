@@ -10,8 +10,11 @@
 #include <string>
 
 #include "base/error.h"
+#include "topology/graph_xml.h"
+#include "topology/search.h"
+#include "topology/validate.h"
 
-// What the tests of the topology layer share: files, and the text of expected errors.
+// What the tests of the topology layer share: files, machines, and the text of expected errors.
 namespace unisono::topology::testing {
 
 inline std::string readFile(const std::filesystem::path& path) {
@@ -48,6 +51,22 @@ std::string errorOf(Call&& call) {
     return error.what();
   }
   return {};
+}
+
+// A ring and a tree, and nothing in any graph that validate() finds wrong.
+inline void expectValid(const GraphSet& graphs, const Machine& machine, const std::string& what) {
+  EXPECT_FALSE(graphs.ring.channels.empty()) << what;
+  EXPECT_FALSE(graphs.tree.channels.empty()) << what;
+  for (const NamedGraph& graph : namedGraphs(graphs))
+    for (const std::string& violation : validate(graph.graph, machine))
+      ADD_FAILURE() << what << ": " << violation << "\n"
+                    << describeGraph(graph.graph, machine.topology);
+}
+
+// As a communicator of `rankCount` ranks sees it.
+inline Machine machineOf(const XmlTopology& file, int rankCount,
+                         const PathSettings& settings = {}) {
+  return trimMachine(buildTopology(file), settings, -1, rankCount);
 }
 
 }  // namespace unisono::topology::testing
