@@ -58,7 +58,7 @@ runtime::PointerInfo checkBuffer(const comm::Communicator& communicator, const v
         .rank(communicator.rank())
         .remedy("Pass device memory, or a count of 0");
   }
-  const auto size = static_cast<uint64_t>(device::elementBytes(type));
+  const auto size = device::elementBytes(type);
   if (reinterpret_cast<uint64_t>(buffer) % size != 0) {
     throw invalidArgument("{} ({}) is not aligned to its elements of {} bytes", name, buffer, size)
         .rank(communicator.rank())
@@ -85,8 +85,7 @@ runtime::PointerInfo checkBuffer(const comm::Communicator& communicator, const v
 
 void checkCount(size_t count, int parts, DataType type) {
   const uint64_t most = static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) /
-                        static_cast<uint64_t>(parts) /
-                        static_cast<uint64_t>(device::elementBytes(type));
+                        static_cast<uint64_t>(parts) / device::elementBytes(type);
   if (count > most) {
     throw invalidArgument("The count {} is impossible: at most {} elements can be addressed", count,
                           most)
@@ -137,7 +136,7 @@ uint64_t scalarBits(const void* value, DataType type) {
       return bitsOf(valueAt<Float8E5M2>(value).toFloat());
     default: {
       uint64_t bits = 0;
-      std::memcpy(&bits, value, static_cast<size_t>(device::elementBytes(type)));
+      std::memcpy(&bits, value, device::elementBytes(type));
       return bits;
     }
   }

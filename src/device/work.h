@@ -26,8 +26,8 @@ enum class DataType : uint8_t {
 inline constexpr int kDataTypes = 12;
 
 // One hexadecimal digit a type, the first type lowest: arithmetic instead of a table in memory.
-constexpr int elementBytes(DataType type) {
-  return static_cast<int>(0x112842884411u >> (4 * static_cast<int>(type)) & 15);
+constexpr uint64_t elementBytes(DataType type) {
+  return 0x112842884411u >> (4 * static_cast<int>(type)) & 15;
 }
 
 constexpr bool isFloatingPoint(DataType type) {

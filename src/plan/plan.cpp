@@ -34,8 +34,7 @@ Operation operationOf(Call call) {
 
 // Bytes that pass through each rank's ring connection, up to a factor that all calls share.
 uint64_t trafficOf(const Shape& shape, const Task& task) {
-  const uint64_t bytes =
-      task.count * static_cast<uint64_t>(device::elementBytes(task.reduction.type));
+  const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
   const uint64_t ranks = static_cast<uint64_t>(shape.ranks);
   switch (task.call) {
     case Call::allReduce:
@@ -62,8 +61,7 @@ class ChannelPacker {
   int channels() const { return channels_; }
 
   void place(uint64_t traffic, CollectiveWork& work) {
-    const uint64_t bytesPerElement =
-        static_cast<uint64_t>(device::elementBytes(work.reduction.type));
+    const uint64_t bytesPerElement = device::elementBytes(work.reduction.type);
     const uint64_t grain = kGrainBytes / bytesPerElement;
     const uint64_t last = static_cast<uint64_t>(channels_) - 1;
     const uint64_t begin = std::min(position_ / share_, last);
@@ -173,8 +171,7 @@ Plan makePlan(const Shape& shape, const std::vector<Task>& tasks) {
       continue;
     }
     if (task.count == 0) continue;
-    const uint64_t bytes =
-        task.count * static_cast<uint64_t>(device::elementBytes(task.reduction.type));
+    const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
     if (task.call == Call::allReduce && shape.ranks > 1 &&
         tuning::chooseAllReduce(shape.situation, bytes) == tuning::Algorithm::oneShot) {
       endRun();

@@ -34,8 +34,7 @@ struct Mail {
 };
 
 void sort(const Shape& shape, const Task& task, Mail& mail) {
-  const uint64_t bytes =
-      task.count * static_cast<uint64_t>(device::elementBytes(task.reduction.type));
+  const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
   const auto* input = static_cast<const std::byte*>(task.input);
   auto* output = static_cast<std::byte*>(task.output);
   auto at = [bytes](auto* base, int rank) { return base + static_cast<uint64_t>(rank) * bytes; };

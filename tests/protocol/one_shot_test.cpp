@@ -44,7 +44,7 @@ uint64_t randomElement(DataType type, Random& random) {
 
 Reduced addAllReduce(World& world, Memories& memories, Random& random, DataType type,
                      Reduction reduction, size_t count, std::vector<plan::Task>& tasks) {
-  const auto size = static_cast<size_t>(device::elementBytes(type));
+  const auto size = device::elementBytes(type);
   const auto ranks = static_cast<size_t>(world.ranks());
   Reduced reduced{{type, reduction, {}, ranks}, count, {}, {}};
   const bool inPlace = below(random, 2) == 0;
@@ -69,7 +69,7 @@ Reduced addAllReduce(World& world, Memories& memories, Random& random, DataType 
 
 // Writes the result of `reduced` into what the memories must hold.
 void expect(const Reduced& reduced, Memories& memories) {
-  const auto size = static_cast<size_t>(device::elementBytes(reduced.op.type));
+  const auto size = device::elementBytes(reduced.op.type);
   std::vector<uint64_t> operands(reduced.inputs.size());
   for (size_t i = 0; i < reduced.count; i++) {
     for (size_t r = 0; r < operands.size(); r++) {
@@ -139,7 +139,7 @@ TEST(OneShot, AllSizes) {
     static constexpr uint64_t kSizes[] = {1, 7, 8, 9, 4095, 4096, 4097, 8192, 12300, kMostBytes};
     const uint64_t bytes = kSizes[seed % std::size(kSizes)];
     const auto type = bytes % 4 != 0 ? DataType::int8 : DataType::float32;
-    const auto size = static_cast<uint64_t>(device::elementBytes(type));
+    const auto size = device::elementBytes(type);
     wrong += runOne(world, random, type, Reduction::sum, bytes / size);
     wrong += runOne(world, random, DataType::bfloat16, Reduction::sum,
                     1 + below(random, 1 << below(random, 14)));

@@ -99,7 +99,7 @@ bool isSameNumber(DataType type, uint64_t a, uint64_t b) {
 }
 
 void check(const Case& test, DataType type, Reduction reduction, Random& random) {
-  const auto size = static_cast<size_t>(device::elementBytes(type));
+  const auto size = device::elementBytes(type);
   const size_t bytes = test.elements * size;
   Operator op{type, reduction, {}, 1 + random() % 7};
   const Operator::Factor factor{random() % 2 == 0 ? 2.0 : -0.5, random()};
@@ -179,7 +179,7 @@ class ReduceCopyTest : public testing::TestWithParam<std::tuple<DataType, Reduct
   }
   DataType type() const { return std::get<0>(GetParam()); }
   Reduction reduction() const { return std::get<1>(GetParam()); }
-  size_t elementSize() const { return static_cast<size_t>(device::elementBytes(type())); }
+  size_t elementSize() const { return device::elementBytes(type()); }
 
   void run(const Case& test) {
     SCOPED_TRACE(describe(test));

@@ -233,7 +233,7 @@ device::ReductionSpec Scenario::specOf(const Operator& op, bool isAverage, bool 
     const Operator::Factor& factor = op.factors[static_cast<size_t>(rank)];
     spec.scalar = scalarOf(op.type, factor);
     if (onDevice && !isAverage) {
-      const auto size = static_cast<size_t>(device::elementBytes(op.type));
+      const auto size = device::elementBytes(op.type);
       const uint64_t bits =
           device::isFloatingPoint(op.type) ? fromDouble(op.type, factor.real) : factor.integer;
       RankMemory& memory = memories_[static_cast<size_t>(rank)];
@@ -263,7 +263,7 @@ void Scenario::addCall(Call call, Group& group) {
 // All-reduce, reduce-scatter and reduce.
 void Scenario::addReduction(Call call, Group& group) {
   const DataType type = randomType();
-  const auto size = static_cast<size_t>(device::elementBytes(type));
+  const auto size = device::elementBytes(type);
   const size_t parts = call == Call::reduceScatter ? rankCount() : 1;
   const uint64_t count = randomCount(size, parts);
   const int root = static_cast<int>(below(random_, rankCount()));
@@ -327,7 +327,7 @@ void Scenario::addReduction(Call call, Group& group) {
 // All-gather, broadcast, all-to-all, gather and scatter.
 void Scenario::addMovement(Call call, Group& group) {
   const DataType type = randomType();
-  const auto size = static_cast<size_t>(device::elementBytes(type));
+  const auto size = device::elementBytes(type);
   const size_t ranks = rankCount();
   const uint64_t count = randomCount(size, call == Call::broadcast ? 1 : ranks);
   const size_t bytes = count * size;
@@ -386,7 +386,7 @@ void Scenario::addMovement(Call call, Group& group) {
 
 void Scenario::addMessage(int from, int to, Group& group) {
   const DataType type = randomType();
-  const auto size = static_cast<size_t>(device::elementBytes(type));
+  const auto size = device::elementBytes(type);
   const uint64_t count = randomCount(size, 1);
   const bool open = below(random_, 2) == 0;
   text_ += fmt::format(" {}->{} {}x{}{};", from, to, count, size, open ? " open" : "");
@@ -443,7 +443,7 @@ void Scenario::compareApproximate(std::string& wrong) {
   constexpr double kTolerance = 1e-5;
   for (const Approximate& output : approximate_) {
     RankMemory& memory = memories_[static_cast<size_t>(output.rank)];
-    const auto size = static_cast<size_t>(device::elementBytes(output.type));
+    const auto size = device::elementBytes(output.type);
     for (size_t i = 0; i < output.count; i++) {
       const uint64_t actual = readElement(memory.at(output.offset), i, size);
       const double want =

@@ -34,7 +34,7 @@ void expectWholeCover(const Shape& shape, const std::vector<Task>& tasks, const 
       ASSERT_EQ(covered, work.count);
       ASSERT_LE(work.low, work.count);
       ASSERT_LE(work.high, work.count);
-      const auto size = static_cast<uint64_t>(device::elementBytes(work.reduction.type));
+      const auto size = device::elementBytes(work.reduction.type);
       if (work.channels > 1) {
         ASSERT_GT(work.high, 0u) << "the last channel has nothing to do";
         ASSERT_EQ(work.low * size % 16, 0u);

@@ -27,7 +27,7 @@ class RingCollective {
         ring_(communicator.rings[channel]),
         ranks_(communicator.ranks),
         rank_(communicator.rank),
-        elementBytes_(static_cast<uint64_t>(elementBytes(work.reduction.type))),
+        elementBytes_(elementBytes(work.reduction.type)),
         part_(channelPart(work, channel)),
         protocol_(group, communicator, channel, communicator.slotBytes,
                   &communicator.rings[channel].receive, ring_.order[ranks_ - 1],
@@ -191,7 +191,7 @@ class RingCollective {
 // One rank alone: the reduction of its own input.
 UNISONO_DEVICE void localCollective(Group& group, int channel, const CollectiveWork& work) {
   ChannelPart part = channelPart(work, channel);
-  const uint64_t bytes = part.offset * static_cast<uint64_t>(elementBytes(work.reduction.type));
+  const uint64_t bytes = part.offset * elementBytes(work.reduction.type);
   ReduceCopy copy{};
   copy.source[0] = static_cast<const std::byte*>(work.input) + bytes;
   copy.destination[0] = static_cast<std::byte*>(work.output) + bytes;

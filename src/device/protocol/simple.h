@@ -91,7 +91,7 @@ class SimpleProtocol {
   UNISONO_DEVICE_CALL void chunk(const ReductionSpec& spec, bool receive, const void* input,
                                  bool send, void* output, uint64_t elements, bool prepare,
                                  bool finish) {
-    const uint64_t bytesPerElement = static_cast<uint64_t>(elementBytes(spec.type));
+    const uint64_t bytesPerElement = elementBytes(spec.type);
     // Equal slices, as many as the chunk is meant to have; a small chunk is not worth cutting.
     const uint64_t most = slotBytes_ / bytesPerElement;
     const uint64_t even = (elements + slices_ - 1) / slices_ * bytesPerElement;

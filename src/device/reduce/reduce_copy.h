@@ -243,7 +243,7 @@ UNISONO_DEVICE_CALL void reduceCopy(const Group& group, const ReductionSpec& spe
                                     const ReduceCopy& work) {
   if (work.elements == 0 || work.destinations == 0) return;
   if (!needsArithmetic(spec, work)) {
-    copyBytes(group, work, work.elements * static_cast<uint64_t>(elementBytes(spec.type)));
+    copyBytes(group, work, work.elements * elementBytes(spec.type));
     return;
   }
   reduceFunction(spec)(group, spec, work);
