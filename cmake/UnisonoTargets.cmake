@@ -33,6 +33,7 @@ function(unisono_test name)
   target_link_libraries(${name} PRIVATE unisono_options ${ARG_DEPENDS} GTest::gtest GTest::gtest_main)
   # A test's own code runs briefly and takes long to optimize; what it tests is built as shipped.
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE
     UNISONO_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGUMENTS})

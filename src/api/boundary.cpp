@@ -12,28 +12,14 @@ std::string& threadError() {
   return text;
 }
 
-// ncclTimeout is newer than the header that programs of 2.28 were compiled with.
-ncclResult_t resultOf(ErrorCode code) {
-  return code == ErrorCode::timeout ? ncclRemoteError : static_cast<ncclResult_t>(code);
-}
-
 }  // namespace
 
-ncclResult_t report(const Error& error) noexcept {
+void keepText(const char* text) noexcept {
   try {
-    threadError() = error.what();
-    logWarn("{}", error.what());
+    threadError() = text;
+    logWarn("{}", text);
   } catch (...) {
-    // Out of memory for the text: the code still tells.
-  }
-  return resultOf(error.code());
-}
-
-ncclResult_t report(const std::exception& error) noexcept {
-  try {
-    return report(Error(ErrorCode::systemError, error.what()));
-  } catch (...) {
-    return ncclSystemError;
+    // Without memory for the text the result code still tells.
   }
 }
 

@@ -268,8 +268,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
   return api::guarded([&] {
     api::checkNotNull(asyncError, "asyncError");
-    const ErrorCode state = comm::findHandle(comm)->state();
-    *asyncError = state == ErrorCode::timeout ? ncclRemoteError : static_cast<ncclResult_t>(state);
+    *asyncError = resultOf(comm::findHandle(comm)->state());
   });
 }
 

@@ -8,14 +8,10 @@
 #include <mutex>
 #include <string>
 
+#include "base/system.h"
+
 namespace unisono {
 namespace {
-
-std::string hostName() {
-  char name[256] = {};
-  ::gethostname(name, sizeof(name) - 1);
-  return name;
-}
 
 LogLevel levelFromEnvironment() {
   const char* value = std::getenv("NCCL_DEBUG");

@@ -1,7 +1,6 @@
 #include "bootstrap/mailbox.h"
 
 #include <poll.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "bootstrap/root_service.h"
 
 namespace unisono::bootstrap {
@@ -335,17 +335,8 @@ void Mailbox::startWriter() {
   if (writing_) return;
   // It said so under the lock as its last deed, so this does not wait.
   if (writer_.joinable()) writer_.join();
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    writer_ = std::thread([this] { writerLoop(); });
-    writing_ = true;
-  } catch (const std::system_error& error) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw systemError(error.code().value(), "Starting a thread to send");
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  writer_ = startThread("unisono-send", [this] { writerLoop(); });
+  writing_ = true;
 }
 
 void Mailbox::writerLoop() {

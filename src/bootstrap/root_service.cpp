@@ -1,6 +1,5 @@
 #include "bootstrap/root_service.h"
 
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 namespace unisono::bootstrap {
 namespace {
@@ -363,17 +363,7 @@ RootService::RootService(Listener listener, const Secret& secret, milliseconds t
     : stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw systemError(errno, "eventfd");
   rendezvous_ = std::make_unique<Rendezvous>(std::move(listener), secret, timeout, stop_.get());
-  // Signals are for the application's threads.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (...) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw systemError(EAGAIN, "Starting the root's thread");
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = startThread("unisono-root", [this] { run(); });
 }
 
 RootService::~RootService() {

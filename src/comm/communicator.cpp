@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/system.h"
 #include "comm/identity.h"
 #include "comm/node_channels.h"
 #include "comm/node_machine.h"
@@ -180,10 +181,9 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
 void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
   auto bytesOf = [this](const plan::Task& call) {
     const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output;
-    return inPlace && ranks() > 1
-               ? call.count * static_cast<uint64_t>(ranks()) *
-                     static_cast<uint64_t>(device::elementBytes(call.reduction.type))
-               : 0;
+    return inPlace && ranks() > 1 ? call.count * static_cast<uint64_t>(ranks()) *
+                                        device::elementBytes(call.reduction.type)
+                                  : 0;
   };
   uint64_t total = 0;
   for (const plan::Task& call : calls) total += bytesOf(call);

@@ -1,8 +1,9 @@
 #include "comm/group.h"
 
 #include <algorithm>
-#include <system_error>
-#include <thread>
+#include <future>
+
+#include "base/thread.h"
 
 namespace unisono::comm {
 namespace {
@@ -22,19 +23,22 @@ void runTogether(const std::vector<std::function<void()>>& jobs) {
       if (!first) first = internalError("{}", error.what());
     }
   };
+  // The jobs wait for each other, so none begins before every thread has started.
+  std::promise<bool> started;
+  std::shared_future<bool> mayRun = started.get_future().share();
   std::vector<std::thread> threads;
   threads.reserve(jobs.size());
-  for (size_t i = 1; i < jobs.size(); i++) {
-    try {
-      threads.emplace_back(run, std::cref(jobs[i]));
-    } catch (const std::system_error& error) {
-      // The jobs that run wait for those that do not, until the bootstrap's timeout.
-      std::lock_guard lock(mutex);
-      first = systemError(error.code().value(), "pthread_create");
-      break;
+  try {
+    for (size_t i = 1; i < jobs.size(); i++) {
+      threads.push_back(startThread("unisono-init", [&run, &mayRun, &job = jobs[i]] {
+        if (mayRun.get()) run(job);
+      }));
     }
+  } catch (const Error& error) {
+    first = error;
   }
-  if (!jobs.empty()) run(jobs.front());
+  started.set_value(!first);
+  if (!first && !jobs.empty()) run(jobs.front());
   for (std::thread& thread : threads) thread.join();
   if (first) throw *first;
 }

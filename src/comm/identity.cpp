@@ -1,12 +1,12 @@
 #include "comm/identity.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <string_view>
 
 #include "base/fnv.h"
+#include "base/system.h"
 
 namespace unisono::comm {
 namespace {
@@ -18,12 +18,6 @@ uint64_t hashOf(std::string_view text) {
 }
 
 }  // namespace
-
-std::string hostName() {
-  char name[256] = {};
-  ::gethostname(name, sizeof(name) - 1);
-  return name;
-}
 
 uint64_t machineHash() {
   // Not the host name: containers of one machine have different ones and can share memory.

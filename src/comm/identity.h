@@ -11,7 +11,6 @@ namespace unisono::comm {
 // as one node (the same, unless NCCL_HOSTID says otherwise).
 uint64_t machineHash();
 uint64_t hostHash(const Settings& settings);
-std::string hostName();
 
 // The device number of /dev/shm: processes of one host that see the same can share host memory. 0
 // if there is none.

@@ -4,6 +4,8 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "base/thread.h"
+
 namespace unisono::comm {
 
 Handle::~Handle() {
@@ -30,7 +32,11 @@ void Handle::build(const Maker& make) {
 }
 
 void Handle::buildInBackground(Maker make) {
-  thread_ = std::thread([this, make = std::move(make)] { build(make); });
+  try {
+    thread_ = startThread("unisono-init", [this, make = std::move(make)] { build(make); });
+  } catch (const Error& error) {
+    build([&](const auto&) -> std::shared_ptr<Communicator> { throw error; });
+  }
 }
 
 ErrorCode Handle::state() const {

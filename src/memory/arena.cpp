@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/math.h"
 #include "memory/mapping_cache.h"
 
 namespace unisono::memory {
@@ -14,7 +15,7 @@ Arena::Arena(runtime::Runtime& runtime, int device, size_t slabBytes)
     : runtime_(runtime), device_(device), slabBytes_(slabBytes) {}
 
 Block Arena::allocate(size_t bytes) {
-  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  bytes = roundUp<size_t>(bytes, kAlignment);
   auto fits = [bytes](const Slab& slab) { return slab.memory->bytes() - slab.used >= bytes; };
   auto slab = std::find_if(slabs_.begin(), slabs_.end(), fits);
   if (slab == slabs_.end()) {

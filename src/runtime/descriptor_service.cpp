@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -15,12 +13,11 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 namespace unisono::runtime {
 namespace {
@@ -100,17 +97,7 @@ class Service {
     if (::listen(listener_.get(), SOMAXCONN) != 0) {
       throw systemError(errno, "listen of the descriptor service");
     }
-    // Signals are for the application's threads.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-      std::thread([this] { run(); }).detach();
-    } catch (const std::system_error& error) {
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw systemError(error.code().value(), "starting the thread of the descriptor service");
-    }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    startThread("unisono-share", [this] { run(); }).detach();
   }
 
   // The process's service; of a child process, its own. Never destroyed: its thread lives as long
@@ -148,7 +135,6 @@ class Service {
   };
 
   void run() {
-    ::pthread_setname_np(::pthread_self(), "unisono-share");
     std::vector<Caller> callers;
     std::vector<pollfd> polls;
     while (true) {

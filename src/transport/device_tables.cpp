@@ -1,5 +1,7 @@
 #include "transport/device_tables.h"
 
+#include "base/math.h"
+
 namespace unisono::transport {
 namespace {
 
@@ -8,7 +10,7 @@ class Pieces {
  public:
   template <typename T>
   size_t add(size_t count) {
-    size_t offset = (bytes_ + alignof(T) - 1) / alignof(T) * alignof(T);
+    size_t offset = roundUp(bytes_, alignof(T));
     bytes_ = offset + count * sizeof(T);
     return offset;
   }

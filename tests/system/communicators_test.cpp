@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "support/no_new_threads.h"
 #include "testing.h"
 
 // The life of communicators.
@@ -233,6 +234,34 @@ TEST(Communicators, NonblockingIsBusyUntilThePeerComes) {
   const auto start = steady_clock::now();
   EXPECT_OK(ncclCommAbort(comm));
   EXPECT_LT(steady_clock::now() - start, seconds(10));
+}
+
+TEST(Communicators, NonblockingInitWithoutAThreadFails) {
+  const ncclUniqueId id = newId();
+  ncclConfig_t config = nonblocking();
+  ncclComm_t comm = nullptr;
+  {
+    testing::NoNewThreads refused;
+    ncclCommInitRankConfig(&comm, 2, id, 0, &config);
+  }
+  ASSERT_NE(comm, nullptr);
+  EXPECT_EQ(waitWhileInProgress(comm), ncclSystemError);
+  EXPECT_OK(ncclCommAbort(comm));
+}
+
+// Otherwise the ranks whose threads have started wait for those whose threads have not.
+TEST(Communicators, GroupWithoutThreadsFailsAsAWhole) {
+  useOnce(Member(newId(), 0, 1).comm);  // starts the threads of the process
+  const ncclUniqueId id = newId();
+  ncclComm_t comms[3] = {};
+  ASSERT_OK(ncclGroupStart());
+  for (int rank = 0; rank < 3; rank++) {
+    device::use(deviceOf(rank));
+    ASSERT_OK(ncclCommInitRank(&comms[rank], 3, id, rank));
+  }
+  testing::NoNewThreads refused;
+  EXPECT_EQ(ncclGroupEnd(), ncclSystemError);
+  for (ncclComm_t comm : comms) EXPECT_EQ(comm, nullptr);
 }
 
 TEST(Communicators, FinalizeAndDestroyInAnyOrder) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "rank_set.h"
 
 namespace unisono::bench {
@@ -83,7 +84,7 @@ void RankSet::fill(const CallSpec& call, const Reference& reference, int helpers
       }
     }
     std::byte* target = buffer(rank, layout.sendBuffer).data() + layout.sendOffset;
-    const size_t chunks = (layout.sendBytes + kChunkBytes - 1) / kChunkBytes;
+    const size_t chunks = ceilDivide(layout.sendBytes, kChunkBytes);
     inParallel(chunks, helpers, [&](size_t chunk) {
       size_t at = chunk * kChunkBytes;
       std::vector<std::byte> data(std::min(kChunkBytes, layout.sendBytes - at));
@@ -98,7 +99,7 @@ void RankSet::verifySegment(const Rank& rank, const Segment& segment, const Call
                             const Reference& reference, int helpers, Contribution& result) {
   const std::byte* source = buffer(rank, segment.buffer).data() + segment.offset;
   const size_t width = call.shape.elementBytes;
-  const size_t chunks = (segment.bytes + kChunkBytes - 1) / kChunkBytes;
+  const size_t chunks = ceilDivide(segment.bytes, kChunkBytes);
   const bool sample = segment.bytes > kCheckAllBytes;
   std::mutex mutex;
   auto report = [&](uint64_t wrong, size_t at, std::string text) {

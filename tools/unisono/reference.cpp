@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "base/math.h"
+
 namespace unisono::bench {
 namespace {
 
@@ -13,19 +15,9 @@ namespace {
 // one hash gives the palette entries of 4 elements.
 constexpr size_t kBlock = 1024;
 
-uint64_t finish(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 // Whether a float element belongs to the half with exact results; the same on all ranks.
 bool exactElement(size_t index) {
   return ((index * 0x9e3779b97f4a7c15u) >> 63) != 0;
-}
-
-int ceilDivide(int64_t a, int64_t b) {
-  return static_cast<int>((a + b - 1) / b);
 }
 
 uint64_t widthMask(size_t bytes) {
@@ -59,8 +51,8 @@ class PaletteRandom {
 }  // namespace
 
 uint64_t mixBits(uint64_t seed, uint64_t stream, uint64_t position) {
-  return finish(finish(seed ^ (stream + 1) * 0x9e3779b97f4a7c15u) ^
-                (position + 1) * 0xd1b54a32d192ed03u);
+  return mix64(mix64(seed ^ (stream + 1) * 0x9e3779b97f4a7c15u) ^
+               (position + 1) * 0xd1b54a32d192ed03u);
 }
 
 Reference::Reference(uint64_t seed, ElementType type, int ranks)
@@ -93,10 +85,10 @@ void Reference::makeIntegerPalette() {
   int64_t limit = 0;  // 0: any bits
   if (reduction_ == Reduction::avg) {
     limit = std::max<int64_t>(largest / ranks_, 1);
-    stride_[0] = ceilDivide(ranks_, largest);
+    stride_[0] = static_cast<int>(ceilDivide<int64_t>(ranks_, largest));
   } else if (reduction_ == Reduction::prod) {
     int terms = std::min(ranks_, kMaxProductTerms);
-    stride_[0] = ceilDivide(ranks_, terms);
+    stride_[0] = static_cast<int>(ceilDivide<int64_t>(ranks_, terms));
     limit = static_cast<int64_t>(std::pow(static_cast<double>(largest), 1.0 / terms));
     limit = std::clamp<int64_t>(limit, 1, int64_t{1} << 30);
     neutral_ = {1, 1};
@@ -127,7 +119,7 @@ void Reference::makeFloatPalette() {
   const bool coarse = info_.valueBits <= kCoarseBits;
   const int terms =
       std::min(ranks_, product ? kMaxProductTerms : (coarse ? kMaxCoarseTerms : ranks_));
-  if (!exactAlways) stride_[0] = ceilDivide(ranks_, terms);
+  if (!exactAlways) stride_[0] = static_cast<int>(ceilDivide<int64_t>(ranks_, terms));
   // Whole numbers up to 2^p are exact; factors of mulsum are at most 2.
   const int64_t wholeLimit =
       (int64_t{1} << info_.valueBits) / (reduction_ == Reduction::preMulSum ? 2 : 1);
@@ -136,7 +128,7 @@ void Reference::makeFloatPalette() {
     neutral_ = {encodeElement(info_.type, 1), 1};
     stride_[1] = stride_[0];
   } else if (!exactAlways) {
-    stride_[1] = ceilDivide(ranks_, wholeLimit);
+    stride_[1] = static_cast<int>(ceilDivide<int64_t>(ranks_, wholeLimit));
   }
   // Keeps sums of fp8 e4m3 (largest number 448) finite.
   const double amplitude = exactAlways ? 100 : std::min(1.0, 200.0 / ranks_);

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/math.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/driver.h"
 #include "runtime/cuda/share.h"
@@ -19,10 +20,6 @@ namespace {
 // memory that other processes map is rounded up, so that nothing else lies in its block (CUDA C++
 // Programming Guide, "Interprocess Communication").
 constexpr size_t kLegacyShareBytes = size_t{2} << 20;
-
-size_t roundUp(size_t value, size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 // A stream for zero-filling, one a device, kept for the life of the process. It is no user's, so
 // waiting for it waits for nobody's kernels.

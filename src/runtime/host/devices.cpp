@@ -9,7 +9,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "runtime/host/random.h"
+#include "base/math.h"
 
 namespace unisono::runtime::host {
 namespace {
@@ -34,9 +34,10 @@ DeviceProperties propertiesOf(std::string busId, int computeCapability) {
   properties.computeCapability = computeCapability;
   properties.multiprocessors = multiprocessorsOf(computeCapability);
   uint64_t state = 0;
-  for (char letter : properties.busId) state = mix(state + static_cast<unsigned char>(letter) + 1);
+  for (char letter : properties.busId)
+    state = mix64(state + static_cast<unsigned char>(letter) + 1);
   for (size_t i = 0; i < properties.uuid.size(); i += sizeof(uint64_t)) {
-    uint64_t part = nextRandom(state);
+    uint64_t part = splitMix64(state);
     std::memcpy(properties.uuid.data() + i, &part, sizeof(part));
   }
   return properties;

@@ -2,13 +2,13 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <cxxabi.h>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "runtime/host/random.h"
+#include "base/math.h"
+#include "base/thread.h"
 #include "runtime/host/sanitizer.h"
 
 namespace unisono::runtime::host {
@@ -89,7 +89,7 @@ void FiberTask::schedulePoint() {
     return;
   }
   uint64_t state = executor_.pointState_.load(std::memory_order_relaxed);
-  uint64_t drawn = nextRandom(state);
+  uint64_t drawn = splitMix64(state);
   executor_.pointState_.store(state, std::memory_order_relaxed);
   executor_.pointsToSwitch_.store(drawn % (2 * kPointsPerSwitch), std::memory_order_relaxed);
   switchToScheduler(Left::yielding);
@@ -106,13 +106,9 @@ void FiberTask::wake() {
 
 FiberExecutor::FiberExecutor(int64_t seed) {
   setSeed(seed);
-  // Signals are for the application's threads.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   bool started = false;
   std::unique_lock lock(mutex_);
-  engine_ = std::thread([this, &started] {
+  engine_ = startThread("unisono-fibers", [this, &started] {
     {
       std::lock_guard inner(mutex_);
       tsanScheduler_ = sanitizer::currentFiber();
@@ -128,7 +124,6 @@ FiberExecutor::FiberExecutor(int64_t seed) {
     }
     run();
   });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   stepsDone_.wait(lock, [&] { return started; });
 }
 
@@ -183,7 +178,7 @@ void FiberExecutor::setSeed(int64_t seed) {
         .remedy("Synchronize every stream first");
   }
   random_ = static_cast<uint64_t>(seed);
-  pointState_ = mix(random_ + 1);
+  pointState_ = mix64(random_ + 1);
   pointsToSwitch_ = 0;
   hash_ = random_;
   spawned_ = 0;
@@ -263,9 +258,9 @@ void FiberExecutor::drainInbox() {
 size_t FiberExecutor::choose() {
   size_t index;
   if (seeded_.load(std::memory_order_relaxed)) {
-    index = nextRandom(random_) % ready_.size();
+    index = splitMix64(random_) % ready_.size();
     uint64_t hash = hash_.load(std::memory_order_relaxed);
-    hash_.store(mix(hash ^ ready_[index]->number_), std::memory_order_release);
+    hash_.store(mix64(hash ^ ready_[index]->number_), std::memory_order_release);
   } else {
     if (next_ >= ready_.size()) next_ = 0;
     index = next_;

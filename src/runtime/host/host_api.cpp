@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/result.h"
 #include "runtime/host/host_runtime.h"
 
 namespace unisono::runtime::host {
@@ -29,32 +30,17 @@ HostRuntime& runtime() {
   return HostRuntime::from(Runtime::get());
 }
 
-ncclResult_t resultOf(ErrorCode code) {
-  // nccl.h has no code for a time that ran out.
-  return code == ErrorCode::timeout ? ncclSystemError : static_cast<ncclResult_t>(code);
-}
-
-ncclResult_t fail(ErrorCode code, const char* text) {
+void keepText(const char* text) noexcept {
   try {
     lastError = text;
   } catch (const std::bad_alloc&) {
     lastError.clear();
   }
-  return resultOf(code);
 }
 
-// The boundary: no exception leaves.
 template <typename Body>
-ncclResult_t guarded(Body body) {
-  try {
-    return body();
-  } catch (const Error& error) {
-    return fail(error.code(), error.what());
-  } catch (const std::bad_alloc&) {
-    return fail(ErrorCode::systemError, "Out of memory");
-  } catch (const std::exception& error) {
-    return fail(ErrorCode::internalError, error.what());
-  }
+ncclResult_t guarded(Body&& body) noexcept {
+  return unisono::guarded(keepText, std::forward<Body>(body));
 }
 
 template <typename T>

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/math.h"
 #include "runtime/host/schedule.h"
 
 namespace unisono::runtime::host {
@@ -93,11 +94,7 @@ void Launch::runGroup(int block, int group) {
     std::lock_guard lock(mutex_);
     if (!failure_) failure_ = std::move(failure);
   }
-  uint64_t clock = virtualClock();
-  uint64_t latest = clock_.load(std::memory_order_relaxed);
-  while (latest < clock &&
-         !clock_.compare_exchange_weak(latest, clock, std::memory_order_relaxed)) {
-  }
+  atomicMax(clock_, virtualClock());
   ended_.arrive();
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace unisono::runtime::host {
 namespace {
@@ -67,7 +68,7 @@ std::shared_ptr<DeviceMemory> MemoryManager::allocate(int device, size_t bytes) 
   size_t reserved = std::max<size_t>(bytes, 1);
   std::unique_lock lock(mutex_);
   if (bytes <= kLargestPooled) {
-    reserved = (reserved + kAlignment - 1) / kAlignment * kAlignment;
+    reserved = roundUp<size_t>(reserved, kAlignment);
     address = takeFromPool(device, reserved, segment);
   } else {
     lock.unlock();

@@ -10,21 +10,14 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/math.h"
+#include "base/system.h"
 
 namespace unisono::runtime::host {
-namespace {
-
-size_t pageBytes() {
-  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
-}  // namespace
-
 size_t roundUpToPages(size_t bytes) {
   size_t page = pageBytes();
   if (bytes > SIZE_MAX - page) throw invalidArgument("{} bytes cannot be allocated", bytes);
-  return (bytes + page - 1) / page * page;
+  return roundUp(bytes, page);
 }
 
 Segment::Segment(size_t bytes)

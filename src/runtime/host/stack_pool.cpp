@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "base/system.h"
 #include "runtime/host/sanitizer.h"
 
 namespace unisono::runtime::host {
@@ -13,11 +14,6 @@ namespace {
 
 constexpr size_t kStackBytes = (sanitizer::kAddress || sanitizer::kThread ? 512 : 128) * 1024;
 constexpr size_t kMaxFree = 4096;
-
-size_t pageBytes() {
-  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
-}
 
 Stack mapStack() {
   size_t guard = pageBytes();

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/math.h"
+
 namespace unisono::runtime::host {
 namespace {
 
@@ -17,12 +19,6 @@ struct Overloaded : Visitors... {
 };
 template <typename... Visitors>
 Overloaded(Visitors...) -> Overloaded<Visitors...>;
-
-void raise(std::atomic<uint64_t>& clock, uint64_t to) {
-  uint64_t now = clock.load(std::memory_order_relaxed);
-  while (now < to && !clock.compare_exchange_weak(now, to, std::memory_order_relaxed)) {
-  }
-}
 
 }  // namespace
 
@@ -98,7 +94,7 @@ void HostStream::perform(Operation& operation) {
                  },
                  [this](std::unique_ptr<Launch>& launch) {
                    clock_ = launch->run(executor_, device_, clock_);
-                   raise(deviceClock_, clock_);
+                   atomicMax(deviceClock_, clock_);
                  },
                  [this](RecordOperation& record) {
                    record.point->clock.store(clock_, std::memory_order_relaxed);

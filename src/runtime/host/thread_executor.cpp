@@ -2,13 +2,10 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
-
-#include <system_error>
-#include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 namespace unisono::runtime::host {
 namespace {
@@ -83,20 +80,15 @@ void ThreadExecutor::spawn(TaskRequest request) {
     running_++;
   }
   moved();
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  auto body = [this, task = task.get()] { run(std::unique_ptr<ThreadTask>(task)); };
   try {
-    std::thread([this, task = task.get()] { run(std::unique_ptr<ThreadTask>(task)); }).detach();
-  } catch (const std::system_error& error) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    startThread("unisono-task", body).detach();
+  } catch (Error& error) {
     std::lock_guard lock(mutex_);
     tasks_.erase(task.get());
     running_--;
-    throw systemError(error.code().value(), "starting a thread for a task")
-        .remedy("Unset UNISONO_HOST_EXECUTOR: fibers need no thread each");
+    throw std::move(error).remedy("Unset UNISONO_HOST_EXECUTOR: fibers need no thread each");
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   (void)task.release();  // run() owns it
 }
 

@@ -1,0 +1,18 @@
+#include "base/system.h"
+
+#include <unistd.h>
+
+namespace unisono {
+
+std::string hostName() {
+  char name[256] = {};
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+size_t pageBytes() {
+  static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+}  // namespace unisono

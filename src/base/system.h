@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace unisono {
+
+std::string hostName();
+size_t pageBytes();
+
+}  // namespace unisono

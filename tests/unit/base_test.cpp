@@ -1,0 +1,134 @@
+// The small helpers of src/base.
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "base/result.h"
+#include "base/thread.h"
+#include "support/no_new_threads.h"
+
+namespace unisono {
+namespace {
+
+constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+
+sigset_t currentMask() {
+  sigset_t mask;
+  ::sigemptyset(&mask);
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  return mask;
+}
+
+// The signals that `mask` blocks; SIGKILL, SIGSTOP and those that glibc uses cannot be blocked.
+std::array<bool, 32> blockedBy(const sigset_t& mask) {
+  std::array<bool, 32> blocked{};
+  for (int signal = 1; signal < 32; signal++) {
+    blocked[static_cast<size_t>(signal)] = ::sigismember(&mask, signal) == 1;
+  }
+  return blocked;
+}
+
+// Blocks SIGUSR1 alone, so that a mask that is not restored differs from both extremes.
+class StartThread : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    sigset_t mask;
+    ::sigemptyset(&mask);
+    ::sigaddset(&mask, SIGUSR1);
+    ::pthread_sigmask(SIG_SETMASK, &mask, &before_);
+    mask_ = blockedBy(mask);
+  }
+  void TearDown() override { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+  sigset_t before_;
+  std::array<bool, 32> mask_;
+};
+
+TEST_F(StartThread, BlocksSignalsInTheThreadAlone) {
+  sigset_t inside;
+  std::string name(16, '\0');
+  std::thread thread = startThread("unisono-test", [&] {
+    inside = currentMask();
+    ::pthread_getname_np(::pthread_self(), name.data(), name.size());
+  });
+  EXPECT_EQ(blockedBy(currentMask()), mask_);
+  thread.join();
+  EXPECT_EQ(blockedBy(currentMask()), mask_);
+  EXPECT_STREQ(name.c_str(), "unisono-test");
+  for (int signal : {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGCHLD, SIGALRM, SIGPIPE}) {
+    EXPECT_EQ(::sigismember(&inside, signal), 1) << ::strsignal(signal);
+  }
+  for (int signal : kFaults) EXPECT_EQ(::sigismember(&inside, signal), 0) << ::strsignal(signal);
+}
+
+TEST_F(StartThread, RestoresTheMaskWhenTheThreadIsRefused) {
+  testing::NoNewThreads refused;
+  try {
+    startThread("unisono-test", [] {}).join();
+    ADD_FAILURE() << "a thread started";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::systemError);
+    EXPECT_NE(std::string(error.what()).find("unisono-test"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(blockedBy(currentMask()), mask_);
+}
+
+TEST(Math, RoundsUp) {
+  static_assert(ceilDivide(0, 4) == 0);
+  static_assert(ceilDivide(1, 4) == 1);
+  static_assert(ceilDivide(4, 4) == 1);
+  static_assert(ceilDivide(5, 4) == 2);
+  static_assert(roundUp<uint64_t>(0, 16) == 0);
+  static_assert(roundUp<uint64_t>(1, 16) == 16);
+  static_assert(roundUp<uint64_t>(16, 16) == 16);
+  static_assert(roundUp<uint64_t>(17, 12) == 24);
+}
+
+// The first numbers of the authors' reference implementation with state 1234567.
+TEST(Math, SplitMix64IsTheReference) {
+  uint64_t state = 1234567;
+  for (uint64_t expected : {6457827717110365317u, 3203168211198807973u, 9817491932198370423u,
+                            4593380528125082431u, 16408922859458223821u}) {
+    EXPECT_EQ(splitMix64(state), expected);
+  }
+}
+
+TEST(Math, AtomicMaxNeverLowers) {
+  std::atomic<uint64_t> value{5};
+  atomicMax(value, uint64_t{3});
+  EXPECT_EQ(value, 5u);
+  atomicMax(value, uint64_t{9});
+  EXPECT_EQ(value, 9u);
+}
+
+std::string keptText;
+void keepText(const char* text) noexcept {
+  keptText = text;
+}
+
+TEST(Guarded, TurnsExceptionsIntoResults) {
+  EXPECT_EQ(guarded(keepText, [] {}), ncclSuccess);
+  EXPECT_EQ(guarded(keepText, [] { return ncclInProgress; }), ncclInProgress);
+  EXPECT_EQ(keptText, "");
+  EXPECT_EQ(guarded(keepText, [] { throw invalidUsage("wrong {}", 1); }), ncclInvalidUsage);
+  EXPECT_EQ(keptText, "wrong 1");
+  EXPECT_EQ(guarded(keepText, [] { throw Error(ErrorCode::timeout, "late"); }), ncclRemoteError);
+  EXPECT_EQ(guarded(keepText, [] { throw std::bad_alloc(); }), ncclSystemError);
+  EXPECT_EQ(keptText, "Out of host memory");
+  EXPECT_EQ(guarded(keepText, [] { throw std::out_of_range("index"); }), ncclInternalError);
+  EXPECT_EQ(keptText, "index");
+}
+
+}  // namespace
+}  // namespace unisono
