@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/open_descriptor.h"
 #include "base/thread.h"
 
 namespace unisono::bootstrap {
@@ -360,8 +361,7 @@ Keeper& keeperOfThisProcess() {
 }  // namespace
 
 RootService::RootService(Listener listener, const Secret& secret, milliseconds timeout)
-    : stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!stop_) throw systemError(errno, "eventfd");
+    : stop_(openDescriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, "eventfd")) {
   rendezvous_ = std::make_unique<Rendezvous>(std::move(listener), secret, timeout, stop_.get());
   thread_ = startThread("unisono-root", [this] { run(); });
 }

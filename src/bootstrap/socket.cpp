@@ -4,7 +4,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,38 +11,14 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/open_descriptor.h"
 
 namespace unisono::bootstrap {
 namespace {
 
-// Many ranks in one process can need more descriptors than the usual soft limit of 1024. It is
-// raised to the hard limit only when we would fail otherwise. Returns whether that helped.
-bool raiseDescriptorLimit() {
-  rlimit limit = {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
-  limit.rlim_cur = limit.rlim_max;
-  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
-}
-
-[[noreturn]] void throwSystem(int error, std::string_view call) {
-  Error result = systemError(error, call);
-  if (error == EMFILE)
-    result.remedy("This process has too many open files: raise the limit with ulimit -n");
-  throw result;
-}
-
-// Calls `make` until it gives a descriptor.
-template <typename Make>
-UniqueDescriptor makeDescriptor(Make make, std::string_view call) {
-  int descriptor = make();
-  if (descriptor < 0 && errno == EMFILE && raiseDescriptorLimit()) descriptor = make();
-  if (descriptor < 0) throwSystem(errno, call);
-  return UniqueDescriptor(descriptor);
-}
-
 UniqueDescriptor makeSocket(AddressFamily family) {
   const int domain = family == AddressFamily::ipv4 ? AF_INET : AF_INET6;
-  return makeDescriptor(
+  return openDescriptor(
       [&] { return ::socket(domain, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); }, "socket");
 }
 
@@ -198,15 +173,13 @@ Listener& Listener::operator=(Listener&& other) noexcept {
 }
 
 std::optional<Socket> Listener::accept() const {
-  auto take = [this] {
-    return ::accept4(descriptor(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  };
-  int descriptor = take();
-  if (descriptor < 0 && errno == EMFILE && raiseDescriptorLimit()) descriptor = take();
+  const int descriptor = tryOpenDescriptor([this] {
+    return ::accept4(this->descriptor(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  });
   if (descriptor >= 0) return Socket::adopt(UniqueDescriptor(descriptor));
   // Everything but a lack of descriptors or memory concerns only the caller, who is gone.
   if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
-    throwSystem(errno, "accept");
+    throwNoDescriptor(errno, "accept");
   return std::nullopt;
 }
 
@@ -217,7 +190,7 @@ void Listener::close() {
 }
 
 Poller::Poller() {
-  descriptor_ = makeDescriptor([] { return ::epoll_create1(EPOLL_CLOEXEC); }, "epoll_create1");
+  descriptor_ = openDescriptor([] { return ::epoll_create1(EPOLL_CLOEXEC); }, "epoll_create1");
 }
 
 namespace {
@@ -232,13 +205,13 @@ epoll_event eventFor(int descriptor, Poller::Interest interest) {
 void Poller::add(int descriptor, Interest interest) const {
   epoll_event event = eventFor(descriptor, interest);
   if (::epoll_ctl(descriptor_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0)
-    throwSystem(errno, "epoll_ctl");
+    throwNoDescriptor(errno, "epoll_ctl");
 }
 
 void Poller::setInterest(int descriptor, Interest interest) const {
   epoll_event event = eventFor(descriptor, interest);
   if (::epoll_ctl(descriptor_.get(), EPOLL_CTL_MOD, descriptor, &event) != 0)
-    throwSystem(errno, "epoll_ctl");
+    throwNoDescriptor(errno, "epoll_ctl");
 }
 
 void Poller::remove(int descriptor) const {

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
+#include "base/open_descriptor.h"
 #include "base/system.h"
 
 namespace unisono::runtime::host {
@@ -21,11 +22,10 @@ size_t roundUpToPages(size_t bytes) {
 }
 
 Segment::Segment(size_t bytes)
-    : descriptor_(::memfd_create("unisono-device", MFD_CLOEXEC | MFD_ALLOW_SEALING)),
+    : descriptor_(openDescriptor(
+          [] { return ::memfd_create("unisono-device", MFD_CLOEXEC | MFD_ALLOW_SEALING); },
+          "memfd_create")),
       bytes_(roundUpToPages(bytes)) {
-  if (!descriptor_) {
-    throw systemError(errno, "memfd_create").remedy("Raise the limit of open files (ulimit -n)");
-  }
   if (::ftruncate(descriptor_.get(), static_cast<off_t>(bytes_)) != 0) {
     throw systemError(errno, "ftruncate of simulated device memory");
   }
