@@ -65,6 +65,23 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
           r, first.hostName.data(), facts.hostName.data())
           .remedy("Run all ranks on one machine");
     }
+    if (facts.networkNamespace != first.networkNamespace) {
+      throw invalidUsage(
+          "Ranks 0 and {} run on one machine in different network namespaces (hosts {} and {}), so "
+          "they cannot share memory",
+          r, first.hostName.data(), facts.hostName.data())
+          .remedy(
+              "Run all ranks of a machine in one container, or let their containers share a "
+              "network "
+              "(docker: --network=host or --network=container:NAME)");
+    }
+    if (facts.user != first.user) {
+      throw invalidUsage(
+          "Ranks 0 and {} run on one machine as different users ({} and {}), so they cannot share "
+          "memory",
+          r, first.user, facts.user)
+          .remedy("Run all ranks of a machine as the same user");
+    }
   }
   std::map<std::pair<uint64_t, std::array<std::byte, 16>>, size_t> devices;
   for (size_t r = 0; r < ranks.size(); r++) {

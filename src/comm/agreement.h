@@ -23,6 +23,10 @@ struct RankFacts {
   uint64_t process;
   uint64_t machine;  // a hash: equal on one operating system
   uint64_t host;     // a hash: equal on one (maybe simulated) node
+  // Processes hand each other memory over sockets that are known in one network namespace and serve
+  // one user.
+  uint64_t networkNamespace;
+  uint64_t user;
   std::array<std::byte, 16> deviceUuid;
   std::array<char, 64> hostName;
   std::array<char, 32> busId;
@@ -36,10 +40,11 @@ struct RankFacts {
   int32_t reachesPeers;
 };
 
-inline constexpr uint32_t kRankFactsLayout = 1 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 2 << 16 | sizeof(RankFacts);
 
 // Throws Error(invalidUsage) when the ranks cannot form a communicator: different versions or
-// backends, two ranks on one device (unless allowed), machines with no transport between them.
+// backends, two ranks on one device (unless allowed), machines with no transport between them,
+// processes of one machine that cannot hand each other memory.
 void checkFacts(const std::vector<RankFacts>& ranks);
 
 // The decision: everything that shapes plans and connections. The same on every rank but for

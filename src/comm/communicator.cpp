@@ -1,5 +1,7 @@
 #include "comm/communicator.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -10,6 +12,7 @@
 #include "comm/node_channels.h"
 #include "comm/node_machine.h"
 #include "device/kernels.h"
+#include "runtime/descriptor_service.h"
 
 namespace unisono::comm {
 namespace {
@@ -84,6 +87,8 @@ RankFacts Communicator::facts() const {
   facts.process = runtime::processToken();
   facts.machine = machineHash();
   facts.host = hostHash(settings_);
+  facts.networkNamespace = runtime::networkNamespace();
+  facts.user = ::geteuid();
   facts.deviceUuid = properties.uuid;
   copyText(facts.hostName, hostName());
   copyText(facts.busId, properties.busId);

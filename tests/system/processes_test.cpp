@@ -1,3 +1,4 @@
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -5,7 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <latch>
 #include <stdexcept>
+#include <thread>
 
 #include "collective_case.h"
 
@@ -147,6 +150,31 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Processes,
                                   std::to_string(test.param.ranksEach) +
                                   (test.param.ownNodes ? "Nodes" : "");
                          });
+
+// Ranks that reach each other over TCP, but not each other's memory, are told so by init. The
+// namespace of a process is that of its first thread: here it leaves the one that the ranks'
+// threads talk in.
+TEST(ProcessesInOtherNetworkNamespaces, AreRefusedByInit) {
+  const bool canLeave =
+      runChildren(1, [](int) { ::_exit(::unshare(CLONE_NEWNET) == 0 ? 0 : 1); }).front() == 0;
+  if (!canLeave) GTEST_SKIP() << "NOT TESTED: network namespaces need more rights than we have";
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(2, [&](int process) {
+    std::latch left(1);
+    std::thread rank([&] {
+      left.wait();
+      check(unisonoHostSetDevice(process));
+      ncclComm_t comm = nullptr;
+      EXPECT_EQ(ncclCommInitRank(&comm, 2, sharedId(pipe, process, 2), process), ncclInvalidUsage);
+      EXPECT_NE(std::strstr(ncclGetLastError(nullptr), "network namespaces"), nullptr)
+          << ncclGetLastError(nullptr);
+    });
+    if (process == 1 && ::unshare(CLONE_NEWNET) != 0) throw std::runtime_error("unshare");
+    left.count_down();
+    rank.join();
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0}));
+}
 
 // A process that dies in the middle leaves the others with an error or a wait that abort ends.
 TEST(ProcessesThatDie, OthersCanAbort) {

@@ -98,6 +98,23 @@ TEST(Facts, OtherVersionsBackendsAndMachinesAreRefused) {
   EXPECT_TRUE(has(refusal(machine), "Ranks 0 and 1")) << refusal(machine);
 }
 
+TEST(Facts, ProcessesThatCannotShareMemoryAreRefusedWithTheCause) {
+  auto space = factsOf(3);
+  for (RankFacts& facts : space) facts.networkNamespace = 40;
+  EXPECT_EQ(refusal(space), "");
+  space[2].networkNamespace = 41;
+  EXPECT_TRUE(has(refusal(space), "Ranks 0 and 2")) << refusal(space);
+  EXPECT_TRUE(has(refusal(space), "network namespaces")) << refusal(space);
+  auto user = factsOf(3);
+  for (RankFacts& facts : user) facts.user = 1000;
+  EXPECT_EQ(refusal(user), "");
+  user[1].user = 1001;
+  EXPECT_TRUE(has(refusal(user), "different users (1000 and 1001)")) << refusal(user);
+  // The machine comes first: namespaces of different machines have nothing to do with each other.
+  space[2].machine = 8;
+  EXPECT_TRUE(has(refusal(space), "different machines")) << refusal(space);
+}
+
 TEST(Decision, IsTheSameOnEveryRank) {
   for (unsigned seed = 0; seed < 500; seed++) {
     SCOPED_TRACE("seed " + std::to_string(seed));
