@@ -6,3 +6,6 @@ unisono_test(topology_test
 unisono_test(topology_join_test SOURCES topology_join_test.cpp DEPENDS unisono_topology LABELS unit)
 unisono_test(topology_join_scale_test SOURCES topology_join_scale_test.cpp DEPENDS unisono_topology
   LABELS unit)
+# Prints the channels of presets, files and generated layouts, for docs/results.
+add_executable(topology_table topology_table.cpp)
+target_link_libraries(topology_table PRIVATE unisono_options unisono_topology)
