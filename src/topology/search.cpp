@@ -155,21 +155,26 @@ class Relaxation {
     return cpus.empty() ? nullptr : &space_.machine().topology.node(cpus.front()).cpu;
   }
 
-  // Two groups of GPUs with NVLink inside and a slower link between (two sockets): a tree will be
-  // best, and it needs two channels.
+  // Whether NVLink joins the GPUs into exactly two groups with a slower link in between (two
+  // sockets): a tree will be best, and it needs two channels.
   bool isSplitByNvlink() const {
     const int gpus = space_.gpuCount();
-    std::vector<int> group(static_cast<std::size_t>(gpus), -1);
-    std::vector<int> sizes;
-    for (int gpu = 0; gpu < gpus; ++gpu) {
-      if (group[static_cast<std::size_t>(gpu)] >= 0) continue;
-      sizes.push_back(0);
-      for (int other = gpu; other < gpus; ++other) {
-        if (other != gpu && space_.gpuToGpu(gpu, other).type != PathType::nvl) continue;
-        if (group[static_cast<std::size_t>(other)] >= 0) continue;
-        group[static_cast<std::size_t>(other)] = static_cast<int>(sizes.size()) - 1;
-        ++sizes.back();
+    std::vector<bool> reached(static_cast<std::size_t>(gpus), false);
+    std::vector<std::size_t> sizes;
+    for (int first = 0; first < gpus; ++first) {
+      if (reached[static_cast<std::size_t>(first)]) continue;
+      reached[static_cast<std::size_t>(first)] = true;
+      std::vector<int> group{first};
+      for (std::size_t i = 0; i < group.size(); ++i) {
+        for (int other = 0; other < gpus; ++other) {
+          if (reached[static_cast<std::size_t>(other)] ||
+              space_.gpuToGpu(group[i], other).type != PathType::nvl)
+            continue;
+          reached[static_cast<std::size_t>(other)] = true;
+          group.push_back(other);
+        }
       }
+      sizes.push_back(group.size());
     }
     return sizes.size() == 2 && sizes[0] > 1 && sizes[1] > 1;
   }
