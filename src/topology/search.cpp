@@ -15,6 +15,10 @@ constexpr int kAmpere = 80, kHopper = 90, kBlackwell = 100;
 constexpr int kMaxNvlsHeads = 32, kMaxDirectHeads = 8;
 // A try at less than about half of the speed found cannot win by having more channels.
 constexpr Bandwidth kLowestRatioPercent = 49;
+// Moves at one speed are bounded by this many tries that use their whole budget. Where most tries
+// at high speeds are infeasible and exhaust theirs, a bound for all speeds together would be spent
+// before the first speed that works.
+constexpr long long kTriesOfOneSpeed = 16;
 // Below all tables: for Ethernet of less than 1 Gb/s.
 constexpr Bandwidth kSlowest[] = {60, 12, 6, 1};
 
@@ -62,20 +66,21 @@ class Relaxation {
   Relaxation(const SearchSpace& space, const GraphRequest& request, const SearchSettings& settings)
       : space_(space), request_(request), settings_(settings), search_(space) {
     hasNets_ = space.netCount() > 0;
-    speeds_ = speedsFor(space.lowestSm(), hasNets_);
+    const std::span<const Bandwidth> table = speedsFor(space.lowestSm(), hasNets_);
+    speeds_.assign(table.begin(), table.end());
+    speeds_.insert(speeds_.end(), std::begin(kSlowest), std::end(kSlowest));
     // Each channel tries about one move a GPU when nothing stands in its way.
     const long long onePass = 1LL * request.maxChannels * (space.gpuCount() + 4);
     triesSteps_ = settings.triesSteps > 0 ? settings.triesSteps : std::max(8192LL, 4 * onePass);
     sameSteps_ =
         settings.sameChannelsSteps > 0 ? settings.sameChannelsSteps : std::max(1024LL, 2 * onePass);
-    stepsLeft_ = settings.allSteps > 0 ? settings.allSteps : 32 * triesSteps_;
+    speedSteps_ = settings.speedSteps > 0 ? settings.speedSteps : kTriesOfOneSpeed * triesSteps_;
     measure();
   }
 
   Solution find() {
     chooseFirst();
     firstPass();
-    if (solution_.channels.empty()) lastResort();
     repeatChannels();
     secondPass();
     balancePorts(space_, solution_);
@@ -83,7 +88,12 @@ class Relaxation {
   }
 
  private:
-  enum class Continue : bool { yes, no };
+  // What the attempts so far mean for those to come.
+  enum class Outlook {
+    open,   // another attempt may find more
+    best,   // nothing better exists: all channels that were asked for, or the bound is reached
+    spent,  // the budget of this speed is used up; a lower speed has its own
+  };
 
   // The nearest and farthest paths that there are, and the bounds of what can be reached.
   void measure() {
@@ -181,27 +191,27 @@ class Relaxation {
 
   void chooseFirst() {
     const int gpus = space_.gpuCount();
-    attempt_.pattern = request_.pattern;
-    attempt_.minChannels = request_.minChannels;
-    attempt_.maxChannels = request_.maxChannels;
-    attempt_.collnet = request_.collnet;
+    first_.pattern = request_.pattern;
+    first_.minChannels = request_.minChannels;
+    first_.maxChannels = request_.maxChannels;
+    first_.collnet = request_.collnet;
     if (request_.pattern == Pattern::nvls)
-      attempt_.maxChannels = std::min({attempt_.maxChannels, kMaxNvlsHeads, gpus});
+      first_.maxChannels = std::min({first_.maxChannels, kMaxNvlsHeads, gpus});
     if (request_.pattern == Pattern::collnetDirect)
-      attempt_.maxChannels = std::min({attempt_.maxChannels, kMaxDirectHeads, gpus});
-    if (gpus == 1 && request_.pattern != Pattern::ring) attempt_.pattern = Pattern::tree;
+      first_.maxChannels = std::min({first_.maxChannels, kMaxDirectHeads, gpus});
+    if (gpus == 1 && request_.pattern != Pattern::ring) first_.pattern = Pattern::tree;
     // Inside a machine, NVLS must gather evenly from all GPUs.
-    if (!hasNets_ && request_.pattern == Pattern::nvls) attempt_.minChannels = attempt_.maxChannels;
+    if (!hasNets_ && request_.pattern == Pattern::nvls) first_.minChannels = first_.maxChannels;
     // One GPU alone sends to nobody.
-    if (!hasNets_ && gpus == 1) attempt_.minChannels = attempt_.maxChannels = 1;
-    if (request_.pattern == Pattern::ring && attempt_.minChannels == 1 &&
-        attempt_.maxChannels >= 2 && isSplitByNvlink())
-      attempt_.minChannels = 2;
+    if (!hasNets_ && gpus == 1) first_.minChannels = first_.maxChannels = 1;
+    if (request_.pattern == Pattern::ring && first_.minChannels == 1 && first_.maxChannels >= 2 &&
+        isSplitByNvlink())
+      first_.minChannels = 2;
 
     const bool mayCross = space_.netCount() > 1 && (request_.pattern == Pattern::ring ||
                                                     request_.pattern == Pattern::balancedTree ||
                                                     request_.pattern == Pattern::splitTree);
-    attempt_.crossNic = mayCross && settings_.crossNic == 1 ? 1 : 0;
+    first_.crossNic = mayCross && settings_.crossNic == 1 ? 1 : 0;
     triesCrossing_ =
         mayCross && settings_.crossNic == 2 &&
         (request_.pattern == Pattern::ring || request_.pattern == Pattern::balancedTree);
@@ -212,142 +222,124 @@ class Relaxation {
     speedIndex_ = 0;
     while (speedIndex_ + 1 < speeds_.size() &&
            (speeds_[speedIndex_] > bounds_.widestPath ||
-            speeds_[speedIndex_] * attempt_.minChannels > totalBound_))
+            speeds_[speedIndex_] * first_.minChannels > totalBound_))
       ++speedIndex_;
   }
 
-  // Whether an attempt could give more than what was found: a ring inside the machine takes its
+  // Whether an attempt cannot find more than what was found: a ring inside the machine takes its
   // speed out of every GPU, a chain out of all but the last, and each channel into one port.
-  bool isHopeless() const {
-    const Bandwidth speed = attempt_.speedIntra;
+  bool isHopeless(const Attempt& attempt) const {
+    const Bandwidth speed = attempt.speedIntra;
     const int gpus = space_.gpuCount();
-    const Outgoing& out = out_[static_cast<std::size_t>(attempt_.typeIntra)];
-    long long channels = attempt_.maxChannels;
-    if (gpus > 1 && attempt_.pattern == Pattern::ring && !hasNets_)
+    const Outgoing& out = out_[static_cast<std::size_t>(attempt.typeIntra)];
+    long long channels = attempt.maxChannels;
+    if (gpus > 1 && attempt.pattern == Pattern::ring && !hasNets_)
       channels = std::min<long long>(channels, out.least / speed);
-    else if (gpus > 1 && attempt_.pattern != Pattern::nvls &&
-             attempt_.pattern != Pattern::collnetDirect)
+    else if (gpus > 1 && attempt.pattern != Pattern::nvls &&
+             attempt.pattern != Pattern::collnetDirect)
       channels = std::min<long long>(channels, out.all / (speed * (gpus - 1)));
     if (hasNets_) {
       long long ports = 0;
-      for (const Bandwidth port : space_.portBandwidth()) ports += port / attempt_.speedInter;
+      for (const Bandwidth port : space_.portBandwidth()) ports += port / attempt.speedInter;
       channels = std::min(channels, ports);
     }
-    channels = std::min<long long>(channels, reachableHeads());
-    if (channels < attempt_.minChannels || channels <= 0) return true;
-    if (attempt_.pattern == Pattern::nvls)
+    channels = std::min<long long>(channels, reachableHeads(attempt));
+    if (channels < attempt.minChannels || channels <= 0) return true;
+    if (attempt.pattern == Pattern::nvls)
       return channels < static_cast<long long>(solution_.channels.size());
     return channels * speed < solution_.totalIntra();
   }
 
   // With NVLS every GPU moves one share for each head, and heads move one more.
-  int reachableHeads() const {
-    if (attempt_.pattern != Pattern::nvls) return attempt_.maxChannels;
+  int reachableHeads(const Attempt& attempt) const {
+    if (attempt.pattern != Pattern::nvls) return attempt.maxChannels;
     Bandwidth least = kLocalBandwidth, most = 0;
     for (int gpu = 0; gpu < space_.gpuCount(); ++gpu) {
       least = std::min(least, space_.gpuToSwitch(gpu).bandwidth);
       most = std::max(most, space_.gpuToSwitch(gpu).bandwidth);
     }
     return static_cast<int>(std::min<Bandwidth>(
-        {attempt_.maxChannels, least / attempt_.speedIntra, most / attempt_.speedIntra - 1}));
+        {attempt.maxChannels, least / attempt.speedIntra, most / attempt.speedIntra - 1}));
   }
 
-  // Makes one attempt. No: nothing better can be found, or the budget is spent.
-  Continue tryIt() {
-    if (isHopeless()) return Continue::yes;
-    const long long budget = std::min(attempt_.sameChannels ? sameSteps_ : triesSteps_, stepsLeft_);
-    const SearchTry::Outcome outcome = search_.run(attempt_, solution_, budget, reachableHeads());
+  bool found() const { return !solution_.channels.empty(); }
+
+  Outlook run(const Attempt& attempt) {
+    if (isHopeless(attempt)) return Outlook::open;
+    const long long budget = std::min(attempt.sameChannels ? sameSteps_ : triesSteps_, stepsLeft_);
+    const SearchTry::Outcome outcome =
+        search_.run(attempt, solution_, budget, reachableHeads(attempt));
     stepsLeft_ -= outcome.steps;
     timedOut_ = outcome.steps >= budget;
-    if (outcome.best) return Continue::no;
-    if (!solution_.channels.empty() && solution_.totalInter() >= totalBound_) return Continue::no;
-    return stepsLeft_ > 0 ? Continue::yes : Continue::no;
+    if (outcome.best || (found() && solution_.totalInter() >= totalBound_)) return Outlook::best;
+    return stepsLeft_ > 0 ? Outlook::open : Outlook::spent;
   }
 
-  Continue tryWithAndWithoutSameChannels() {
+  Outlook tryWithAndWithoutSameChannels(Attempt attempt) {
     if (request_.pattern != Pattern::nvls) {
-      attempt_.sameChannels = true;
-      if (tryIt() == Continue::no) return Continue::no;
+      attempt.sameChannels = true;
+      if (const Outlook outlook = run(attempt); outlook != Outlook::open) return outlook;
       // Between AMD's sockets different channels get in each other's way; better than none.
       const CpuInfo* cpu = anyCpu();
-      if (!solution_.channels.empty() && cpu && cpu->architecture == CpuArchitecture::x86 &&
-          cpu->vendor == CpuVendor::amd && attempt_.typeIntra == PathType::sys)
-        return Continue::yes;
+      if (found() && cpu && cpu->architecture == CpuArchitecture::x86 &&
+          cpu->vendor == CpuVendor::amd && attempt.typeIntra == PathType::sys)
+        return Outlook::open;
     }
-    attempt_.sameChannels = false;
-    return tryIt();
+    attempt.sameChannels = false;
+    return run(attempt);
   }
 
-  Continue tryPatterns() {
-    const Pattern pattern = attempt_.pattern;
-    if (tryWithAndWithoutSameChannels() == Continue::no) return Continue::no;
-    if (space_.lowestSm() >= kHopper && pattern == Pattern::balancedTree) {
-      attempt_.pattern = Pattern::tree;
-      if (tryWithAndWithoutSameChannels() == Continue::no) return Continue::no;
-      attempt_.pattern = pattern;
-    }
-    return Continue::yes;
+  Outlook tryPatterns(Attempt attempt) {
+    const Outlook outlook = tryWithAndWithoutSameChannels(attempt);
+    if (outlook != Outlook::open || space_.lowestSm() < kHopper ||
+        attempt.pattern != Pattern::balancedTree)
+      return outlook;
+    attempt.pattern = Pattern::tree;
+    return tryWithAndWithoutSameChannels(attempt);
   }
 
-  Continue tryPathTypes() {
-    const auto found = [&] { return !solution_.channels.empty(); };
-    const PathType nearest = std::max(nearestIntra_, connectingType(attempt_.speedIntra));
-    if (nearest >= PathType::net) return Continue::yes;
-    attempt_.typeInter = nearestInter_;
+  Outlook tryPathTypes(Attempt attempt) {
+    const PathType nearest = std::max(nearestIntra_, connectingType(attempt.speedIntra));
+    if (nearest >= PathType::net) return Outlook::open;
+    attempt.typeInter = nearestInter_;
     while (true) {
       const PathType limit =
-          std::min(hasNets_ ? std::max(attempt_.typeInter, nearest) : farthestIntra_,
+          std::min(hasNets_ ? std::max(attempt.typeInter, nearest) : farthestIntra_,
                    std::max(farthestIntra_, nearest));
-      attempt_.typeIntra = nearest;
+      attempt.typeIntra = nearest;
       while (true) {
-        if (tryPatterns() == Continue::no) return Continue::no;
-        attempt_.typeIntra = farther(attempt_.typeIntra, intraTypes_, limit);
-        if (attempt_.typeIntra > limit ||
-            (found() && attempt_.typeIntra > solution_.attempt.typeIntra))
+        if (const Outlook outlook = tryPatterns(attempt); outlook != Outlook::open) return outlook;
+        attempt.typeIntra = farther(attempt.typeIntra, intraTypes_, limit);
+        if (attempt.typeIntra > limit ||
+            (found() && attempt.typeIntra > solution_.attempt.typeIntra))
           break;
       }
-      if (!hasNets_) return Continue::yes;
+      if (!hasNets_) return Outlook::open;
       // Farther paths between GPUs are tried with ports as far away. A solution is not given up for
       // one whose ports are farther, but for those that PXN reaches.
       PathTypes either = interTypes_;
       for (std::size_t type = 0; type < either.size(); ++type) either[type] |= intraTypes_[type];
-      attempt_.typeInter = farther(attempt_.typeInter, either, farthestInter_);
-      if (attempt_.typeInter > farthestInter_ ||
-          (found() && attempt_.typeInter > std::max(solution_.attempt.typeInter, PathType::pxn)))
-        return Continue::yes;
+      attempt.typeInter = farther(attempt.typeInter, either, farthestInter_);
+      if (attempt.typeInter > farthestInter_ ||
+          (found() && attempt.typeInter > std::max(solution_.attempt.typeInter, PathType::pxn)))
+        return Outlook::open;
     }
   }
 
   void firstPass() {
-    for (;; ++speedIndex_) {
-      attempt_.speedIntra = attempt_.speedInter = speeds_[speedIndex_];
-      if (tryPathTypes() == Continue::no) return;
-      if (triesCrossing_) {
-        attempt_.crossNic = 2;
-        if (tryPathTypes() == Continue::no) return;
-        attempt_.crossNic = 0;
+    for (; speedIndex_ < speeds_.size(); ++speedIndex_) {
+      const Bandwidth speed = speeds_[speedIndex_];
+      if (found() && speed * 100 <= solution_.attempt.speedInter * kLowestRatioPercent) return;
+      Attempt attempt = first_;
+      attempt.speedIntra = attempt.speedInter = speed;
+      stepsLeft_ = speedSteps_;
+      Outlook outlook = tryPathTypes(attempt);
+      if (outlook == Outlook::open && triesCrossing_) {
+        attempt.crossNic = 2;
+        outlook = tryPathTypes(attempt);
       }
-      if (speedIndex_ + 1 == speeds_.size()) return;
-      if (!solution_.channels.empty() &&
-          speeds_[speedIndex_ + 1] * 100 <= solution_.attempt.speedInter * kLowestRatioPercent)
-        return;
+      if (outlook == Outlook::best) return;
     }
-  }
-
-  // The budget went into tries that were too strict: one of the laxest for each speed.
-  void lastResort() {
-    attempt_.typeIntra = std::max(nearestIntra_, farthestIntra_);
-    attempt_.typeInter = farthestInter_;
-    attempt_.sameChannels = true;
-    attempt_.crossNic = 0;
-    for (const std::span<const Bandwidth> speeds : {speeds_, std::span<const Bandwidth>(kSlowest)})
-      for (const Bandwidth speed : speeds) {
-        if (!solution_.channels.empty()) break;
-        attempt_.speedIntra = attempt_.speedInter = speed;
-        stepsLeft_ = sameSteps_;
-        tryIt();
-      }
-    stepsLeft_ = 0;
   }
 
   // More channels of less speed keep more thread blocks busy. Not for NVLS, whose channels are its
@@ -377,31 +369,32 @@ class Relaxation {
 
   // With the number of channels found, are they faster than the speed that found them?
   void secondPass() {
-    if (solution_.channels.empty() || stepsLeft_ <= 0) return;
-    attempt_ = solution_.attempt;
-    attempt_.minChannels = static_cast<int>(solution_.channels.size());
+    if (!found()) return;
+    Attempt attempt = solution_.attempt;
+    attempt.minChannels = static_cast<int>(solution_.channels.size());
     speedIndex_ = 0;
     while (speedIndex_ + 1 < speeds_.size() && speeds_[speedIndex_] > solution_.attempt.speedInter)
       ++speedIndex_;
-    attempt_.speedIntra = attempt_.speedInter = speeds_[speedIndex_];
+    attempt.speedIntra = attempt.speedInter = speeds_[speedIndex_];
     timedOut_ = false;
+    stepsLeft_ = speedSteps_;
     while (speedIndex_ > 0 && !timedOut_ && stepsLeft_ > 0) {
       if (request_.pattern == Pattern::ring) {
-        attempt_.speedIntra = attempt_.speedInter = speeds_[--speedIndex_];
+        attempt.speedIntra = attempt.speedInter = speeds_[--speedIndex_];
       } else if (request_.pattern == Pattern::nvls) {
-        if (attempt_.speedInter != solution_.attempt.speedInter ||
-            attempt_.speedInter >= 2 * attempt_.speedIntra)
+        if (attempt.speedInter != solution_.attempt.speedInter ||
+            attempt.speedInter >= 2 * attempt.speedIntra)
           return;
-        attempt_.maxChannels = attempt_.minChannels;
-        attempt_.speedInter = speeds_[--speedIndex_];
+        attempt.maxChannels = attempt.minChannels;
+        attempt.speedInter = speeds_[--speedIndex_];
       } else {
         // Two nodes, or a network that reduces, leave trees time for more inside.
-        if (attempt_.speedIntra != solution_.attempt.speedIntra ||
-            attempt_.speedIntra >= 2 * attempt_.speedInter)
+        if (attempt.speedIntra != solution_.attempt.speedIntra ||
+            attempt.speedIntra >= 2 * attempt.speedInter)
           return;
-        attempt_.speedIntra = speeds_[--speedIndex_];
+        attempt.speedIntra = speeds_[--speedIndex_];
       }
-      tryIt();
+      run(attempt);
     }
   }
 
@@ -409,9 +402,9 @@ class Relaxation {
   const GraphRequest& request_;
   const SearchSettings& settings_;
   SearchTry search_;
-  Attempt attempt_;
+  Attempt first_;  // what all attempts of the first pass share
   Solution solution_;
-  std::span<const Bandwidth> speeds_;
+  std::vector<Bandwidth> speeds_;
   std::size_t speedIndex_ = 0;
   bool hasNets_ = false, triesCrossing_ = false, timedOut_ = false;
   PathType nearestIntra_ = PathType::loc, farthestIntra_ = PathType::loc;
@@ -423,7 +416,8 @@ class Relaxation {
   };
   std::array<Outgoing, static_cast<int>(PathType::net)> out_;  // of the GPUs, by path type
   Bandwidth totalBound_ = 0;
-  long long triesSteps_ = 0, sameSteps_ = 0, stepsLeft_ = 0;
+  long long triesSteps_ = 0, sameSteps_ = 0, speedSteps_ = 0;
+  long long stepsLeft_ = 0;  // of the speed that is tried
 };
 
 // One plain chain through all GPUs, for machines where nothing else was found.

@@ -17,11 +17,12 @@ struct SearchSettings {
   bool nvls = true;      // NVLink multicast is there, and the user wants it
   // Graphs that the user gives (NCCL_GRAPH_FILE); those with channels are taken as they are.
   std::vector<NamedGraph> given;
-  // Moves that the search may try: in one try, in one where all channels are alike, in all. 0
-  // takes 8192, 1024 and 32 tries, and more where one pass through all channels and GPUs needs it.
+  // Moves that the search may make: in one try, in one where all channels are alike, at one speed.
+  // 0 takes 8192, 1024 and 16 tries, and more where one pass through all channels and GPUs needs
+  // it.
   long long triesSteps = 0;
   long long sameChannelsSteps = 0;
-  long long allSteps = 0;
+  long long speedSteps = 0;
 };
 
 // What is wanted of one graph.
@@ -35,7 +36,7 @@ struct GraphRequest {
 // Finds channels for one pattern: as many as possible at the highest speed. Tries speeds from high
 // to low and, at each, from strict to lax: all channels alike, then not; a plainer tree (from
 // Hopper on); a farther path between GPUs; a farther path to ports; leaving by another port. Then
-// copies the channels where that helps, and raises speeds again. Ends within
+// copies the channels where that helps, and raises speeds again. Each speed has
 // a budget of moves. A ring or a tree always comes out, at worst one plain chain at 0.001
 // GB/s; NVLS and CollNet come out empty where the machine cannot.
 ChannelGraph searchGraph(const Machine& machine, const GraphRequest& request,

@@ -118,7 +118,7 @@ void fuzzTopology(std::string_view text, unsigned choices) {
   search.collnet = choices & 16;
   search.triesSteps = 500;
   search.sameChannelsSteps = 100;
-  search.allSteps = 5000;
+  search.speedSteps = 500;
   const GraphSet graphs = searchGraphs(machine, search);
   const std::vector<NamedGraph> named = namedGraphs(graphs);
   for (const NamedGraph& graph : named) {
@@ -141,7 +141,7 @@ void fuzzGraph(std::string_view text) {
   for (const NamedGraph& graph : search.given) validate(graph.graph, machine);
   search.triesSteps = 500;
   search.sameChannelsSteps = 100;
-  search.allSteps = 5000;
+  search.speedSteps = 500;
   fuzzJoin(machine, searchGraphs(machine, search));
 }
 

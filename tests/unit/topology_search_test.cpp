@@ -234,9 +234,9 @@ TEST(Search, EndsWithinItsBudget) {
   const Machine machine = machineOf(describeMachine(preset("scale-16x16")), 0);
   SearchSettings settings;
   settings.triesSteps = settings.sameChannelsSteps = 100;
-  settings.allSteps = 200;
+  settings.speedSteps = 200;
   expectValid(searchGraphs(machine, settings), machine, "hardly any budget");
-  settings.triesSteps = settings.sameChannelsSteps = settings.allSteps = 1;
+  settings.triesSteps = settings.sameChannelsSteps = settings.speedSteps = 1;
   const GraphSet graphs = searchGraphs(machine, settings);
   expectValid(graphs, machine, "no budget");
   EXPECT_EQ(graphs.ring.channels.size(), 1u);
@@ -353,7 +353,7 @@ TEST(Search, KeepsToTheLinksWhereAdaptersShareAPort) {
   settings.collnet = true;
   settings.triesSteps = 500;
   settings.sameChannelsSteps = 100;
-  settings.allSteps = 5000;
+  settings.speedSteps = 5000;
   expectValid(searchGraphs(machine, settings), machine, "shared port");
 }
 
