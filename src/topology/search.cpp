@@ -493,18 +493,43 @@ ChannelGraph searchGraph(const Machine& machine, const GraphRequest& request,
 
 GraphSet searchGraphs(const Machine& machine, const SearchSettings& settings) {
   const SearchSpace space(machine);
+  const auto given = [&](GraphId id) {
+    const auto found = std::find_if(
+        settings.given.begin(), settings.given.end(),
+        [&](const NamedGraph& graph) { return graph.id == id && !graph.graph.channels.empty(); });
+    return found == settings.given.end() ? nullptr : &found->graph;
+  };
   const auto choose = [&](GraphId id, const GraphRequest& request) {
-    for (const NamedGraph& given : settings.given)
-      if (given.id == id && !given.graph.channels.empty()) return given.graph;
+    if (const ChannelGraph* graph = given(id)) return *graph;
     ChannelGraph none;
     none.pattern = request.pattern;
     const bool wanted = id == GraphId::nvls ? settings.nvls : !request.collnet || settings.collnet;
     return wanted ? searchIn(space, request, settings) : none;
   };
+  const auto total = [&](const ChannelGraph& graph) {
+    return space.netCount() > 0 ? graph.totalInter() : graph.totalIntra();
+  };
+  // Trees have exactly as many channels as the ring, and a tree at less than half of the ring's
+  // total is of little use: ever shorter rings give way to it, and the best pair is kept.
   GraphSet graphs;
-  graphs.ring = choose(GraphId::ring, {Pattern::ring, 1, settings.maxRingChannels, false});
+  const auto chooseRingAndTree = [&](int maxChannels) {
+    graphs.ring = choose(GraphId::ring, {Pattern::ring, 1, maxChannels, false});
+    const int channels = static_cast<int>(graphs.ring.channels.size());
+    graphs.tree = choose(GraphId::tree, {Pattern::balancedTree, channels, channels, false});
+    return std::min(total(graphs.ring), 2 * total(graphs.tree));
+  };
+  Bandwidth best = chooseRingAndTree(settings.maxRingChannels);
+  if (!given(GraphId::ring) && !given(GraphId::tree)) {
+    GraphSet bestGraphs = graphs;
+    while (2 * total(graphs.tree) < total(graphs.ring) && graphs.ring.channels.size() > 1) {
+      const Bandwidth both = chooseRingAndTree(static_cast<int>(graphs.ring.channels.size()) - 1);
+      if (both <= best) continue;
+      best = both;
+      bestGraphs = graphs;
+    }
+    graphs = std::move(bestGraphs);
+  }
   const int channels = static_cast<int>(graphs.ring.channels.size());
-  graphs.tree = choose(GraphId::tree, {Pattern::balancedTree, channels, channels, false});
   graphs.collnetChain = choose(GraphId::collnetChain, {Pattern::tree, channels, channels, true});
   graphs.collnetDirect =
       choose(GraphId::collnetDirect, {Pattern::collnetDirect, 1, settings.maxChannels, true});

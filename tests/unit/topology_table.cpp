@@ -121,8 +121,9 @@ void printComparison(const std::vector<Row>& rows, const Before& before, bool on
 }
 
 void printCounts(const std::vector<Row>& rows, const Before& before) {
-  std::printf("| nodes | graph | equal | higher total | lower total | same total, otherwise "
-              "different |\n|---|---|---|---|---|---|\n");
+  std::printf(
+      "| nodes | graph | equal | higher total | lower total | same total, otherwise "
+      "different |\n|---|---|---|---|---|---|\n");
   for (const int nodes : {1, 2}) {
     for (size_t i = 0; i < kGraphs; i++) {
       int equal = 0, higher = 0, lower = 0, other = 0;
