@@ -19,7 +19,8 @@ Block Arena::allocate(size_t bytes) {
   auto fits = [bytes](const Slab& slab) { return slab.memory->bytes() - slab.used >= bytes; };
   auto slab = std::find_if(slabs_.begin(), slabs_.end(), fits);
   if (slab == slabs_.end()) {
-    auto memory = runtime_.allocate(device_, std::max(bytes, slabBytes_));
+    const size_t slabs = std::max<size_t>((bytes + slabBytes_ - 1) / slabBytes_, 1);
+    auto memory = runtime_.allocate(device_, slabs * slabBytes_);
     const auto handle = runtime_.exportMemory(memory->address(), memory->bytes());
     announceLocal(handle, memory);
     slabs_.push_back({std::move(memory), handle, 0});

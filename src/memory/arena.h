@@ -7,7 +7,7 @@
 
 namespace unisono::memory {
 
-// Where a block of an arena lies, as another rank needs it: plain data to send.
+// Identifies a block of an arena to another rank: plain data to send.
 struct SharedBlock {
   runtime::MemoryHandle handle;  // of the slab
   uint64_t offset;               // of the block inside the slab
@@ -18,8 +18,9 @@ struct Block {
   SharedBlock shared;
 };
 
-// Device memory of one communicator that other ranks map, allocated in slabs so that a peer maps a
-// few large ranges instead of many small ones. Blocks live as long as the arena.
+// Device memory of one communicator that other ranks map, allocated in multiples of `slabBytes`, so
+// that a peer maps a few large ranges instead of many small ones and no memory is lost to the
+// granularity of the device. Blocks live as long as the arena.
 class Arena {
  public:
   Arena(runtime::Runtime& runtime, int device, size_t slabBytes);

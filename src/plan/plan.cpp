@@ -141,7 +141,7 @@ void planRings(const Shape& shape, const std::vector<Task>& run, Plan& plan) {
       packer.place(trafficOf(shape, run[first + i]), work);
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
     }
-    if (shape.ranks > 1) plan.ringChannels = std::max(plan.ringChannels, launch.blocks);
+    plan.usesRings = shape.ranks > 1;
     plan.launches.emplace_back(launch);
   }
 }

@@ -44,7 +44,7 @@ struct Shape {
   uint32_t peerSlotBytes = 0;   // of connections for messages
   uint32_t slicesPerChunk = 1;
   int peerChannels = 1;          // channels of point-to-point messages, all peers together
-  int channelsPerPeer = 1;       // most channels of one message; divides peerChannels
+  int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels
   uint64_t minBytesPerPart = 1;  // of a message on one of its channels
   uint64_t directBytes = 0;      // messages from this size on are offered directly
 };
@@ -65,19 +65,16 @@ struct OneShotLaunch {
 };
 using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, OneShotLaunch>;
 
-// A connection that the launches use: this rank's end towards `peer` on channels
-// first .. first + channels - 1.
+// A connection for messages that the launches use: this rank's end of the one to or from `peer`.
 struct PeerUse {
   int peer;
   bool sends;
-  int firstChannel;
-  int channels;
 };
 
 struct Plan {
   std::vector<Launch> launches;  // in the order in which they run
-  int ringChannels = 0;          // rings 0 .. ringChannels - 1 are used
-  std::vector<PeerUse> peers;
+  bool usesRings = false;
+  std::vector<PeerUse> peers;  // one for each message
   bool usesOneShot = false;
 };
 

@@ -144,7 +144,7 @@ void planMessages(const Shape& shape, const std::vector<Task>& tasks, Plan& plan
         if (queue.empty()) return message;
         message = split(shape, delta, peer, queue.front());
         queue.pop_front();
-        if (delta != 0) plan.peers.push_back({peer, sends, message.firstChannel, message.channels});
+        if (delta != 0) plan.peers.push_back({peer, sends});
         launch.blocks = std::max(launch.blocks, message.firstChannel + message.channels);
         return message;
       };

@@ -170,12 +170,10 @@ void World::makeMember(int rank, int ranks) {
 
   plan::Plan everything;
   everything.usesOneShot = geometry_.oneShotMaxBytes > 0 && ranks > 1;
-  if (ranks > 1) everything.ringChannels = geometry_.channels;
+  everything.usesRings = ranks > 1;
   for (int delta = 1; delta < ranks; delta++) {
-    const int first = plan::firstMessageChannel(shape, 0, delta);
-    everything.peers.push_back({(rank + delta) % ranks, true, first, geometry_.channelsPerPeer});
-    everything.peers.push_back(
-        {(rank + ranks - delta) % ranks, false, first, geometry_.channelsPerPeer});
+    everything.peers.push_back({(rank + delta) % ranks, true});
+    everything.peers.push_back({(rank + ranks - delta) % ranks, false});
   }
   member.connector->connect(everything);
 }

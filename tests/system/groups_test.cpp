@@ -240,6 +240,82 @@ TEST(GroupsOfSeveral, Streams) {
   });
 }
 
+// A group may hold a small and a larger message of which the peer makes the second one only when it
+// has got the first: the larger one needs nothing more of the peer before it is launched.
+TEST(GroupsOfSeveral, SmallAndLargeMessageReceivedOneByOne) {
+  const Ranks ranks(2);
+  constexpr size_t kSmall = 1 << 10, kLarge = 1 << 20;
+  onThreads(2, [&](int rank) {
+    DeviceBuffer small(rank, kSmall), large(rank, kLarge);
+    const ncclComm_t comm = ranks.comm(rank);
+    const cudaStream_t stream = ranks.stream(rank);
+    if (rank == 0) {
+      std::fill_n(small.as<char>(), kSmall, 'a');
+      std::fill_n(large.as<char>(), kLarge, 'b');
+      check(ncclGroupStart());
+      check(ncclSend(small.as(), kSmall, ncclInt8, 1, comm, stream));
+      check(ncclSend(large.as(), kLarge, ncclInt8, 1, comm, stream));
+      check(ncclGroupEnd());
+    } else {
+      check(ncclRecv(small.as(), kSmall, ncclInt8, 0, comm, stream));
+      check(unisonoHostStreamSynchronize(stream));
+      check(ncclRecv(large.as(), kLarge, ncclInt8, 0, comm, stream));
+    }
+    check(unisonoHostStreamSynchronize(stream));
+    if (std::count(small.as<char>(), small.as<char>() + kSmall, 'a') != kSmall ||
+        std::count(large.as<char>(), large.as<char>() + kLarge, 'b') != kLarge) {
+      throw std::runtime_error("wrong bytes");
+    }
+  });
+}
+
+// After the first call of a kind, no call waits on the CPU for another rank, however large it is:
+// one thread can make the calls of all ranks one after the other, without a group.
+TEST(GroupsOfSeveral, LargerCallsDoNotWaitForOtherRanks) {
+  constexpr int kRanks = 3;
+  constexpr size_t kSmall = 8, kLarge = 1 << 19;
+  const Ranks ranks(kRanks);
+  std::vector<DeviceBuffer> sums, messages;
+  for (int rank = 0; rank < kRanks; rank++) {
+    sums.emplace_back(rank, kRanks * kLarge * sizeof(int));
+    messages.emplace_back(rank, kLarge * sizeof(int));
+    std::fill_n(sums.back().as<int>(), kRanks * kLarge, rank + 1);
+  }
+  auto reduceScatter = [&](int rank, size_t count) {
+    int* data = sums[static_cast<size_t>(rank)].as<int>();
+    ASSERT_OK(ncclReduceScatter(data, data + static_cast<size_t>(rank) * count, count, ncclInt,
+                                ncclSum, ranks.comm(rank), ranks.stream(rank)));
+  };
+  auto message = [&](int rank, size_t count) {
+    void* data = messages[static_cast<size_t>(rank)].as();
+    if (rank == 0) {
+      ASSERT_OK(ncclSend(data, count, ncclInt, 1, ranks.comm(0), ranks.stream(0)));
+    } else if (rank == 1) {
+      ASSERT_OK(ncclRecv(data, count, ncclInt, 0, ranks.comm(1), ranks.stream(1)));
+    }
+  };
+  ranks.inGroup([&](int rank) { reduceScatter(rank, kSmall); });
+  ranks.inGroup([&](int rank) { message(rank, kSmall); });
+  ranks.synchronize();
+
+  for (int rank = 0; rank < kRanks; rank++) {
+    std::fill_n(sums[static_cast<size_t>(rank)].as<int>(), kRanks * kLarge, rank + 1);
+  }
+  std::fill_n(messages[0].as<int>(), kLarge, 42);
+  for (int rank = 0; rank < kRanks && !HasFatalFailure(); rank++) {
+    reduceScatter(rank, kLarge);
+    message(rank, kLarge);
+  }
+  if (HasFatalFailure()) return;
+  ranks.synchronize();
+  for (int rank = 0; rank < kRanks; rank++) {
+    const int* sum = sums[static_cast<size_t>(rank)].as<int>() + static_cast<size_t>(rank) * kLarge;
+    EXPECT_EQ(std::count(sum, sum + kLarge, 6), static_cast<ptrdiff_t>(kLarge)) << rank;
+  }
+  const int* received = messages[1].as<int>();
+  EXPECT_EQ(std::count(received, received + kLarge, 42), static_cast<ptrdiff_t>(kLarge));
+}
+
 // Calls on one communicator keep their order on whatever streams they are.
 TEST(GroupsOfSeveral, CallsOnAlternatingStreams) {
   const Ranks ranks(2);

@@ -149,16 +149,15 @@ std::vector<Plan> plansOf(const std::vector<std::vector<Task>>& tasks, int peerC
   return plans;
 }
 
-// Connections that the plans need are needed by both ends, and grow alike.
+// Both ends of a connection list it once for each message.
 void expectPeersAgree(const std::vector<Plan>& plans) {
-  using Use = std::pair<int, int>;  // first channel, channels
-  std::map<std::pair<int, int>, std::vector<Use>> sends, receives;
+  std::map<std::pair<int, int>, int> sends, receives;
   for (size_t rank = 0; rank < plans.size(); rank++) {
     for (const PeerUse& use : plans[rank].peers) {
       const auto self = static_cast<int>(rank);
       ASSERT_NE(use.peer, self);
       const auto pair = use.sends ? std::pair(self, use.peer) : std::pair(use.peer, self);
-      (use.sends ? sends : receives)[pair].emplace_back(use.firstChannel, use.channels);
+      (use.sends ? sends : receives)[pair]++;
     }
   }
   EXPECT_EQ(sends, receives);
