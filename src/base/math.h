@@ -24,8 +24,8 @@ constexpr uint64_t mix64(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// The next number of SplitMix64 (Steele, Lea, Flood 2014), a fast generator that is not for secrets.
-// Its state is any 64-bit number.
+// The next number of SplitMix64 (Steele, Lea, Flood 2014), a fast generator that is not for
+// secrets. Its state is any 64-bit number.
 constexpr uint64_t splitMix64(uint64_t& state) {
   return mix64(state += 0x9e3779b97f4a7c15u);
 }

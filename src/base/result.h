@@ -16,8 +16,9 @@ constexpr ncclResult_t resultOf(ErrorCode code) {
   return code == ErrorCode::timeout ? ncclRemoteError : static_cast<ncclResult_t>(code);
 }
 
-// Runs the body of an exported C function. Its result is what `body` returns, or ncclSuccess if that
-// is void. An exception ends here: `keepText` gets its text, which is valid during that call only.
+// Runs the body of an exported C function. Its result is what `body` returns, or ncclSuccess if
+// that is void. An exception ends here: `keepText` gets its text, which is valid during that call
+// only.
 template <typename Body>
 ncclResult_t guarded(void (*keepText)(const char*) noexcept, Body&& body) noexcept {
   ErrorCode code = ErrorCode::internalError;

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "numbers.h"
+#include "support/seed.h"
 
 // The conversions of narrow floating-point types, all codes, against the definition of each format.
 namespace unisono::protocol {
@@ -137,9 +138,7 @@ TYPED_TEST(Elements, RoundsTheSmallestNumbers) {
 }
 
 TYPED_TEST(Elements, ConvertsAnyFloat) {
-  const uint32_t seed = std::random_device{}();
-  SCOPED_TRACE(fmt::format("seed {}", seed));
-  std::mt19937 random(seed);
+  std::mt19937 random(test::seed());
   for (int i = 0; i < 300000 && !this->HasFatalFailure(); i++) {
     uint32_t bits = random();
     // Half of them in the exponents that the format has.

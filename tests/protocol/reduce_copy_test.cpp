@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "numbers.h"
+#include "support/seed.h"
 
 // The innermost loop: every type and operator, from 1 to 4 sources to 1 to 4 destinations, at every
 // alignment, at sizes around the vectors that it moves.
@@ -186,9 +187,7 @@ class ReduceCopyTest : public testing::TestWithParam<std::tuple<DataType, Reduct
     check(test, type(), reduction(), random_);
   }
 
-  const uint64_t seed_ = std::random_device{}();
-  testing::ScopedTrace trace_{__FILE__, __LINE__, fmt::format("seed {}", seed_)};
-  Random random_{seed_};
+  Random random_{test::seed()};
 };
 
 TEST_P(ReduceCopyTest, EverySizeAndCommonAlignment) {

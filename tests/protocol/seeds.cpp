@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "support/seed.h"
 
 namespace unisono::protocol {
 namespace {
@@ -135,8 +136,7 @@ void forEachSeed(uint64_t count, const std::string& test,
     if (wrong.empty()) continue;
     failures++;
     ADD_FAILURE() << "seed " << seed << ": " << wrong
-                  << "\nReplay it with UNISONO_TEST_SEED=" << seed
-                  << " and --gtest_filter of this test";
+                  << "\nTo repeat: " << test::replayCommand(seed);
     discardWorlds();
   }
 }

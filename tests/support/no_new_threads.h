@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-namespace unisono::testing {
+namespace unisono::test {
 
 // While it lives, the system refuses every new thread of the process: a stack of the default size
 // would not fit into the address space.
@@ -29,4 +29,4 @@ class NoNewThreads {
   pthread_attr_t before_;
 };
 
-}  // namespace unisono::testing
+}  // namespace unisono::test

@@ -241,7 +241,7 @@ TEST(Communicators, NonblockingInitWithoutAThreadFails) {
   ncclConfig_t config = nonblocking();
   ncclComm_t comm = nullptr;
   {
-    testing::NoNewThreads refused;
+    test::NoNewThreads refused;
     ncclCommInitRankConfig(&comm, 2, id, 0, &config);
   }
   ASSERT_NE(comm, nullptr);
@@ -259,7 +259,7 @@ TEST(Communicators, GroupWithoutThreadsFailsAsAWhole) {
     device::use(deviceOf(rank));
     ASSERT_OK(ncclCommInitRank(&comms[rank], 3, id, rank));
   }
-  testing::NoNewThreads refused;
+  test::NoNewThreads refused;
   EXPECT_EQ(ncclGroupEnd(), ncclSystemError);
   for (ncclComm_t comm : comms) EXPECT_EQ(comm, nullptr);
 }

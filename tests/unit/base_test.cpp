@@ -40,7 +40,7 @@ std::array<bool, 32> blockedBy(const sigset_t& mask) {
 }
 
 // Blocks SIGUSR1 alone, so that a mask that is not restored differs from both extremes.
-class StartThread : public ::testing::Test {
+class StartThread : public testing::Test {
  protected:
   void SetUp() override {
     sigset_t mask;
@@ -73,7 +73,7 @@ TEST_F(StartThread, BlocksSignalsInTheThreadAlone) {
 }
 
 TEST_F(StartThread, RestoresTheMaskWhenTheThreadIsRefused) {
-  testing::NoNewThreads refused;
+  test::NoNewThreads refused;
   try {
     startThread("unisono-test", [] {}).join();
     ADD_FAILURE() << "a thread started";

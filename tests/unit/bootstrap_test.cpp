@@ -12,6 +12,7 @@
 #include "bootstrap/frame.h"
 #include "bootstrap/interfaces.h"
 #include "bootstrap_testing.h"
+#include "support/seed.h"
 
 namespace unisono::bootstrap {
 namespace {
@@ -50,15 +51,13 @@ void exerciseAllGather(Bootstrap& bootstrap, uint32_t seed) {
 class BootstrapRanks : public testing::TestWithParam<int> {};
 
 TEST_P(BootstrapRanks, AllGather) {
-  const uint32_t seed = std::random_device{}();
-  SCOPED_TRACE(seed);
+  const auto seed = static_cast<uint32_t>(test::seed());
   runRanks(GetParam(), localSettings(),
            [&](Bootstrap& bootstrap) { exerciseAllGather(bootstrap, seed); });
 }
 
 TEST_P(BootstrapRanks, EveryPairTalksInRandomSizes) {
-  const uint32_t seed = std::random_device{}();
-  SCOPED_TRACE(seed);
+  const auto seed = static_cast<uint32_t>(test::seed());
   const int count = GetParam();
   auto stream = [&](int from, int to) {
     return std::mt19937(seed + static_cast<uint32_t>(from * count + to));

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "runtime/descriptor_service.h"
 #include "runtime_host_testing.h"
+#include "support/seed.h"
 
 namespace unisono::runtime::host {
 namespace {
@@ -234,9 +235,7 @@ TEST(HostProcessTest, AForkedChildIsToldThatItHasNoDevices) {
 
 TEST(HostMemoryTest, IsZeroFilledAlignedAndKnown) {
   HostRuntime runtime(hostSettings());
-  uint32_t seed = std::random_device{}();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  std::mt19937 random(seed);
+  std::mt19937 random(test::seed());
   std::vector<std::shared_ptr<DeviceMemory>> kept;
   for (int i = 0; i < 600; i++) {
     size_t bytes = i % 50 == 0 ? 3u << 20 : random() % 20000;

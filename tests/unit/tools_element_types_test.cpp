@@ -7,6 +7,7 @@
 #include <set>
 
 #include "element_types.h"
+#include "support/seed.h"
 
 namespace unisono::bench {
 namespace {
@@ -62,9 +63,7 @@ TEST(ElementTypes, EncodeIsTheInverseOfDecodeForEveryPattern) {
 
 // Against all values of the type: none is nearer, and a tie goes to the even one.
 TEST(ElementTypes, EncodeRoundsToTheNearest) {
-  const unsigned seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(test::seed());
   for (ElementType type : {ElementType::float8e4m3, ElementType::float8e5m2, ElementType::float16,
                            ElementType::bfloat16}) {
     const ElementInfo& info = elementInfo(type);

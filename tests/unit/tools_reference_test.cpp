@@ -5,6 +5,7 @@
 #include <random>
 
 #include "reference.h"
+#include "support/seed.h"
 
 namespace unisono::bench {
 namespace {
@@ -116,7 +117,7 @@ std::vector<Case> allCases() {
 
 class ReferenceTest : public testing::TestWithParam<Case> {
  protected:
-  const uint64_t seed_ = std::random_device()();
+  const uint64_t seed_ = test::seed();
   const ElementInfo& info_ = elementInfo(GetParam().type);
   const Reference reference_{seed_, GetParam().type, GetParam().reduction, GetParam().ranks};
   // Fewer elements with many ranks keep the test short.

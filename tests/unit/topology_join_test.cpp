@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 
+#include "support/seed.h"
 #include "topology/double_tree.h"
 #include "topology/presets.h"
 #include "topology_testing.h"
@@ -191,7 +192,7 @@ TEST(DoubleTree, IsTwoTreesWithOtherLeaves) {
 }
 
 TEST(Join, GivesRingsAndTreesOverRandomNodes) {
-  const unsigned base = std::random_device{}();
+  const uint64_t base = test::seed();
   for (unsigned round = 0; round < 60; ++round) {
     SCOPED_TRACE(::testing::Message() << "seed " << base + round);
     std::mt19937 random(base + round);
@@ -355,9 +356,7 @@ RankPlace placeOn(const XmlTopology& file, const std::vector<int>& gpus, int fir
 }
 
 TEST(Join, JoinsWhatRanksFindOnUnevenMachines) {
-  const unsigned seed = std::random_device{}();
-  SCOPED_TRACE(::testing::Message() << "seed " << seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test::seed());
   for (int round = 0; round < 4; ++round) {
     struct Host {
       XmlTopology file;

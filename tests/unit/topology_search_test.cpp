@@ -12,6 +12,7 @@
 #include <random>
 #include <set>
 
+#include "support/seed.h"
 #include "topology/graph_xml.h"
 #include "topology/presets.h"
 #include "topology/validate.h"
@@ -51,9 +52,7 @@ TEST(Search, GivesValidGraphsForEveryPreset) {
 }
 
 TEST(Search, GivesTheSameForEveryOrderOfTheFile) {
-  const unsigned seed = std::random_device{}();
-  SCOPED_TRACE(::testing::Message() << "seed " << seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test::seed());
   std::vector<XmlTopology> files{
       parseTopologyXml(ownTopology("h800x8-vm.detected.xml"), "h800x8-vm")};
   for (const char* name : {"dgx-a100", "dgx1-v100", "rtx3090-x8"})
@@ -164,9 +163,7 @@ void expectSpoiltIsSeen(const ChannelGraph& good, const Machine& machine) {
 }
 
 TEST(Search, GivesValidAndRepeatableGraphsForRandomMachines) {
-  const unsigned seed = std::random_device{}();
-  SCOPED_TRACE(::testing::Message() << "seed " << seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test::seed());
   for (int round = 0; round < 150; ++round) {
     const MachineDescription machine = randomDescription(random);
     const PathSettings paths = randomPaths(random);
@@ -194,9 +191,7 @@ TEST(Search, GivesValidAndRepeatableGraphsForRandomMachines) {
 
 // GPUs in several containers are apart; those of one find the same.
 TEST(Search, GivesTheSameOnEveryRankOfRandomMachines) {
-  const unsigned seed = std::random_device{}();
-  SCOPED_TRACE(::testing::Message() << "seed " << seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test::seed());
   for (int round = 0; round < 40; ++round) {
     const MachineDescription description = randomDescription(random);
     PathSettings paths = randomPaths(random);
@@ -272,9 +267,7 @@ TEST(Search, UsesEveryPortOfARailMachine) {
 
 // Machines where all ports are alike: as many channels enter by one as by another, and leave.
 TEST(Search, UsesPortsThatAreAlikeAlike) {
-  const unsigned seed = std::random_device{}();
-  SCOPED_TRACE(::testing::Message() << "seed " << seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test::seed());
   const auto pick = [&](std::initializer_list<int> choices) {
     return *(choices.begin() + random() % choices.size());
   };
