@@ -58,8 +58,9 @@ comm::Options optionsOf(const ncclConfig_t& config) {
   return options;
 }
 
-bool isBlocking(const ncclConfig_t& config) {
-  return config.blocking != 0;
+// NCCL_COMM_BLOCKING wins over the configuration.
+bool isBlocking(const Settings& settings, const ncclConfig_t& config) {
+  return settings.blocking >= 0 ? settings.blocking != 0 : config.blocking != 0;
 }
 
 HandleId* slotOf(ncclComm_t* comm) {
@@ -109,9 +110,10 @@ ncclResult_t initRank(ncclComm_t* comm, int ranks, const ncclUniqueId& id, int r
     const ncclConfig_t config = readConfig(given);
     auto& runtime = runtime::Runtime::get();
     const int device = runtime.currentDevice();
-    addMaking(comm, device, isBlocking(config),
-              comm::makeFromId(runtime, unpack(id), rank, ranks, device, settingsFromEnvironment(),
-                               optionsOf(config)));
+    const Settings settings = settingsFromEnvironment();
+    addMaking(
+        comm, device, isBlocking(settings, config),
+        comm::makeFromId(runtime, unpack(id), rank, ranks, device, settings, optionsOf(config)));
   });
 }
 
@@ -222,7 +224,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
     const bootstrap::UniqueId id = bootstrap::createUniqueId(local);
     for (int rank = 0; rank < ndev; rank++) {
       const int device = devlist == nullptr ? rank : devlist[rank];
-      addMaking(comm + rank, device, true,
+      addMaking(comm + rank, device, settings.blocking != 0,
                 comm::makeFromId(runtime, id, rank, ndev, device, settings, {}));
     }
   });
@@ -239,10 +241,12 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     }
     auto handle = comm::findHandle(comm);
     auto parent = handle->usable();
+    // Without a configuration the new communicator has the parent's, with one nothing is inherited.
     const ncclConfig_t read = readConfig(config);
     const comm::Options options = config == nullptr ? parent->options() : optionsOf(read);
-    const bool blocking =
-        read.blocking == NCCL_CONFIG_UNDEF_INT ? handle->blocking() : isBlocking(read);
+    const bool blocking = config == nullptr && parent->settings().blocking < 0
+                              ? handle->blocking()
+                              : isBlocking(parent->settings(), read);
     const int device = parent->device();
     addMaking(newcomm, device, blocking, comm::makeFromSplit(parent, color, key, options),
               color == NCCL_SPLIT_NOCOLOR ? std::move(handle) : nullptr);

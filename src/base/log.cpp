@@ -4,23 +4,21 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <mutex>
 #include <string>
 
+#include "base/settings.h"
 #include "base/system.h"
 
 namespace unisono {
 namespace {
 
 LogLevel levelFromEnvironment() {
-  const char* value = std::getenv("NCCL_DEBUG");
-  if (value == nullptr) return LogLevel::none;
-  std::string_view text = value;
-  if (text == "VERSION") return LogLevel::version;
-  if (text == "WARN") return LogLevel::warn;
-  if (text == "INFO") return LogLevel::info;
-  if (text == "TRACE" || text == "ABORT") return LogLevel::trace;
+  const std::string level = debugSettings().debugLevel;
+  if (level == "VERSION") return LogLevel::version;
+  if (level == "WARN") return LogLevel::warn;
+  if (level == "INFO") return LogLevel::info;
+  if (level == "TRACE" || level == "ABORT") return LogLevel::trace;
   return LogLevel::none;
 }
 
@@ -68,8 +66,9 @@ void writeLog(LogLevel level, std::string_view text) {
                                  kNames[static_cast<int>(level)], text);
   std::lock_guard lock(writeMutex);
   if (output == nullptr) {
-    const char* file = std::getenv("NCCL_DEBUG_FILE");
-    output = file != nullptr ? std::fopen(expandFileName(file).c_str(), "a") : nullptr;
+    const std::string file = debugSettings().debugFile;
+    // "e": closed on exec, so that child processes do not inherit the file.
+    output = file.empty() ? nullptr : std::fopen(expandFileName(file).c_str(), "ae");
     if (output == nullptr) output = stderr;
   }
   std::fwrite(line.data(), 1, line.size(), output);

@@ -1,11 +1,18 @@
 #include "base/settings.h"
 
-#include <atomic>
-#include <charconv>
+#include <strings.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
-#include <cstring>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string_view>
 #include <variant>
 
+#include "base/configuration_file.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -14,137 +21,384 @@ extern char** environ;
 namespace unisono {
 namespace {
 
-using Field = std::variant<std::string Settings::*, int64_t Settings::*, bool Settings::*>;
+// The types of a row. Each says which member a value goes to, how it is parsed and what is allowed.
 
-struct Row {
-  SettingInfo info;
-  Field field;
+// Any number but 0 is true, as in NCCL.
+struct Flag {
+  bool Settings::*field;
 };
 
-const std::vector<Row>& rows() {
-  static const std::vector<Row> kRows = {
-      {{"UNISONO_BACKEND", "host|cuda", "cuda if a GPU is there", "which device runtime to use"},
-       &Settings::backend},
-      {{"UNISONO_HOST_TOPOLOGY", "file", "", "topology file whose GPUs the host backend simulates"},
-       &Settings::hostTopologyFile},
-      {{"UNISONO_HOST_DEVICES", "number", "8", "simulated GPUs when no topology file is given"},
-       &Settings::hostDevices},
-      {{"UNISONO_HOST_EXECUTOR", "fibers|threads", "fibers", "how simulated GPUs run"},
-       &Settings::hostExecutor},
-      {{"UNISONO_HOST_SEED", "number", "-1",
-        "seed of the fiber schedule; 0 or more makes a run replayable"},
-       &Settings::hostSeed},
-      {{"NCCL_SOCKET_IFNAME", "list", "", "interfaces for sockets: prefix, ^ excludes, = exact"},
-       &Settings::socketInterface},
-      {{"NCCL_SOCKET_FAMILY", "AF_INET|AF_INET6", "either", "address family of sockets"},
-       &Settings::socketFamily},
-      {{"NCCL_COMM_ID", "address:port", "", "where the root of the first communicator listens"},
-       &Settings::commId},
-      {{"NCCL_HOSTID", "text", "this host", "makes one host look like several"}, &Settings::hostId},
-      {{"UNISONO_BOOTSTRAP_TIMEOUT", "seconds", "120", "how long to wait for every rank to come"},
-       &Settings::bootstrapTimeoutSeconds},
-      {{"NCCL_TOPO_FILE", "file", "the platform's", "topology file that detection completes"},
-       &Settings::topologyFile},
-      {{"NCCL_TOPO_DUMP_FILE", "file", "", "where the detected topology is written"},
-       &Settings::topologyDumpFile},
-      {{"NCCL_MULTI_RANK_GPU_ENABLE", "0|1", "0", "allow several ranks on one GPU"},
-       &Settings::multiRankDevice},
-      {{"NCCL_MIN_NCHANNELS", "number", "automatic", "fewest channels"}, &Settings::minChannels},
-      {{"NCCL_MIN_CTAS", "number", "automatic", "fewest channels (newer name)"},
-       &Settings::minChannels},
-      {{"NCCL_MAX_NCHANNELS", "number", "automatic", "most channels"}, &Settings::maxChannels},
-      {{"NCCL_MAX_CTAS", "number", "automatic", "most channels (newer name)"},
-       &Settings::maxChannels},
-      {{"NCCL_BUFFSIZE", "bytes", "automatic", "size of one connection's FIFO"},
-       &Settings::bufferBytes},
-      {{"NCCL_NTHREADS", "number", "512", "threads of a channel's block"}, &Settings::threads},
-      {{"NCCL_ALGO", "list", "automatic", "algorithms that may be used"}, &Settings::algorithm},
-      {{"NCCL_CUMEM_ENABLE", "0|1", "automatic", "share memory by CUDA VMM (1) or legacy IPC (0)"},
-       &Settings::cuMem},
-      {{"NCCL_GRAPH_FILE", "file", "", "graph file whose channels are taken instead of a search"},
-       &Settings::graphFile},
-      {{"NCCL_GRAPH_DUMP_FILE", "file", "", "where rank 0 writes the channel graphs of its node"},
-       &Settings::graphDumpFile},
-      {{"NCCL_P2P_DISABLE", "0|1", "0", "GPUs do not reach each other's memory"},
-       &Settings::p2pDisable},
-      {{"NCCL_P2P_LEVEL", "LOC|NVL|PIX|PXB|PHB|SYS", "by platform",
-        "how far apart GPUs may be that reach each other's memory"},
-       &Settings::p2pLevel},
-      {{"NCCL_P2P_READ_ENABLE", "0|1", "by GPU",
-        "whether receivers read from the memory of senders (1) or senders write to that of "
-        "receivers (0)"},
-       &Settings::p2pRead},
-      {{"NCCL_NVB_DISABLE", "0|1", "0", "no way between two GPUs leads through a third one"},
-       &Settings::nvbDisable},
-      {{"NCCL_SHM_DISABLE", "0|1", "0", "processes do not share host memory"},
-       &Settings::shmDisable},
-      {{"NCCL_NET_GDR_LEVEL", "LOC|PIX|PXB|PHB|SYS", "by platform",
-        "how far apart a GPU and a NIC may be that uses its memory"},
-       &Settings::gdrLevel},
-      {{"NCCL_NET_GDR_READ", "0|1", "by GPU", "whether NICs read GPU memory when they send"},
-       &Settings::gdrRead},
-      {{"NCCL_NET_GDR_C2C", "0|1", "1", "NICs reach GPU memory through a CPU that C2C joins to it"},
-       &Settings::gdrC2c},
-      {{"NCCL_PXN_DISABLE", "0|1", "0", "GPUs do not send to far NICs through a GPU beside them"},
-       &Settings::pxnDisable},
-      {{"NCCL_PXN_C2C", "0|1", "1", "such a way may lead through a CPU that C2C joins to the GPU"},
-       &Settings::pxnC2c},
-      {{"NCCL_MNNVL_ENABLE", "0|1|2", "2", "NVLink between hosts is used where there is one"},
-       &Settings::multiNodeNvlink},
-      {{"NCCL_CROSS_NIC", "0|1|2", "2",
-        "whether rings may leave a node by another NIC than they enter it: never, always, where "
-        "it gives more"},
-       &Settings::crossNic},
-  };
-  return kRows;
+// As Flag, with negative numbers for automatic (-1).
+struct OptionalFlag {
+  int64_t Settings::*field;
+};
+
+// What becomes of a number that is out of range: NCCL accepts them all, each variable in its own
+// way. Those of UNISONO_* are always errors.
+enum class OutOfRange { clamp, useDefault, useLowest, useHighest };
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+struct Number {
+  int64_t Settings::*field;
+  int64_t lowest, highest;
+  OutOfRange outOfRange = OutOfRange::useDefault;
+  const char* unit = nullptr;
+};
+
+// One of the names in `values`, which `|` separates; case does not matter. The member gets the name
+// as it is spelled here. `numbered` has the names for which a number is accepted too: 0 for the
+// first and so on, where greater numbers stand for the last.
+struct Choice {
+  std::string Settings::*field;
+  std::string_view values;
+  std::string_view numbered = {};
+};
+
+// Taken as it is. Whoever uses it parses it: `kind` says what it has to be.
+struct Text {
+  std::string Settings::*field;
+  const char* kind;
+};
+
+// NCCL_CONF_FILE, which is read before all others.
+struct ConfigurationPath {};
+
+struct Row {
+  const char* name;
+  std::variant<Flag, OptionalFlag, Number, Choice, Text, ConfigurationPath> type;
+  const char* defaultText;
+  const char* meaning;
+};
+
+using S = Settings;
+
+constexpr const char* kConfigurationVariable = "NCCL_CONF_FILE";
+constexpr int64_t kMaxChannels = 64;
+constexpr int64_t kLongestSeconds = 100'000'000;
+constexpr std::string_view kPathTypes = "LOC|NVL|NVB|C2C|PIX|PXB|P2C|PXN|PHB|SYS";
+constexpr std::string_view kNumberedPathTypes = "LOC|PIX|PXB|PHB|SYS";
+
+constexpr Row kRows[] = {
+    {"UNISONO_BACKEND", Choice{&S::backend, "host|cuda"}, "cuda if there is a GPU",
+     "device runtime to use"},
+    {"UNISONO_HOST_TOPOLOGY", Text{&S::hostTopologyFile, "file"}, "none",
+     "topology file whose GPUs the host backend simulates"},
+    {"UNISONO_HOST_DEVICES", Number{&S::hostDevices, 1, 1024}, "8",
+     "number of simulated GPUs when no topology file is set"},
+    {"UNISONO_HOST_EXECUTOR", Choice{&S::hostExecutor, "fibers|threads"}, "fibers",
+     "how simulated GPUs run their kernels"},
+    {"UNISONO_HOST_SEED", Number{&S::hostSeed, -1, kUnlimited}, "-1",
+     "seed of the fiber schedule: 0 or more makes a run reproducible"},
+    {kConfigurationVariable, ConfigurationPath{}, "~/.nccl.conf",
+     "configuration file to read before /etc/nccl.conf"},
+    {"NCCL_DEBUG", Choice{&S::debugLevel, "VERSION|WARN|INFO|ABORT|TRACE"}, "no log",
+     "what to log; each level includes the ones before it"},
+    {"NCCL_DEBUG_FILE", Text{&S::debugFile, "file"}, "standard error",
+     "file to append the log to; %h stands for the host, %p for the process id"},
+    {"NCCL_SOCKET_IFNAME", Text{&S::socketInterface, "list"}, "automatic",
+     "network interfaces for sockets, by prefix; a leading ^ excludes them, = requires the exact "
+     "name"},
+    {"NCCL_SOCKET_FAMILY", Choice{&S::socketFamily, "AF_INET|AF_INET6"}, "either",
+     "address family of sockets"},
+    {"NCCL_COMM_ID", Text{&S::commId, "address:port"}, "none",
+     "where rank 0 of a communicator listens for the other ranks"},
+    {"NCCL_HOSTID", Text{&S::hostId, "text"}, "this host",
+     "identity of the host: ranks with different values are treated as different nodes"},
+    {"UNISONO_BOOTSTRAP_TIMEOUT",
+     Number{&S::bootstrapTimeoutSeconds, 1, kLongestSeconds, OutOfRange::useDefault, "seconds"},
+     "120", "how long to wait for all ranks to join"},
+    {"NCCL_TOPO_FILE", Text{&S::topologyFile, "file"}, "the platform's",
+     "topology file to read before the machine is detected"},
+    {"NCCL_TOPO_DUMP_FILE", Text{&S::topologyDumpFile, "file"}, "none",
+     "file to write the detected topology to"},
+    {"NCCL_COMM_BLOCKING", Number{&S::blocking, 0, 1}, "ncclConfig_t.blocking",
+     "whether calls on a communicator return when done (1) or may return ncclInProgress (0)"},
+    {"NCCL_MULTI_RANK_GPU_ENABLE", Flag{&S::multiRankDevice}, "0",
+     "allow several ranks of a communicator on one GPU"},
+    {"NCCL_MIN_NCHANNELS", Number{&S::minChannels, 0, kMaxChannels, OutOfRange::clamp}, "automatic",
+     "minimum number of channels"},
+    {"NCCL_MAX_NCHANNELS", Number{&S::maxChannels, 1, kMaxChannels, OutOfRange::clamp}, "automatic",
+     "maximum number of channels"},
+    {"NCCL_MIN_CTAS", Number{&S::minCtas, 1, kUnlimited}, "ncclConfig_t.minCTAs",
+     "minimum number of channels, in place of the one in ncclConfig_t"},
+    {"NCCL_MAX_CTAS", Number{&S::maxCtas, 1, kUnlimited}, "ncclConfig_t.maxCTAs",
+     "maximum number of channels, in place of the one in ncclConfig_t"},
+    {"NCCL_BUFFSIZE", Number{&S::bufferBytes, 1, kUnlimited, OutOfRange::useDefault, "bytes"},
+     "automatic", "size of the FIFO of each connection"},
+    {"NCCL_ALGO", Text{&S::algorithm, "list"}, "automatic",
+     "algorithms to use: ring, direct and NCCL's other names (which fall back to ring); a leading "
+     "^ excludes them; allreduce:ring sets those of one collective, ; separates collectives"},
+    {"NCCL_PROTO", Text{&S::protocol, "list"}, "automatic",
+     "protocols to use: LL, LL128, Simple, in the syntax of NCCL_ALGO; checked, but without effect "
+     "until there is more than one to choose from"},
+    {"NCCL_CUMEM_ENABLE", OptionalFlag{&S::cuMem}, "automatic",
+     "share GPU memory through CUDA VMM (1) or legacy CUDA IPC (0)"},
+    {"NCCL_GRAPH_FILE", Text{&S::graphFile, "file"}, "none",
+     "graph file with the channels to use in place of a search"},
+    {"NCCL_GRAPH_DUMP_FILE", Text{&S::graphDumpFile, "file"}, "none",
+     "file to which rank 0 writes the channel graphs of its node"},
+    {"NCCL_P2P_DISABLE", Flag{&S::p2pDisable}, "0", "disable peer-to-peer access between GPUs"},
+    {"NCCL_P2P_LEVEL", Choice{&S::p2pLevel, kPathTypes, kNumberedPathTypes}, "by platform",
+     "longest type of path over which GPUs access each other's memory"},
+    {"NCCL_P2P_READ_ENABLE", OptionalFlag{&S::p2pRead}, "by GPU",
+     "whether receivers read from the sender's memory (1) or senders write to the receiver's (0)"},
+    {"NCCL_NVB_DISABLE", Flag{&S::nvbDisable}, "0",
+     "disable NVLink paths through an intermediate GPU"},
+    {"NCCL_SHM_DISABLE", Flag{&S::shmDisable}, "0", "disable shared host memory between processes"},
+    {"NCCL_NET_GDR_LEVEL", Choice{&S::gdrLevel, kPathTypes, kNumberedPathTypes}, "by platform",
+     "longest type of path over which a NIC accesses GPU memory (GPUDirect RDMA)"},
+    {"NCCL_NET_GDR_READ", OptionalFlag{&S::gdrRead}, "by GPU",
+     "whether a NIC reads GPU memory directly when it sends"},
+    {"NCCL_NET_GDR_C2C", Flag{&S::gdrC2c}, "1",
+     "allow GPUDirect RDMA through a CPU attached by C2C"},
+    {"NCCL_PXN_DISABLE", Flag{&S::pxnDisable}, "0",
+     "disable sending to a distant NIC through a GPU that is closer to it (PXN)"},
+    {"NCCL_PXN_C2C", Flag{&S::pxnC2c}, "1", "allow PXN through a CPU attached by C2C"},
+    {"NCCL_MNNVL_ENABLE", Number{&S::multiNodeNvlink, 0, 2, OutOfRange::useHighest}, "2",
+     "use multi-node NVLink (0 off, 1 on, 2 automatic)"},
+    {"NCCL_CROSS_NIC", Number{&S::crossNic, 0, 2, OutOfRange::useLowest}, "2",
+     "whether a ring may enter and leave a node through different NICs: 0 never, 1 always, 2 when "
+     "it is faster"},
+};
+
+bool isOurs(std::string_view name) {
+  return name.starts_with("UNISONO_");
 }
 
-int64_t parseNumber(const char* name, const char* text) {
-  int64_t value = 0;
-  const char* end = text + std::strlen(text);
-  auto result = std::from_chars(text, end, value);
-  if (result.ec != std::errc() || result.ptr != end || text == end) {
-    throw invalidArgument("{}={} is not a whole number", name, text)
-        .remedy(fmt::format("Set {} to a whole number, or unset it", name));
+// Calls `use` with each of the names in "A|B|C" until it returns true.
+template <typename Use>
+bool findName(std::string_view names, Use use) {
+  while (true) {
+    const size_t bar = names.find('|');
+    if (use(names.substr(0, bar))) return true;
+    if (bar == std::string_view::npos) return false;
+    names.remove_prefix(bar + 1);
+  }
+}
+
+// A number as strtoll reads it in base 0: decimal, 0x or 0 for octal. Nothing but white space may
+// surround it.
+std::optional<int64_t> parseNumber(const std::string& text) {
+  char* end = nullptr;
+  errno = 0;
+  const long long value = std::strtoll(text.c_str(), &end, 0);
+  if (end == text.c_str() || errno == ERANGE) return std::nullopt;
+  if (std::string_view(end).find_first_not_of(" \t\r\n\v\f") != std::string_view::npos) {
+    return std::nullopt;
   }
   return value;
 }
 
-void warnOfUnknownVariables() {
-  static std::atomic<bool> done{false};
-  if (done.exchange(true)) return;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; entry++) {
-    std::string_view text = *entry;
-    if (!text.starts_with("UNISONO_")) continue;
-    std::string_view name = text.substr(0, text.find('='));
-    bool known = false;
-    for (const Row& row : rows()) known = known || name == row.info.name;
-    if (!known) logWarn("{} is not a setting of Unisono and does nothing", name);
+std::string allowedText(const Number& type) {
+  std::string range =
+      type.highest == kUnlimited
+          ? fmt::format("{} or more", type.lowest)
+          : fmt::format("{} {} {}", type.lowest, type.highest == type.lowest + 1 ? "or" : "to",
+                        type.highest);
+  return type.unit == nullptr ? range : fmt::format("{}, {}", type.unit, range);
+}
+
+struct AllowedText {
+  std::string operator()(const Flag&) const { return "0 or 1"; }
+  std::string operator()(const OptionalFlag&) const { return "0 or 1"; }
+  std::string operator()(const Number& type) const { return allowedText(type); }
+  std::string operator()(const Choice& type) const {
+    std::string text;
+    findName(type.values, [&](std::string_view name) {
+      text += text.empty() ? "" : ", ";
+      text += name;
+      return false;
+    });
+    return text;
   }
+  std::string operator()(const Text& type) const { return type.kind; }
+  std::string operator()(const ConfigurationPath&) const { return "file"; }
+};
+
+std::string allowedText(const Row& row) {
+  return std::visit(AllowedText{}, row.type);
+}
+
+// Stores the value of one row. Each function returns "" or, for a value that cannot be used as it
+// is, what was used in place of it.
+class Parser {
+ public:
+  Parser(Settings& settings, const std::string& text) : settings_(settings), text_(text) {}
+
+  std::string operator()(const Flag& type) const {
+    const auto value = parseNumber(text_);
+    if (!value) return "the default";
+    settings_.*type.field = *value != 0;
+    return "";
+  }
+
+  std::string operator()(const OptionalFlag& type) const {
+    const auto value = parseNumber(text_);
+    if (!value) return "the default";
+    settings_.*type.field = std::clamp<int64_t>(*value, -1, 1);
+    return "";
+  }
+
+  std::string operator()(const Number& type) const {
+    const auto value = parseNumber(text_);
+    if (!value) return "the default";
+    int64_t used = *value;
+    if (used < type.lowest || used > type.highest) {
+      switch (type.outOfRange) {
+        case OutOfRange::clamp:
+          used = std::clamp(used, type.lowest, type.highest);
+          break;
+        case OutOfRange::useDefault:
+          return "the default";
+        case OutOfRange::useLowest:
+          used = type.lowest;
+          break;
+        case OutOfRange::useHighest:
+          used = type.highest;
+          break;
+      }
+    }
+    settings_.*type.field = used;
+    return used == *value ? "" : fmt::format("{}", used);
+  }
+
+  std::string operator()(const Choice& type) const {
+    std::string_view chosen;
+    findName(type.values, [&](std::string_view name) {
+      const bool same =
+          name.size() == text_.size() && ::strncasecmp(name.data(), text_.data(), name.size()) == 0;
+      if (same) chosen = name;
+      return same;
+    });
+    const auto number = type.numbered.empty() ? std::nullopt : parseNumber(text_);
+    if (number && *number >= 0) {
+      int64_t index = 0;
+      findName(type.numbered, [&](std::string_view name) {
+        chosen = name;
+        return index++ == *number;
+      });
+    }
+    if (chosen.empty()) return "the default";
+    settings_.*type.field = chosen;
+    return "";
+  }
+
+  std::string operator()(const Text& type) const {
+    settings_.*type.field = text_;
+    return "";
+  }
+
+  std::string operator()(const ConfigurationPath&) const { return ""; }
+
+ private:
+  Settings& settings_;
+  const std::string& text_;
+};
+
+std::string environmentText(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? "" : text;
+}
+
+// Read once per process, as in NCCL. Never destroyed: threads may create communicators until the
+// process has ended.
+const Configuration& configuration() {
+  static const auto* files =
+      new Configuration(readConfigurationFiles(environmentText(kConfigurationVariable)));
+  return *files;
+}
+
+// The text that is set for `row`, "" if none is. A variable that is set but empty hides the one in
+// a configuration file, as in NCCL.
+std::string textOf(const Row& row) {
+  if (std::getenv(row.name) != nullptr) return environmentText(row.name);
+  const auto& values = configuration().values;
+  const auto found = values.find(row.name);
+  return found == values.end() ? "" : found->second;
+}
+
+// Logs each text once per process.
+void warnOnce(const std::string& text) {
+  static auto* mutex = new std::mutex;
+  static auto* logged = new std::set<std::string>;
+  std::lock_guard lock(*mutex);
+  if (logged->insert(text).second) logWarn("{}", text);
+}
+
+bool isKnown(std::string_view name) {
+  return std::any_of(std::begin(kRows), std::end(kRows),
+                     [&](const Row& row) { return name == row.name; });
+}
+
+void warnAboutUnknownNames() {
+  const auto check = [](std::string_view name) {
+    if (isOurs(name) && !isKnown(name)) {
+      warnOnce(fmt::format("{} is not a setting of Unisono and has no effect", name));
+    }
+  };
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; entry++) {
+    const std::string_view text = *entry;
+    check(text.substr(0, text.find('=')));
+  }
+  for (const auto& [name, value] : configuration().values) check(name);
+}
+
+void parse(const Row& row, const std::string& text, Settings& settings) {
+  const std::string used = std::visit(Parser(settings, text), row.type);
+  if (used.empty()) return;
+  if (isOurs(row.name)) {
+    throw invalidArgument("{}={} is not allowed", row.name, text)
+        .remedy(fmt::format("Set {} to {}, or unset it", row.name, allowedText(row)));
+  }
+  warnOnce(fmt::format(
+      "{}={} is not one of the allowed values ({}); using {}", row.name, text, allowedText(row),
+      used == "the default" ? fmt::format("the default, {}", row.defaultText) : used));
 }
 
 }  // namespace
 
 Settings settingsFromEnvironment() {
-  warnOfUnknownVariables();
+  for (const std::string& problem : configuration().problems) warnOnce(problem);
+  warnAboutUnknownNames();
   Settings settings;
-  for (const Row& row : rows()) {
-    const char* text = std::getenv(row.info.name);
-    if (text == nullptr) continue;
-    if (auto* field = std::get_if<std::string Settings::*>(&row.field)) {
-      settings.** field = text;
-    } else if (auto* number = std::get_if<int64_t Settings::*>(&row.field)) {
-      settings.** number = parseNumber(row.info.name, text);
-    } else if (auto* flag = std::get_if<bool Settings::*>(&row.field)) {
-      settings.** flag = parseNumber(row.info.name, text) != 0;
+  for (const Row& row : kRows) {
+    const std::string text = textOf(row);
+    if (!text.empty()) parse(row, text, settings);
+  }
+  return settings;
+}
+
+Settings debugSettings() {
+  Settings settings;
+  for (const Row& row : kRows) {
+    if (std::string_view(row.name).starts_with("NCCL_DEBUG")) {
+      const std::string text = textOf(row);
+      if (!text.empty()) std::visit(Parser(settings, text), row.type);
     }
   }
   return settings;
 }
 
+ChannelBounds channelBounds(const Settings& settings, ChannelBounds config) {
+  // NCCL_MIN_CTAS and NCCL_MAX_CTAS replace the values of the communicator, NCCL_MIN_NCHANNELS and
+  // NCCL_MAX_NCHANNELS limit further.
+  if (settings.minCtas > 0) config.min = settings.minCtas;
+  if (settings.maxCtas > 0) config.max = settings.maxCtas;
+  if (config.max > 0) config.min = std::min(config.min, config.max);
+  ChannelBounds bounds;
+  bounds.min = std::max(config.min, settings.minChannels);
+  bounds.max = config.max == 0 || settings.maxChannels == 0
+                   ? std::max(config.max, settings.maxChannels)
+                   : std::min(config.max, settings.maxChannels);
+  return bounds;
+}
+
 std::vector<SettingInfo> settingsTable() {
   std::vector<SettingInfo> table;
-  for (const Row& row : rows()) table.push_back(row.info);
+  for (const Row& row : kRows) {
+    table.push_back({row.name, allowedText(row), row.defaultText, row.meaning});
+  }
   return table;
 }
 

@@ -1,69 +1,89 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace unisono {
 
-// Everything that a user can set through the environment, as plain values. Read once a
-// communicator (a process for the runtime) and handed down as data, so that the pure layers never
-// read the environment. The table in settings.cpp is the only list of names.
+// Everything that a user can set through the environment or a configuration file, as plain values.
+// Read when a communicator is created (by the runtime: once per process) and passed down as data,
+// so that the pure layers never read the environment. The table in settings.cpp is the only list of
+// names: no other file reads a variable.
 struct Settings {
   // Device runtime.
   std::string backend;           // UNISONO_BACKEND: host, cuda, or empty (cuda if present)
-  std::string hostTopologyFile;  // UNISONO_HOST_TOPOLOGY: devices of the host backend
-  int64_t hostDevices = 8;       // UNISONO_HOST_DEVICES: how many without a topology file
-  std::string hostExecutor;      // UNISONO_HOST_EXECUTOR: fibers (default) or threads
-  int64_t hostSeed = -1;         // UNISONO_HOST_SEED: >= 0 makes schedules replayable
+  std::string hostTopologyFile;  // UNISONO_HOST_TOPOLOGY
+  int64_t hostDevices = 8;       // UNISONO_HOST_DEVICES
+  std::string hostExecutor;      // UNISONO_HOST_EXECUTOR: fibers (also if empty) or threads
+  int64_t hostSeed = -1;         // UNISONO_HOST_SEED: 0 or more makes a run reproducible
+
+  // Log.
+  std::string debugLevel;  // NCCL_DEBUG: VERSION, WARN, INFO, ABORT, TRACE or empty
+  std::string debugFile;   // NCCL_DEBUG_FILE
 
   // Bootstrap.
   std::string socketInterface;            // NCCL_SOCKET_IFNAME
   std::string socketFamily;               // NCCL_SOCKET_FAMILY: AF_INET, AF_INET6 or empty
   std::string commId;                     // NCCL_COMM_ID: address:port of the root
-  std::string hostId;                     // NCCL_HOSTID: makes one host look like several
+  std::string hostId;                     // NCCL_HOSTID
   int64_t bootstrapTimeoutSeconds = 120;  // UNISONO_BOOTSTRAP_TIMEOUT
 
   // Topology.
-  std::string topologyFile;      // NCCL_TOPO_FILE: read in place of the platform's file
-  std::string topologyDumpFile;  // NCCL_TOPO_DUMP_FILE: where the detected machine is written
+  std::string topologyFile;      // NCCL_TOPO_FILE
+  std::string topologyDumpFile;  // NCCL_TOPO_DUMP_FILE
 
   // Communicators.
-  bool multiRankDevice = false;  // NCCL_MULTI_RANK_GPU_ENABLE: several ranks on one device
-  int64_t minChannels = 0;       // NCCL_MIN_NCHANNELS, NCCL_MIN_CTAS; 0: not set
-  int64_t maxChannels = 0;       // NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS; 0: not set
-  int64_t bufferBytes = 0;       // NCCL_BUFFSIZE: bytes of one connection's FIFO; 0: default
-  int64_t threads = 0;           // NCCL_NTHREADS; 0: default
+  int64_t blocking = -1;         // NCCL_COMM_BLOCKING; -1: as the ncclConfig_t says
+  bool multiRankDevice = false;  // NCCL_MULTI_RANK_GPU_ENABLE
+  int64_t minChannels = 0;       // NCCL_MIN_NCHANNELS; 0: not set
+  int64_t maxChannels = 0;       // NCCL_MAX_NCHANNELS; 0: not set
+  int64_t minCtas = 0;           // NCCL_MIN_CTAS; 0: as the ncclConfig_t says
+  int64_t maxCtas = 0;           // NCCL_MAX_CTAS; 0: as the ncclConfig_t says
+  int64_t bufferBytes = 0;       // NCCL_BUFFSIZE; 0: automatic
   std::string algorithm;         // NCCL_ALGO
+  std::string protocol;          // NCCL_PROTO
   int64_t cuMem = -1;            // NCCL_CUMEM_ENABLE: -1 automatic, 0 legacy IPC, 1 VMM
 
   // Paths and channels.
-  std::string graphFile;      // NCCL_GRAPH_FILE
-  std::string graphDumpFile;  // NCCL_GRAPH_DUMP_FILE
-  bool p2pDisable = false;    // NCCL_P2P_DISABLE
-  std::string p2pLevel;       // NCCL_P2P_LEVEL: a path type
-  int64_t p2pRead = -1;     // NCCL_P2P_READ_ENABLE: -1 automatic, 0 senders push, 1 receivers pull
-  bool nvbDisable = false;  // NCCL_NVB_DISABLE
-  bool shmDisable = false;  // NCCL_SHM_DISABLE
-  std::string gdrLevel;     // NCCL_NET_GDR_LEVEL: a path type
-  int64_t gdrRead = -1;     // NCCL_NET_GDR_READ: -1 automatic
-  bool gdrC2c = true;       // NCCL_NET_GDR_C2C
-  bool pxnDisable = false;  // NCCL_PXN_DISABLE
-  bool pxnC2c = true;       // NCCL_PXN_C2C
-  bool multiNodeNvlink = true;  // NCCL_MNNVL_ENABLE
-  int64_t crossNic = 2;         // NCCL_CROSS_NIC: 0 never, 1 always, 2 where it gives more
+  std::string graphFile;        // NCCL_GRAPH_FILE
+  std::string graphDumpFile;    // NCCL_GRAPH_DUMP_FILE
+  bool p2pDisable = false;      // NCCL_P2P_DISABLE
+  std::string p2pLevel;         // NCCL_P2P_LEVEL: a path type
+  int64_t p2pRead = -1;         // NCCL_P2P_READ_ENABLE: -1 automatic, 0 write, 1 read
+  bool nvbDisable = false;      // NCCL_NVB_DISABLE
+  bool shmDisable = false;      // NCCL_SHM_DISABLE
+  std::string gdrLevel;         // NCCL_NET_GDR_LEVEL: a path type
+  int64_t gdrRead = -1;         // NCCL_NET_GDR_READ: -1 automatic
+  bool gdrC2c = true;           // NCCL_NET_GDR_C2C
+  bool pxnDisable = false;      // NCCL_PXN_DISABLE
+  bool pxnC2c = true;           // NCCL_PXN_C2C
+  int64_t multiNodeNvlink = 2;  // NCCL_MNNVL_ENABLE: 0 off, 1 on, 2 automatic
+  int64_t crossNic = 2;         // NCCL_CROSS_NIC: 0 never, 1 always, 2 when it is faster
+
+  bool operator==(const Settings&) const = default;
 };
 
-// Reads the environment. A value that does not parse throws Error(invalidArgument) that names the
-// variable, the value and what is allowed. An unknown variable UNISONO_* is warned of, once.
+// Reads the environment and the configuration files. An empty value counts as unset.
+// - NCCL_*: a value that cannot be used is logged once and the default is taken.
+// - UNISONO_*: such a value throws Error(invalidArgument) that names the variable, the value and
+//   what is allowed. Unknown names are logged once.
 Settings settingsFromEnvironment();
 
-// One line of the table of settings, for documentation and `unisono doctor`.
+// Only debugLevel and debugFile. Neither throws nor logs.
+Settings debugSettings();
+
+// The bounds on the number of channels: those of the environment combined with those of a
+// communicator's ncclConfig_t, in NCCL's order of precedence. 0 stands for no bound.
+struct ChannelBounds {
+  int64_t min = 0, max = 0;
+};
+ChannelBounds channelBounds(const Settings& settings, ChannelBounds config = {});
+
+// One row of the table of settings, for documentation.
 struct SettingInfo {
-  const char* name;
-  const char* type;
-  const char* defaultText;
-  const char* meaning;
+  std::string name, values, defaultText, meaning;
 };
 std::vector<SettingInfo> settingsTable();
 

@@ -95,10 +95,13 @@ RankFacts Communicator::facts() const {
   facts.sharedMemory = sharedMemoryDevice();
   if (runtime_.backend() == runtime::Backend::cuda) facts.fabric = fabricOf(properties.busId);
   facts.multiRankDevice = settings_.multiRankDevice ? 1 : 0;
-  facts.minChannels = options_.minChannels > 0 ? options_.minChannels : settings_.minChannels;
-  facts.maxChannels = options_.maxChannels > 0 ? options_.maxChannels : settings_.maxChannels;
+  const ChannelBounds bounds =
+      channelBounds(settings_, {options_.minChannels, options_.maxChannels});
+  facts.minChannels = bounds.min;
+  facts.maxChannels = bounds.max;
   facts.bufferBytes = settings_.bufferBytes;
   facts.algorithms = tuning::parseAlgorithms(settings_.algorithm);
+  tuning::checkProtocols(settings_.protocol);
   return facts;
 }
 

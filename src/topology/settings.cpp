@@ -35,15 +35,11 @@ PathSettings pathSettingsOf(const Settings& settings) {
   paths.pxnDisable = settings.pxnDisable;
   paths.pxnC2c = settings.pxnC2c;
   paths.nvbDisable = settings.nvbDisable;
-  paths.multiNodeNvlink = settings.multiNodeNvlink;
+  paths.multiNodeNvlink = settings.multiNodeNvlink != 0;
   return paths;
 }
 
 SearchSettings searchSettingsOf(const Settings& settings) {
-  if (settings.crossNic < 0 || settings.crossNic > 2) {
-    throw invalidArgument("NCCL_CROSS_NIC={} is not 0, 1 or 2", settings.crossNic)
-        .remedy("Set NCCL_CROSS_NIC to one of these, or unset it");
-  }
   SearchSettings search;
   search.crossNic = static_cast<int>(settings.crossNic);
   return search;

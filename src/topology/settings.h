@@ -11,7 +11,6 @@ namespace unisono::topology {
 PathSettings pathSettingsOf(const Settings& settings);
 
 // Without the graphs of Settings::graphFile, which name the GPUs of a machine (parseGraphs).
-// Throws Error(invalidArgument) for a value that is not allowed.
 SearchSettings searchSettingsOf(const Settings& settings);
 
 }  // namespace unisono::topology

@@ -16,11 +16,19 @@ struct AllowedAlgorithms {
   bool operator[](Algorithm algorithm) const { return allowed[static_cast<int>(algorithm)]; }
 };
 
-// NCCL_ALGO: a list of names separated by commas ("ring", "direct"), with a leading ^ all but
-// these; empty allows all. The other names that NCCL has are taken and stand for nothing yet. A
-// bad name throws Error(invalidArgument) that lists the good ones. Ring is always left for the
-// calls that nothing else can carry.
+// The algorithms that NCCL_ALGO allows for all-reduce, the only collective with a choice so far.
+// Ring is always left for the calls that nothing else can carry.
+//
+// The syntax is NCCL's, with "direct" as an additional name: names separated by commas, of any
+// case, which a leading ^ excludes; the list applies to all collectives, or after "allreduce:" to
+// one. Several such lists are separated by semicolons, where only the first may lack the
+// collective. Empty allows all. NCCL's other algorithms are accepted and fall back to ring.
+// Anything else throws Error(invalidUsage) that lists what is allowed.
 AllowedAlgorithms parseAlgorithms(std::string_view text);
+
+// Checks NCCL_PROTO, which has the same syntax, with the names LL, LL128 and Simple. There is no
+// choice of protocol yet.
+void checkProtocols(std::string_view text);
 
 // What the choice depends on; the same on every rank.
 struct Situation {

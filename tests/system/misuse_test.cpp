@@ -310,23 +310,38 @@ TEST(MisusedInit, RanksThatContradictEachOther) {
 }
 
 TEST(MisusedInit, Settings) {
-  auto refused = [](const char* name, const char* value) {
+  auto init = [](ncclComm_t* comm) {
+    ncclUniqueId id;
+    const ncclResult_t result = ncclGetUniqueId(&id);
+    return result == ncclSuccess ? ncclCommInitRank(comm, 1, id, 0) : result;
+  };
+  auto refused = [&](const char* name, const char* value, ncclResult_t code) {
     const Setting setting(name, value);
     ncclComm_t comm = nullptr;
-    ncclUniqueId id;
-    ncclResult_t result = ncclGetUniqueId(&id);
-    if (result == ncclSuccess) result = ncclCommInitRank(&comm, 1, id, 0);
-    EXPECT_FAILED(result, ncclInvalidArgument, name) << value;
+    EXPECT_FAILED(init(&comm), code, name) << value;
     EXPECT_EQ(comm, nullptr);
   };
-  refused("NCCL_ALGO", "quick");
-  refused("NCCL_ALGO", "ring,");
-  refused("NCCL_BUFFSIZE", "4M!");
-  refused("NCCL_MIN_NCHANNELS", "two");
-  refused("NCCL_MULTI_RANK_GPU_ENABLE", "maybe");
-  refused("UNISONO_BOOTSTRAP_TIMEOUT", "1e3");
-  refused("NCCL_SOCKET_FAMILY", "AF_UNIX");
-  refused("NCCL_COMM_ID", "nowhere");
+  refused("NCCL_ALGO", "quick", ncclInvalidUsage);
+  refused("NCCL_ALGO", "alltoall:ring", ncclInvalidUsage);
+  refused("NCCL_PROTO", "LL,quick", ncclInvalidUsage);
+  refused("UNISONO_BOOTSTRAP_TIMEOUT", "1e3", ncclInvalidArgument);
+  refused("NCCL_COMM_ID", "nowhere", ncclInvalidArgument);
+  // What NCCL ignores.
+  auto accepted = [&](const char* name, const char* value) {
+    const Setting setting(name, value);
+    ncclComm_t comm = nullptr;
+    EXPECT_OK(init(&comm)) << name << "=" << value;
+    EXPECT_OK(ncclCommDestroy(comm));
+  };
+  accepted("NCCL_BUFFSIZE", "4M!");
+  accepted("NCCL_MIN_NCHANNELS", "two");
+  accepted("NCCL_MULTI_RANK_GPU_ENABLE", "maybe");
+  accepted("NCCL_SOCKET_FAMILY", "AF_UNIX");
+  accepted("NCCL_BUFFSIZE", "0x400000");
+  for (const char* name : {"NCCL_BUFFSIZE", "NCCL_P2P_DISABLE", "NCCL_CROSS_NIC", "NCCL_COMM_ID",
+                           "NCCL_CUMEM_ENABLE", "NCCL_ALGO", "NCCL_TOPO_FILE"}) {
+    accepted(name, "");
+  }
   // Odd, but with a meaning.
   for (const char* value : {"1", "-4", "99999999999"}) {
     for (const char* name : {"NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_CTAS"}) {

@@ -217,9 +217,6 @@ TEST(NodeChannels, BadFilesAndSettingsAreNamed) {
   settings = {};
   settings.p2pLevel = "FAR";
   EXPECT_TRUE(has(errorOf(ranks, settings), "NCCL_P2P_LEVEL=FAR")) << errorOf(ranks, settings);
-  settings = {};
-  settings.crossNic = 3;
-  EXPECT_TRUE(has(errorOf(ranks, settings), "NCCL_CROSS_NIC=3")) << errorOf(ranks, settings);
 }
 
 }  // namespace

@@ -116,9 +116,13 @@ TEST_F(TopoProgram, TakesTheSettingsOfTheEnvironment) {
       HasSubstr("ring = ring: 8 channels, intra 45 GB/s NVL, inter 45 GB/s PXN, crossnic 0"));
   EXPECT_THAT(topoWith("NCCL_MAX_NCHANNELS", "5", "--preset dgx-h100 --nodes 2").out,
               HasSubstr("2 nodes, 5 channels\n"));
-  const Run bad = topoWith("NCCL_P2P_LEVEL", "FAR", "--preset dgx-h100");
-  EXPECT_EQ(bad.status, 2);
-  EXPECT_THAT(bad.err, HasSubstr("NCCL_P2P_LEVEL=FAR"));
+  // A value that cannot be used leaves the default.
+  const Run bad = topoWith("NCCL_P2P_LEVEL", "FAR", "--preset dgx-h100 --why 0 1");
+  EXPECT_EQ(bad.status, 0);
+  EXPECT_THAT(bad.out, HasSubstr("P2P: yes"));
+  const Run refused = topoWith("UNISONO_HOST_DEVICES", "many", "--preset dgx-h100");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, HasSubstr("UNISONO_HOST_DEVICES=many"));
 
   // Without memory to share, every GPU is a node of its own.
   setenv("NCCL_SHM_DISABLE", "1", 1);

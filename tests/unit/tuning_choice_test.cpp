@@ -24,16 +24,49 @@ TEST(Choice, ParsesAlgorithms) {
   EXPECT_EQ(allowed("^ring,direct"), "");
 }
 
-TEST(Choice, RefusesWhatIsNoAlgorithm) {
-  for (const char* text : {"fast", "ring,", ",ring", "^", "ring direct", "^^ring"}) {
-    try {
-      parseAlgorithms(text);
-      ADD_FAILURE() << text << " was taken";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::invalidArgument);
-      EXPECT_NE(std::string(error.what()).find("ring and direct"), std::string::npos);
-    }
+TEST(Choice, ParsesAlgorithmsOfOneCollective) {
+  EXPECT_EQ(allowed("allreduce:ring"), "ring ");
+  EXPECT_EQ(allowed("AllReduce:^Direct"), "ring ");
+  EXPECT_EQ(allowed("broadcast:tree"), "ring direct ");
+  EXPECT_EQ(allowed("allreduce:ring,tree;broadcast:ring"), "ring ");
+  EXPECT_EQ(allowed("ring;allreduce:direct"), "direct ");
+  EXPECT_EQ(allowed("allreduce:ring;reduce:direct;allgather:nvls"), "ring ");
+}
+
+// As NCCL, which splits with strtok.
+TEST(Choice, SkipsEmptyNames) {
+  EXPECT_EQ(allowed("ring,"), "ring ");
+  EXPECT_EQ(allowed(",,ring"), "ring ");
+  EXPECT_EQ(allowed("^"), "ring direct ");
+  EXPECT_EQ(allowed(";"), "ring direct ");
+}
+
+template <typename Parse>
+void expectRefused(Parse parse, const char* text, const char* part) {
+  try {
+    parse(text);
+    ADD_FAILURE() << text << " was accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalidUsage);
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
   }
+}
+
+TEST(Choice, RefusesUnknownAlgorithms) {
+  for (const char* text : {"fast", "ring direct", "^^ring", "ring,fast", "allreduce:fast",
+                           "broadcast:fast", "allreduce:ring:direct"}) {
+    expectRefused(parseAlgorithms, text, "Use ring, direct, tree");
+  }
+  expectRefused(parseAlgorithms, "alltoall:ring", "not a collective");
+  expectRefused(parseAlgorithms, "allreduce:ring;direct", "without a collective");
+}
+
+TEST(Choice, ChecksProtocols) {
+  for (const char* text : {"", "LL", "ll128,SIMPLE", "^LL128", "allreduce:LL;reduce:^simple"}) {
+    EXPECT_NO_THROW(checkProtocols(text)) << text;
+  }
+  expectRefused(checkProtocols, "LL256", "Use ll, ll128, simple");
+  expectRefused(checkProtocols, "ring", "NCCL_PROTO=ring");
 }
 
 TEST(Choice, SmallAllReducesGoDirectWhereAllowed) {

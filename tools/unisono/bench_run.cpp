@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 #include <thread>
 
 #include "base/error.h"
+#include "base/settings.h"
 #include "bench_report.h"
 #include "coordinator.h"
 #include "machine.h"
@@ -280,8 +280,7 @@ int runManyProcesses(const Run& run) {
 }
 
 bool devicesAreShared() {
-  const char* text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  return text != nullptr && std::string_view(text) == "1";
+  return settingsFromEnvironment().multiRankDevice;
 }
 
 }  // namespace

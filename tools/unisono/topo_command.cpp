@@ -83,8 +83,9 @@ ViewSettings viewSettings(const Settings& settings, int nodes) {
   const auto bounded = [](std::int64_t channels) {
     return static_cast<int>(std::clamp<std::int64_t>(channels, 1, topology::kMostChannels));
   };
-  if (settings.minChannels > 0) result.join.minChannels = bounded(settings.minChannels);
-  if (settings.maxChannels > 0) result.join.maxChannels = bounded(settings.maxChannels);
+  const ChannelBounds channels = channelBounds(settings);
+  if (channels.min > 0) result.join.minChannels = bounded(channels.min);
+  if (channels.max > 0) result.join.maxChannels = bounded(channels.max);
   result.graphFile = settings.graphFile;
   if (!settings.graphFile.empty())
     result.graphText = detect::readFile(settings.graphFile, "NCCL_GRAPH_FILE");

@@ -23,15 +23,11 @@ cudaStream_t cudaStream(Stream stream) {
 class CudaRuntime final : public Runtime {
  public:
   explicit CudaRuntime(const Settings& settings) : settings_(settings) {
-    if (settings.cuMem < -1 || settings.cuMem > 1) {
-      throw invalidArgument("NCCL_CUMEM_ENABLE={} is not a choice", settings.cuMem)
-          .remedy("Use 1 (VMM descriptors), 0 (legacy CUDA IPC) or -1 (automatic)");
-    }
     driver();
     devices_ = countDevices();
     for (int device = 0; device < devices_; ++device) {
       support_.push_back(sharingSupport(device));
-      support_.back().fabric &= settings.multiNodeNvlink;
+      support_.back().fabric &= settings.multiNodeNvlink != 0;
     }
     logInfo("CUDA runtime with {} devices", devices_);
   }
