@@ -228,7 +228,7 @@ std::string explainPath(const Topology& topology, const PathTable& paths,
     }
     if (path.via >= 0)
       text +=
-          fmt::format("sent through {}; the wires alone give {}, {:g} GB/s\n",
+          fmt::format("routed through {}; the shortest path is {}, {:g} GB/s\n",
                       topology.nameOf(path.via), nameOf(wire.type), toGigabytes(wire.bandwidth));
   } else {
     text += path.type == PathType::net ? ", only the network joins them\n"
@@ -251,10 +251,16 @@ std::string explainPath(const Topology& topology, const PathTable& paths,
   if ((a == NodeType::gpu && b == NodeType::net) || (a == NodeType::net && b == NodeType::gpu)) {
     const bool sends = a == NodeType::gpu;
     const int gpu = sends ? from : to, net = sends ? to : from;
-    const GdrVerdict gdr = checkGdr(topology, paths, settings, gpu, net, sends);
-    say(sends ? "GPUDirect read" : "GPUDirect write", gdr.allowed, gdr.reason);
+    const PxnVerdict pxn =
+        sends ? checkPxn(topology, paths, settings, gpu, net) : PxnVerdict{false, -1, ""};
+    // With PXN the port reads the memory of the GPU that sends on behalf of this one.
+    const int owner = path.type == PathType::pxn ? path.via : gpu;
+    const GdrVerdict gdr = checkGdr(topology, paths, settings, owner, net, sends);
+    say(sends ? "GPUDirect read" : "GPUDirect write", gdr.allowed,
+        owner == gpu ? gdr.reason
+                     : fmt::format("from {}, which sends for {} (PXN): {}", topology.nameOf(owner),
+                                   topology.nameOf(gpu), gdr.reason));
     if (sends) {
-      const PxnVerdict pxn = checkPxn(topology, paths, settings, gpu, net);
       say("PXN", pxn.used, pxn.reason);
     }
   }

@@ -50,8 +50,8 @@ PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const Path
 // between them.
 Verdict preferNet(const Topology& topology, const PathTable& paths, int gpuA, int gpuB);
 
-// Everything about the way from one node to another in a few lines: the path with its links and
-// the verdicts that shaped it (`--why A B`).
+// Explains the path from one node to another in a few lines: its links and the verdicts that shaped
+// it (`--why A B`).
 std::string explainPath(const Topology& topology, const PathTable& paths,
                         const PathSettings& settings, int from, int to);
 

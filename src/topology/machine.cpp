@@ -1,6 +1,7 @@
 #include "topology/machine.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.h"
 
@@ -30,15 +31,25 @@ std::vector<int> domainsOf(const Machine& machine) {
   return domain;
 }
 
+// One line for each neighbour, with all links to it: a GPU may have a PCI and a chip-to-chip link.
 void describeNode(const Topology& topology, int index, int parent, int depth, std::string& text) {
   const Node& node = topology.node(index);
-  for (const Link& link : node.links) {
-    const bool child = link.type == LinkType::pci || link.type == LinkType::network;
-    if (link.to == parent) continue;
-    text += fmt::format("{:{}}{} {:g} {} {}\n", "", depth * 2 + 2, child ? "+" : "-",
-                        toGigabytes(link.bandwidth), nameOf(link.type), topology.nameOf(link.to));
-    if (child && node.type != NodeType::net && topology.node(link.to).type != NodeType::cpu)
-      describeNode(topology, link.to, index, depth + 1, text);
+  std::set<int> seen = {parent};
+  for (const Link& first : node.links) {
+    if (!seen.insert(first.to).second) continue;
+    bool child = false;
+    std::string links;
+    for (const Link& link : node.links) {
+      if (link.to != first.to) continue;
+      child |= link.type == LinkType::pci || link.type == LinkType::network;
+      links += fmt::format("{}{:g} {}", links.empty() ? "" : ", ", toGigabytes(link.bandwidth),
+                           nameOf(link.type));
+    }
+    text += fmt::format("{:{}}{} {} {}\n", "", depth * 2 + 2, child ? "+" : "-", links,
+                        topology.nameOf(first.to));
+    if (child && node.type != NodeType::net && topology.node(first.to).type != NodeType::cpu) {
+      describeNode(topology, first.to, index, depth + 1, text);
+    }
   }
 }
 
@@ -113,7 +124,9 @@ std::string describeTopology(const Machine& machine) {
   std::string text = fmt::format("widest path {:g} GB/s, widest GPU {:g} GB/s\n",
                                  toGigabytes(bounds.widestPath), toGigabytes(bounds.widestGpu));
   for (const int cpu : machine.topology.of(NodeType::cpu)) {
-    text += machine.topology.nameOf(cpu) + "\n";
+    text += machine.topology.nameOf(cpu);
+    if (machine.topology.node(cpu).cpu.numa < 0) text += " (NUMA node unknown)";
+    text += "\n";
     describeNode(machine.topology, cpu, -1, 0, text);
   }
   return text;

@@ -425,8 +425,12 @@ TEST(Checks, ExplainAPathInFull) {
   const std::string text = explainPath(machine.topology, machine.paths, machine.settings,
                                        gpu(machine, 0), net(machine, 1));
   EXPECT_NE(text.find("GPU/0 -> NET/1-mlx5_1: PXN, 48 GB/s"), std::string::npos) << text;
-  EXPECT_NE(text.find("sent through GPU/1; the wires alone give PHB"), std::string::npos) << text;
-  EXPECT_NE(text.find("GPUDirect read: no, the path is PHB"), std::string::npos) << text;
+  EXPECT_NE(text.find("routed through GPU/1; the shortest path is PHB"), std::string::npos) << text;
+  // The port reads the memory of the GPU that PXN sends through.
+  EXPECT_NE(text.find("GPUDirect read: yes, from GPU/1, which sends for GPU/0 (PXN): the path is "
+                      "PIX"),
+            std::string::npos)
+      << text;
   EXPECT_NE(text.find("PXN: yes, GPU/1 is near the port (PIX)"), std::string::npos) << text;
 }
 
@@ -500,6 +504,13 @@ TEST(Machines, AreDescribedWithEveryLink) {
   const std::string table = describePaths(machine);
   EXPECT_NE(table.find("NVL 370.8"), std::string::npos) << table;
   EXPECT_NE(table.find("PXN 48"), std::string::npos) << table;
+}
+
+TEST(Machines, ListADeviceWithTwoLinksOnce) {
+  const std::string tree = describeTopology(Machine(presetTopology("gh200-x4"), {}));
+  EXPECT_NE(tree.find("  + 450 C2C, 48 PCI GPU/0\n    - 123.6 NVL GPU/1\n"), std::string::npos)
+      << tree;
+  EXPECT_EQ(tree.find("C2C GPU/0"), std::string::npos) << tree;
 }
 
 TEST(Machines, OfHostsThatNoWireJoinsAreApart) {
