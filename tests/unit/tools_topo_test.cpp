@@ -2,9 +2,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <pugixml.hpp>
 #include <set>
@@ -71,30 +73,212 @@ View viewOf(const std::string& preset, int nodes) {
 TEST_F(TopoProgram, PrintsTreePathsAndChannels) {
   const Run run = topo("--preset dgx-h100 --nodes 2");
   ASSERT_EQ(run.status, 0) << run.err;
-  EXPECT_THAT(run.out,
-              HasSubstr("8 GPUs, 8 network ports, 2 NUMA nodes; 2 such nodes with 16 ranks"));
+  EXPECT_THAT(
+      run.out,
+      HasSubstr("8 GPUs, 8 NET ports, 2 NUMA nodes; 2 such machines with 16 ranks\n\nTree"));
   EXPECT_THAT(run.out, HasSubstr("+ 48 PCI GPU/0\n"));
-  EXPECT_THAT(run.out, HasSubstr("NVL 370.8"));
-  EXPECT_THAT(run.out, HasSubstr("ring = ring: 8 channels, intra 48 GB/s NVL, inter 48 GB/s PIX"));
-  EXPECT_THAT(run.out, HasSubstr("nvls = NVLS: 8 channels"));
+  EXPECT_THAT(run.out,
+              HasSubstr("\nring: 8 channels x 48 GB/s = 384 GB/s per direction between GPUs (NVL)\n"
+                        "  to the network: 8 channels x 48 GB/s = 384 GB/s (PIX)\n"
+                        "  channels come in pairs that swap their two ports"));
+  EXPECT_THAT(run.out, HasSubstr("\n  1: NET/7-mlx5_7 > GPU 7 6 5 4 3 2 1 0 > NET/0-mlx5_0\n"));
+  EXPECT_THAT(run.out, HasSubstr("\ntree: 8 channels x 48 GB/s = 384 GB/s per direction"));
+  EXPECT_THAT(run.out, HasSubstr("\n  the first GPU of a chain carries its network traffic\n"));
+  EXPECT_THAT(run.out, HasSubstr("\nnvls: 8 channels x 40 GB/s = 320 GB/s per direction"));
+  EXPECT_THAT(run.out, HasSubstr("\nno channels: collnet_chain, collnet_direct\n"));
+}
+
+TEST_F(TopoProgram, FoldsEqualPathsAndExplainsTheirTypes) {
+  const Run run = topo("--preset dgx-h100");
+  EXPECT_THAT(run.out, HasSubstr("\nPaths (type and GB/s)\n"
+                                 "GPU/0-7 each other: NVL 370.8\n"
+                                 "GPU/0 to NET/0 PIX 48; other ports PXN 48\n"));
+  EXPECT_THAT(run.out,
+              HasSubstr("\nNET/1 to GPU/1 PIX 48; GPU/0, 2-3 PHB 48; other GPUs SYS 22\n"));
+  EXPECT_THAT(run.out, HasSubstr("\nPath types: NVL NVLink; PIX at most one PCI switch; PXN "));
+  EXPECT_THAT(run.out, Not(HasSubstr("NVB")));
+  // Two halves, each at a PCI switch of its own, and a port that only the second one is near to.
+  EXPECT_THAT(topo("--preset rtx3090-x8").out,
+              HasSubstr("\nGPU/0-3 each other: PIX 24; to GPU/4-7 SYS 10\n"
+                        "GPU/4-7 each other: PIX 24; to GPU/0-3 SYS 10\n"));
+}
+
+// The length of the longest line of a text, in bytes.
+size_t widthOf(const std::string& text) {
+  size_t widest = 0;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) widest = std::max(widest, line.size());
+  return widest;
+}
+
+void visit(topology::XmlNode& node, const std::function<void(topology::XmlNode&)>& change) {
+  change(node);
+  for (topology::XmlNode& child : node.children) visit(child, change);
+}
+
+// A rack of GB300 trays, each a host with four GPUs, in one NVLink domain. `withoutNvlink` is the
+// rank of a GPU that has none.
+topology::XmlTopology rackOf(int trays, int withoutNvlink = -1) {
+  topology::MachineDescription tray = topology::preset("gh200-x4");
+  tray.sockets = 2;
+  tray.sm = 103;
+  tray.peerNvlinks.clear();
+  tray.switchNvlinks = 18;
+  tray.pciSpeed = "64.0 GT/s PCIe";
+  tray.nicMegabits = 800'000;
+  topology::XmlNode system;
+  system.name = "system";
+  system.set("version", "1");
+  int rank = 0;
+  for (int host = 0; host < trays; host++) {
+    topology::XmlTopology one = topology::describeMachine(tray);
+    visit(one.system, [&](topology::XmlNode& node) {
+      if (node.name == "cpu") node.set("host_hash", std::to_string(host + 1));
+      if (node.name != "gpu") return;
+      if (rank == withoutNvlink) {
+        std::erase_if(node.children, [](const auto& child) { return child.name == "nvlink"; });
+      }
+      node.set("rank", std::to_string(rank++));
+    });
+    for (topology::XmlNode& cpu : one.system.children) system.children.push_back(std::move(cpu));
+  }
+  return topology::checkTopologyXml(std::move(system), "rack");
+}
+
+TEST(TopoText, FitsATerminal) {
+  for (const std::string& name : topology::presetNames()) {
+    SCOPED_TRACE(name);
+    EXPECT_LE(widthOf(treeText(viewOf(name, 2), JoinedPart::show)), 120u);
+  }
+  const std::string text = treeText(makeView(rackOf(18), {}), JoinedPart::show);
+  EXPECT_LE(widthOf(text), 120u);
+  EXPECT_THAT(text, HasSubstr("\nGPU/0-17:0-3 each other: NVL 721.8\n"));
+  EXPECT_THAT(text, HasSubstr("\n  0-15: GPU h0: 0 1 2 3 | h1: 0 1 2 3 | "));
+  EXPECT_LT(text.size(), 64u * 1024);
+}
+
+TEST(TopoText, WrapsAtSpaces) {
+  const std::string word(50, 'x');
+  EXPECT_EQ(wrapped(word + " " + word + " " + word, 2), word + " " + word + "\n  " + word);
+  EXPECT_EQ(wrapped("  " + word + word + word + " end", 4),
+            "  " + word + word + word + "\n    end");
+  EXPECT_EQ(wrapped(word + word + word, 4), word + word + word);
+}
+
+TEST(TopoText, NothingHarmfulFromFilesIsPrinted) {
+  EXPECT_EQ(printable("mlx5_0"), "mlx5_0");
+  const std::string fine = "Z\xc3\xbcrich \xe2\x82\xac \xf0\x9f\x98\x80";
+  EXPECT_EQ(printable(fine), fine);
+  EXPECT_EQ(printable("a\x1b[2J\n\x7f"), "a\\x1b[2J\\x0a\\x7f");
+  EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");
+  EXPECT_EQ(printable("\xc2\x9b"), "\\xc2\\x9b");           // a C1 control character
+  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // a surrogate
+  EXPECT_EQ(printable("\xc1\x81"), "\\xc1\\x81");           // longer than it has to be
+  EXPECT_EQ(printable("\xef\xbf\xbf"), "\\xef\\xbf\\xbf");  // U+FFFF, which XML forbids
+
+  topology::XmlTopology file = topology::describeMachine(topology::preset("dgx-h100"));
+  visit(file.system, [](topology::XmlNode& node) {
+    if (node.name == "net") node.set("name", "eth\x1b]0;x\n\xff");
+  });
+  ViewSettings settings;
+  settings.nodes = 2;
+  const View view = makeView(file, settings);
+  const std::string text = treeText(view, JoinedPart::show);
+  EXPECT_THAT(text, HasSubstr("NET/0-eth\\x1b]0;x\\x0a\\xff\n"));
+  for (const std::string& shown : {text, svgText(view, "ring"), jsonText(view, JoinedPart::hide)}) {
+    EXPECT_EQ(shown.find('\x1b'), std::string::npos);
+    EXPECT_EQ(shown.find('\xff'), std::string::npos);
+  }
+}
+
+TEST_F(TopoProgram, ErrorsDoNotPrintControlCharacters) {
+  const Run run = topo(
+      "--file " + write("bad.xml", "<system version=\"1\"><cpu numaid=\"&#27;[2J\"/></system>"));
+  EXPECT_EQ(run.status, 2);
+  EXPECT_EQ(run.err.find('\x1b'), std::string::npos);
+  EXPECT_THAT(run.err, HasSubstr("\\x1b[2J"));
+}
+
+TEST(TopoWarnings, AGoodMachineHasNone) {
+  for (const char* name : {"dgx-h100", "dgx-a100", "dgx1-v100", "gh200-x4", "scale-16x16"}) {
+    SCOPED_TRACE(name);
+    EXPECT_THAT(viewOf(name, 1).warnings, ::testing::IsEmpty());
+    EXPECT_THAT(viewOf(name, 2).warnings, ::testing::IsEmpty());
+  }
+}
+
+TEST(TopoWarnings, NoPortBetweenNodes) {
+  const View view = viewOf("hgx-h200x4", 2);
+  ASSERT_EQ(view.warnings.size(), 1u);
+  EXPECT_THAT(view.warnings[0], HasSubstr("no data can get across the 2 nodes"));
+  EXPECT_THAT(treeText(view, JoinedPart::hide), HasSubstr("\nwarning: no NET port can be reached"));
+  EXPECT_EQ(nlohmann::json::parse(jsonText(view, JoinedPart::hide))["warnings"].size(), 1u);
+  EXPECT_THAT(viewOf("hgx-h200x4", 1).warnings, ::testing::IsEmpty());
+}
+
+TEST(TopoWarnings, AGpuWithoutNvlink) {
+  EXPECT_THAT(makeView(rackOf(2), {}).warnings, ::testing::IsEmpty());
+  const View view = makeView(rackOf(2, 5), {});
+  ASSERT_FALSE(view.warnings.empty());
+  EXPECT_THAT(view.warnings[0], HasSubstr("GPU/1:1 has no NVLink, the other 7 GPUs have"));
+}
+
+TEST(TopoWarnings, IdlePortsAndSlowTrees) {
+  View view = viewOf("dgx-h100", 2);
+  topology::GraphSet& graphs = view.domains[0].graphs;
+  graphs.tree.speedInter = graphs.ring.speedInter / 2;
+  EXPECT_THAT(findWarnings(view), ::testing::IsEmpty());
+  graphs.tree.speedInter = 3000;
+  EXPECT_THAT(findWarnings(view),
+              ::testing::ElementsAre("trees carry 24 GB/s to the network, rings 384 GB/s"));
+  graphs.tree = graphs.ring;
+  for (topology::Channel& channel : graphs.ring.channels) {
+    channel.netIn = channel.netOut = graphs.ring.channels[0].netIn;
+  }
+  EXPECT_THAT(
+      findWarnings(view),
+      ::testing::ElementsAre(HasSubstr("7 of 8 NET ports are idle, no ring uses them: NET/1-7")));
+  // Nobody misses slower ports, such as one for management.
+  for (topology::Node& node : view.whole.topology.nodes) {
+    if (node.type == topology::NodeType::net && node.net.dev != 0) node.net.bandwidth /= 2;
+  }
+  EXPECT_THAT(findWarnings(view), ::testing::IsEmpty());
+}
+
+TEST_F(TopoProgram, TheJoinedPartCanBeLeftOut) {
+  Run run = topo("--preset dgx-h100 --nodes 1024 --no-joined");
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.out, Not(HasSubstr("Joined:")));
+  EXPECT_THAT(run.out, HasSubstr("\nring: 8 channels"));
+  run = topo("--preset dgx-h100 --nodes 1024 --json --no-joined");
+  const auto json = nlohmann::json::parse(run.out);
+  EXPECT_FALSE(json.contains("joined"));
+  EXPECT_EQ(json["ranks"], 8192);
+  EXPECT_LT(run.out.size(), 100'000u);
 }
 
 TEST_F(TopoProgram, PrintsTheChannelsOfAllNodes) {
   Run run = topo("--preset dgx-h100 --nodes 3");
   ASSERT_EQ(run.status, 0) << run.err;
-  EXPECT_THAT(run.out, HasSubstr("Joined: 24 ranks on 3 nodes, 16 channels\n"));
+  EXPECT_THAT(
+      run.out,
+      HasSubstr("Joined: 24 ranks on 3 nodes, 16 channels that share the bandwidth of 8\n"));
   // The second node takes the other ring of the pair: out by the port that the first leaves by.
   EXPECT_THAT(run.out, HasSubstr("\nring 0, 8: 0 1 2 3 4 5 6 7 | 15 14 13 12 11 10 9 8 | "
                                  "16 17 18 19 20 21 22 23\n"));
   EXPECT_THAT(run.out, HasSubstr("\ntree 0: 0 1 2 3 4 5 6 7 | 8 9 10 11 12 13 14 15 | "
-                                 "16 17 18 19 20 21 22 23; 8 at 16, 16 at 0\n"));
+                                 "16 17 18 19 20 21 22 23; 8's parent is 16, 16's parent is 0\n"));
   EXPECT_THAT(run.out, HasSubstr("\ntree 8: 0 1 2 3 4 5 6 7 | 8 9 10 11 12 13 14 15 | "
-                                 "16 17 18 19 20 21 22 23; 0 at 8, 16 at 0\n"));
-  EXPECT_THAT(run.out, HasSubstr("\nnvls head 1: 1 | 9 | 17; tree 0: 9 at 17, 17 at 1; tree 1: "));
+                                 "16 17 18 19 20 21 22 23; 0's parent is 8, 16's parent is 0\n"));
+  EXPECT_THAT(
+      run.out,
+      HasSubstr("\nnvls head 1: 1 | 9 | 17; tree 0: 9's parent is 17, 17's parent is 1; tree 1: "));
   run = topo("--preset hgx-h200x4");
-  EXPECT_THAT(run.out, HasSubstr("Joined: 4 ranks on 1 node, 24 channels\nring 0-23: 0 1 2 3\n"));
+  EXPECT_THAT(run.out,
+              HasSubstr("Joined: 4 ranks on 1 node, 24 channels that share the bandwidth of 12\n"
+                        "ring 0-23: 0 1 2 3\n"));
   run = topo("--preset dgx-h100 --nodes 512");
-  EXPECT_THAT(run.out, HasSubstr("24 25 26 27 28 29 30 31 | ... 508 more nodes\n"));
+  EXPECT_THAT(run.out, HasSubstr("16 17 18 19 20 21 22 23 | ... 509 more nodes\n"));
 }
 
 TEST_F(TopoProgram, TakesTheSettingsOfTheEnvironment) {
@@ -113,7 +297,9 @@ TEST_F(TopoProgram, TakesTheSettingsOfTheEnvironment) {
               HasSubstr("(NCCL_NET_GDR_LEVEL)"));
   EXPECT_THAT(
       topoWith("NCCL_CROSS_NIC", "0", "--preset dgx-h100 --nodes 2").out,
-      HasSubstr("ring = ring: 8 channels, intra 45 GB/s NVL, inter 45 GB/s PXN, crossnic 0"));
+      HasSubstr("\nring: 8 channels x 45 GB/s = 360 GB/s per direction between GPUs (NVL)\n"
+                "  to the network: 8 channels x 45 GB/s = 360 GB/s (PXN)\n"
+                "  each channel leaves a node through the port it enters by (cross NIC 0)\n"));
   EXPECT_THAT(topoWith("NCCL_MAX_NCHANNELS", "5", "--preset dgx-h100 --nodes 2").out,
               HasSubstr("2 nodes, 5 channels\n"));
   // A value that cannot be used leaves the default.
@@ -128,7 +314,7 @@ TEST_F(TopoProgram, TakesTheSettingsOfTheEnvironment) {
   setenv("NCCL_SHM_DISABLE", "1", 1);
   const Run apart = topoWith("NCCL_P2P_DISABLE", "1", "--preset dgx-h100");
   unsetenv("NCCL_SHM_DISABLE");
-  EXPECT_THAT(apart.out, HasSubstr("Channels among GPU/7, which only the network joins"));
+  EXPECT_THAT(apart.out, HasSubstr("Channels among GPU/7, which only the network connects"));
   EXPECT_THAT(apart.out, HasSubstr("Joined: 8 ranks on 8 nodes"));
 }
 
@@ -146,7 +332,8 @@ TEST_F(TopoProgram, ShowsGivenGraphsAndWhatIsWrongWithThem) {
     return run;
   };
   Run run = topoWith(write("g.xml", graph(20)), "--preset hgx-h200x4");
-  EXPECT_THAT(run.out, HasSubstr("ring = ring: 1 channels, intra 20 GB/s NVL"));
+  EXPECT_THAT(run.out,
+              HasSubstr("ring: 1 channel x 20 GB/s = 20 GB/s per direction between GPUs (NVL)"));
   EXPECT_THAT(run.out, HasSubstr("ring 0-1: 2 0 3 1\n"));
   EXPECT_THAT(run.out, Not(HasSubstr("note:")));
   run = topoWith(write("much.xml", graph(500)), "--preset hgx-h200x4");
@@ -214,11 +401,11 @@ TEST_F(TopoProgram, WritesFilesThatItReadsBack) {
   EXPECT_EQ(nlohmann::json::parse(read(at("m.json")))["ranks"], 16);
 }
 
-TEST_F(TopoProgram, ExplainsAWay) {
+TEST_F(TopoProgram, ExplainsAPath) {
   Run run = topo("--preset dgx-h100 --nodes 2 --why 0 mlx5_3");
   ASSERT_EQ(run.status, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("GPU/0 -> NET/3-mlx5_3: PXN"));
-  EXPECT_THAT(run.out, HasSubstr("GPUDirect read: no, the path is PHB"));
+  EXPECT_THAT(run.out, HasSubstr("GPUDirect read: yes, from GPU/3, which sends for GPU/0 (PXN)"));
   EXPECT_THAT(run.out, HasSubstr("nearest ports of GPU/0: NET/0-mlx5_0 (PIX"));
   run = topo("--preset dgx-h100 --nodes 2 --why net0 gpu0");
   EXPECT_THAT(run.out, HasSubstr("ring channels that enter here: 0\n"));
@@ -242,8 +429,9 @@ TEST_F(TopoProgram, WrongInputIsExit2WithItsCause) {
       {"--preset scale-16x16 --nodes 65537", "--nodes"},
       {"--preset dgx-h100 --pattern tree", "--pattern requires --svg"},
       {"--preset dgx-h100 --why GPU/0", "--why"},
-      {"--preset dgx-h100 --why GPU/0 PCI/0000:d0:00.0", "PCI/0000:d0:00.0 is none"},
-      {"--preset dgx-h100 --why GPU/0 GPU/8", "\"GPU/8\" is no part of this machine"},
+      {"--preset dgx-h100 --why GPU/0 PCI/0000:d0:00.0",
+       "needs a GPU, NET port, CPU or NVSwitch; PCI/0000:d0:00.0 is none of these"},
+      {"--preset dgx-h100 --why GPU/0 GPU/8", "this machine has no \"GPU/8\""},
       {"--preset hgx-h200x8 --pattern star --svg " + at("x.svg"), "\"star\""},
       {"--preset hgx-h200x8 --svg " + at("no/x.svg"), "no/x.svg"},
       {"--file " + at("none.xml"), "No such file"},
@@ -255,10 +443,10 @@ TEST_F(TopoProgram, WrongInputIsExit2WithItsCause) {
                          "<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\">"
                          "<gpu dev=\"0\"/></pci></cpu></system>"),
        "no compute capability"},
-      {"--file ''", "--file: a name is missing"},
-      {"--preset ''", "--preset: a name is missing"},
-      {"--root " + at("none"), "none is no folder"},
-      {"--root " + at(""), "no GPU was found"},
+      {"--file ''", "--file: the name is empty"},
+      {"--preset ''", "--preset: the name is empty"},
+      {"--root " + at("none"), "none is not a directory"},
+      {"--root " + at(""), "no GPU found"},
       {"--root / --preset dgx-h100", "excludes"},
   };
   for (const Case& wrong : cases) {
@@ -317,8 +505,8 @@ std::vector<Rectangle> boxesOf(const pugi::xml_node& svg, std::string_view fill 
   return boxes;
 }
 
-// Boxes lie inside the picture and apart, devices above their CPU; each channel has a colour of its
-// own.
+// Boxes are inside the picture and do not overlap, devices are above their CPU, and each distinct
+// channel has a colour of its own.
 TEST(TopoPicture, IsReadable) {
   for (const std::string& name : topology::presetNames()) {
     for (const int nodes : {1, 2}) {
@@ -356,7 +544,7 @@ TEST(TopoPicture, IsReadable) {
         for (const pugi::xml_node& rect : svg.children("rect"))
           if (std::string_view(rect.attribute("fill").value()).starts_with("hsl"))
             colours.insert(rect.attribute("fill").value());
-        EXPECT_EQ(colours.size(), named.graph->channels.size());
+        EXPECT_EQ(colours.size(), equalChannels(*named.graph).size());
         for (const int gpu : view.whole.topology.of(topology::NodeType::gpu))
           EXPECT_THAT(text, HasSubstr(">GPU " +
                                       std::to_string(view.whole.topology.node(gpu).gpu.dev) + "<"));

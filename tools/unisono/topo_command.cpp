@@ -22,18 +22,18 @@ namespace unisono::topo {
 
 namespace {
 
-constexpr int kExitRight = 0, kExitUsage = 2;
-constexpr int kMostNodes = 65536;
+constexpr int kExitShown = 0, kExitUsage = 2;
+constexpr int kMaxNodes = 65536;
 
-// This machine, all its GPUs with ranks in the driver's order.
+// Detects this machine. All its GPUs get ranks, in the driver's order.
 topology::XmlTopology detectThis(const TopoOptions& options, const Settings& settings,
                                  topology::PathSettings& rules) {
-  // The driver knows this machine only, not one whose files lie in a folder.
-  std::string problem = "not asked for the files of another machine";
+  // The driver knows only this machine, not one whose files are in a folder.
+  std::string problem = "not loaded, because --root names the files of another machine";
   std::unique_ptr<detect::NvmlSource> nvml;
   if (!std::filesystem::is_directory(options.root))
-    throw invalidUsage("--root {} is no folder", options.root)
-        .remedy("Name the folder that holds the machine's sys and proc.");
+    throw invalidUsage("--root: {} is not a directory", options.root)
+        .remedy("Name the directory that has the machine's sys and proc.");
   if (options.root == "/") nvml = detect::loadNvml("libnvidia-ml.so.1", problem);
   detect::DetectRequest request;
   request.root = options.root;
@@ -51,13 +51,13 @@ topology::XmlTopology detectThis(const TopoOptions& options, const Settings& set
   }
   detect::Detected detected = detect::detectMachine(request);
   if (topology::gpusOf(detected.topology).empty())
-    throw invalidUsage("no GPU was found on this machine{}",
+    throw invalidUsage("no GPU found on this machine{}",
                        nvml ? std::string() : fmt::format(" (NVML: {})", problem))
-        .remedy(fmt::format("Show another one with --file FILE or --preset NAME ({}).",
+        .remedy(fmt::format("Show another machine with --file FILE or --preset NAME ({}).",
                             fmt::join(topology::presetNames(), ", ")));
   if (!nvml)
     detected.topology.notes.push_back(
-        fmt::format("NVIDIA's driver does not answer ({}): NVLink is not known", problem));
+        fmt::format("NVLink is unknown because NVML is not available ({})", problem));
   rules.p2pRefused = std::move(detected.p2pRefused);
   return std::move(detected.topology);
 }
@@ -69,12 +69,24 @@ topology::XmlTopology readMachine(const TopoOptions& options, const Settings& se
   return detectThis(options, settings, rules);
 }
 
+// Errors quote names and values from files.
+std::string printableLines(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    result += printable(text.substr(0, end));
+    if (end < text.size()) result += '\n';
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return result;
+}
+
 void print(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
     throw systemError(errno, "writing to standard output");
 }
 
-// As communicators with this environment would have it.
+// The settings that a communicator with this environment would use.
 ViewSettings viewSettings(const Settings& settings, int nodes) {
   ViewSettings result;
   result.nodes = nodes;
@@ -92,7 +104,8 @@ ViewSettings viewSettings(const Settings& settings, int nodes) {
   return result;
 }
 
-// The graphs of all GPUs; those of the first node where they form several.
+// The graph file of the first group of GPUs that reach each other without the network; nearly
+// always that is all of them.
 std::string graphFileText(const View& view) {
   const Domain& domain = view.domains.front();
   return topology::writeGraphs(topology::namedGraphs(domain.graphs), domain.machine.topology);
@@ -102,63 +115,70 @@ void show(const TopoOptions& options) {
   const Settings environment = settingsFromEnvironment();
   ViewSettings settings = viewSettings(environment, options.nodes);
   const topology::XmlTopology file = readMachine(options, environment, settings.paths);
-  // What was read is written before it is searched: a machine that cannot be used can be looked at.
+  // Written before the search, so that a machine that the search refuses can be inspected.
   if (!options.dumpFile.empty())
     detect::writeFile(options.dumpFile, topology::writeTopologyXml(file));
   const View view = makeView(file, settings);
+  const JoinedPart joined = options.noJoined ? JoinedPart::hide : JoinedPart::show;
   if (!options.svgFile.empty())
     detect::writeFile(options.svgFile, svgText(view, options.svgPattern));
   if (!options.graphFile.empty()) detect::writeFile(options.graphFile, graphFileText(view));
   if (!options.jsonFile.empty() && options.jsonFile != "-")
-    detect::writeFile(options.jsonFile, jsonText(view));
+    detect::writeFile(options.jsonFile, jsonText(view, joined));
   if (options.why.size() == 2) {
     print(whyText(view, options.why[0], options.why[1]));
   } else {
-    print(options.jsonFile == "-" ? jsonText(view) : treeText(view));
+    print(options.jsonFile == "-" ? jsonText(view, joined) : treeText(view, joined));
   }
 }
 
 }  // namespace
 
 CLI::App* addTopoCommand(CLI::App& app, TopoOptions& options) {
-  CLI::App* topo = app.add_subcommand(
-      "topo",
-      "Show a machine: its tree, its paths and the channels that data take, as communicators with "
-      "the NCCL_* variables of this environment see them. Exit status: 0 shown, 2 wrong options or "
-      "a file that cannot be used");
-  const char* machine = "Machine (this one)";
-  // An empty name, as of a variable that is not set, would silently mean this machine.
-  const auto named = [](const std::string& text) {
-    return text.empty() ? std::string("a name is missing") : std::string();
+  CLI::App* topo = app.add_subcommand("topo",
+                                      "Show the topology of a machine: its tree, its paths and its "
+                                      "channels, as a communicator with "
+                                      "the NCCL_* variables of this environment sees them. Exit "
+                                      "status: 0 shown, 2 wrong options or "
+                                      "an unusable file");
+  const char* machine = "Which machine (default: this one)";
+  // An empty name, as from an unset shell variable, would silently mean this machine.
+  const auto notEmpty = [](const std::string& text) {
+    return text.empty() ? std::string("the name is empty") : std::string();
   };
-  CLI::Option* file = topo->add_option("FILE,--file", options.file, "The one in this topology file")
-                          ->check(named)
-                          ->group(machine);
+  CLI::Option* file =
+      topo->add_option("FILE,--file", options.file, "The machine in this topology file")
+          ->check(notEmpty)
+          ->group(machine);
   CLI::Option* preset =
       topo->add_option("--preset", options.preset,
                        fmt::format("One of {}", fmt::join(topology::presetNames(), ", ")))
-          ->check(named)
+          ->check(notEmpty)
           ->excludes(file)
           ->group(machine);
-  topo->add_option("--nodes", options.nodes, "So many of it in one communicator (1)")
-      ->check(CLI::Range(1, kMostNodes))
+  topo->add_option("--nodes", options.nodes, "Machines of this kind in the communicator (1)")
+      ->check(CLI::Range(1, kMaxNodes))
       ->group(machine);
-  topo->add_option("--root", options.root, "This machine's files are below this folder (/)")
+  topo->add_option("--root", options.root, "Directory with the machine's sys and proc (/)")
       ->excludes(file)
       ->excludes(preset)
       ->group(machine);
 
-  const char* output = "Output (text)";
-  topo->add_option("--why", options.why, "Explain the way from A to B, such as: --why GPU/0 NET/1")
+  const char* output = "Output (default: text)";
+  topo->add_option("--why", options.why,
+                   "Explain the path from A to B, for example: --why GPU/0 NET/1")
       ->expected(2)
       ->type_name("A B")
       ->group(output);
-  topo->add_option("--json", options.jsonFile, "JSON, to this file or to standard output")
+  topo->add_option("--json", options.jsonFile, "Write JSON to this file or to standard output")
       ->expected(0, 1)
       ->default_str("-")
       ->group(output);
+  topo->add_flag("--no-joined", options.noJoined,
+                 "Leave out the channels of the whole communicator, which are long for many nodes")
+      ->group(output);
   CLI::Option* svg =
-      topo->add_option("--svg", options.svgFile, "Draw the machine and its channels in this file")
+      topo->add_option("--svg", options.svgFile, "Draw the machine and its channels to this file")
           ->group(output);
   topo->add_option("--pattern", options.svgPattern,
                    "Channels to draw: ring, tree, collnet_chain, collnet_direct, nvls (ring)")
@@ -174,9 +194,9 @@ CLI::App* addTopoCommand(CLI::App& app, TopoOptions& options) {
 int runTopo(const TopoOptions& options) {
   try {
     show(options);
-    return kExitRight;
+    return kExitShown;
   } catch (const Error& error) {
-    fmt::print(stderr, "unisono topo: {}\n", error.what());
+    fmt::print(stderr, "unisono topo: {}\n", printableLines(error.what()));
     return kExitUsage;
   }
 }

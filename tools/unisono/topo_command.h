@@ -10,23 +10,24 @@ class App;
 namespace unisono::topo {
 
 struct TopoOptions {
-  std::string file;     // topology file; empty: see preset
-  std::string preset;   // of topology/presets.h; empty and no file: this machine
-  int nodes = 1;        // machines in the communicator
-  std::string svgFile;  // empty: no picture
+  std::string file;       // topology file; empty: see preset
+  std::string preset;     // of topology/presets.h; empty and no file: this machine
+  int nodes = 1;          // machines in the communicator
+  bool noJoined = false;  // leave out the channels of the whole communicator
+  std::string svgFile;    // empty: no picture
   std::string svgPattern = "ring";
   std::string jsonFile;          // "-": standard output; empty: none
   std::vector<std::string> why;  // two names, or none
   std::string dumpFile;          // topology file to write
   std::string graphFile;         // graph file to write
-  std::string root = "/";        // of the files of this machine
+  std::string root = "/";        // folder with the sys and proc of this machine
 };
 
-// Adds `topo` to the program's commands; `options` are filled when it is parsed.
+// Adds `topo` to the program's commands. Parsing fills `options`.
 CLI::App* addTopoCommand(CLI::App& app, TopoOptions& options);
 
-// Runs it, returns the exit status: 0, or 2 for wrong options and for bad or unreadable files,
-// with the cause on standard error.
+// Runs the command and returns the exit status: 0, or 2 for wrong options and for bad or unreadable
+// files, with the cause on standard error.
 int runTopo(const TopoOptions& options);
 
 }  // namespace unisono::topo

@@ -99,7 +99,7 @@ Json describeChannels(const NamedChannels& named, std::size_t domain) {
           {"channels", std::move(channels)}};
 }
 
-// Trees as the parent of each member, -1 for the root.
+// Writes a tree as the parent of each member, -1 for the root.
 Json describeJoined(const Joined& joined) {
   Json channels = Json::array();
   for (int channel = 0; channel < joined.channels(); ++channel) {
@@ -143,13 +143,14 @@ Json describeJoined(const Joined& joined) {
 
 }  // namespace
 
-std::string jsonText(const View& view) {
+std::string jsonText(const View& view, JoinedPart joined) {
   const Topology& topology = view.whole.topology;
   Json json;
   json["source"] = view.source;
   json["node_count"] = view.nodes;
   json["ranks"] = view.joined.ranks();
   json["notes"] = view.notes;
+  json["warnings"] = view.warnings;
   json["nodes"] = Json::array();
   for (std::size_t i = 0; i < topology.nodes.size(); ++i)
     json["nodes"].push_back(describeNode(topology, static_cast<int>(i)));
@@ -158,8 +159,8 @@ std::string jsonText(const View& view) {
   for (std::size_t domain = 0; domain < view.domains.size(); ++domain)
     for (const NamedChannels& named : graphsOf(view.domains[domain]))
       if (!named.graph->channels.empty()) json["graphs"].push_back(describeChannels(named, domain));
-  json["joined"] = describeJoined(view.joined);
-  // A device's name in a file may hold any bytes.
+  if (joined == JoinedPart::show) json["joined"] = describeJoined(view.joined);
+  // Bytes of a file that are not UTF-8 must not make the JSON invalid.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

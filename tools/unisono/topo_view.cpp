@@ -16,10 +16,10 @@ using namespace topology;
 
 namespace {
 
-constexpr long long kMostRanks = 1 << 20;
+constexpr long long kMaxRanks = 1 << 20;
 
-// A communicator's ranks are numbered by machine, and in it as the file numbers them. Each tells
-// the others its place, as the ranks of a communicator do.
+// Joins the channels as the ranks of a communicator do. Ranks are numbered machine by machine, and
+// within one as in the file.
 Joined joinMachines(const std::vector<Domain>& domains, std::size_t gpus, int machines,
                     const JoinSettings& settings) {
   std::vector<RankPlace> ofMachine(gpus);
@@ -47,7 +47,7 @@ Joined joinMachines(const std::vector<Domain>& domains, std::size_t gpus, int ma
   return join(places, settings);
 }
 
-// The ranks of a file may be some of a larger communicator's: here they go from 0.
+// Renumbers ranks from 0: those of a file may be a part of a larger communicator's.
 void renumberRanks(Topology& topology) {
   std::vector<int> gpus = topology.of(NodeType::gpu);
   std::erase_if(gpus, [&](int gpu) { return topology.node(gpu).gpu.rank < 0; });
@@ -64,22 +64,32 @@ View makeView(const XmlTopology& file, const ViewSettings& settings) {
   if (described.empty())
     throw invalidArgument("{}: there is no <gpu>", file.source)
         .remedy(
-            "A cloud's file without GPUs is completed on its machine: set NCCL_TOPO_FILE there.");
+            "A cloud provider's file without GPUs is completed on its machine: set NCCL_TOPO_FILE "
+            "there.");
   for (const GpuDescription& gpu : described)
     if (gpu.sm == 0)
       throw invalidArgument("{}: the GPU {} has no compute capability (sm)", file.source,
                             formatBusId(gpu.busId))
-          .remedy("Only NVIDIA's driver knows it; give a complete file with --file.");
+          .remedy("Only NVIDIA's driver knows it. Use a file that NCCL_TOPO_DUMP_FILE wrote.");
   Topology topology = buildTopology(file);
+  for (Node& node : topology.nodes) {
+    node.net.name = printable(node.net.name);
+  }
   renumberRanks(topology);
   const auto& gpus = topology.of(NodeType::gpu);
   const auto ranks = static_cast<std::size_t>(std::count_if(
       gpus.begin(), gpus.end(), [&](int gpu) { return topology.node(gpu).gpu.rank >= 0; }));
-  if (static_cast<long long>(ranks) * settings.nodes > kMostRanks)
-    throw invalidArgument("{} machines of {} GPUs are too many: at most {} ranks are joined",
-                          settings.nodes, ranks, kMostRanks)
-        .remedy("Give a smaller number with --nodes.");
-  View view{file.source, settings.nodes, Machine(topology, settings.paths), {}, {}, topology.notes};
+  if (static_cast<long long>(ranks) * settings.nodes > kMaxRanks)
+    throw invalidArgument("{} machines of {} GPUs have more than {} ranks", settings.nodes, ranks,
+                          kMaxRanks)
+        .remedy("Use a smaller number with --nodes.");
+  View view{printable(file.source),
+            settings.nodes,
+            Machine(topology, settings.paths),
+            {},
+            {},
+            topology.notes,
+            {}};
 
   std::vector<bool> placed(ranks, false);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -103,6 +113,10 @@ View makeView(const XmlTopology& file, const ViewSettings& settings) {
     view.domains.push_back(std::move(domain));
   }
   view.joined = joinMachines(view.domains, ranks, settings.nodes, settings.join);
+  for (std::string& note : view.notes) {
+    note = printable(note);
+  }
+  view.warnings = findWarnings(view);
   return view;
 }
 
@@ -161,8 +175,8 @@ int findNode(const Topology& topology, const std::string& text) {
     if (same || numbered || addressed) return index;
     if (node.type != NodeType::pci && node.type != NodeType::nic) names.push_back(name);
   }
-  throw invalidArgument("\"{}\" is no part of this machine", text)
-      .remedy(fmt::format("There are {}.", fmt::join(names, ", ")));
+  throw invalidArgument("this machine has no \"{}\"", text)
+      .remedy(fmt::format("It has {}.", fmt::join(names, ", ")));
 }
 
 }  // namespace unisono::topo
