@@ -95,6 +95,21 @@ class Converter {
   int nodes_ = 0;
 };
 
+// The parser's description, with the element's name where start and end tags do not match.
+std::string describeFailure(const pugi::xml_parse_result& result,
+                            const pugi::xml_document& document, std::string_view text) {
+  if (result.status != pugi::status_end_element_mismatch) return result.description();
+  const std::size_t offset = static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, result.offset));
+  if (offset + 1 >= text.size()) {
+    return fmt::format("the text ends inside <{}>", document.document_element().name());
+  }
+  const std::size_t begin = text.rfind("</", offset);
+  if (begin == std::string_view::npos) return result.description();
+  const std::string_view tag = text.substr(begin + 2);
+  return fmt::format("the end tag </{}> does not match the last open element",
+                     tag.substr(0, std::min(tag.find_first_of("> \t\r\n"), std::size_t{64})));
+}
+
 void appendEscaped(std::string& out, std::string_view text) {
   for (const char c : text) {
     switch (c) {
@@ -175,8 +190,7 @@ XmlNode& XmlNode::addChild(std::string_view childName) {
 
 XmlNode parseXml(std::string_view text, std::string_view source, const XmlLimits& limits) {
   if (text.size() > limits.bytes)
-    throw invalidArgument("{}:1: the text has {} bytes, at most {} are read", source, text.size(),
-                          limits.bytes);
+    throw invalidArgument("{}:1: the text has more than {} bytes, the limit", source, limits.bytes);
   const LineIndex lines(text);
   Converter converter(source, lines, limits);
   if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos)
@@ -185,7 +199,9 @@ XmlNode parseXml(std::string_view text, std::string_view source, const XmlLimits
   pugi::xml_document document;
   const pugi::xml_parse_result result = document.load_buffer(
       text.data(), text.size(), pugi::parse_full | pugi::parse_fragment, pugi::encoding_utf8);
-  if (!result) converter.fail(result.offset, result.description());
+  if (!result) {
+    converter.fail(result.offset, describeFailure(result, document, text));
+  }
 
   pugi::xml_node root;
   for (const pugi::xml_node& node : document.children()) {

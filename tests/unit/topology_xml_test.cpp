@@ -134,6 +134,9 @@ TEST(TopologyXml, ErrorsNameLineAndCause) {
             "file:1: <system> has version 2, this library reads version 1");
   EXPECT_EQ(error("</system>", "</system>\n<system/>"),
             "file:15: a second root element is not allowed");
+  EXPECT_EQ(error("</system>", "</sysstem>"),
+            "file:14: the end tag </sysstem> does not match the last open element");
+  EXPECT_EQ(error("</system>", ""), "file:14: the text ends inside <system>");
   EXPECT_EQ(error("</system>", "words</system>"), "file:13: text between elements is not allowed");
 }
 
@@ -149,7 +152,7 @@ TEST(TopologyXml, RefusesWhatCouldGrowWithoutBound) {
   for (int i = 0; i < 70000; ++i) wide += "<a/>";
   EXPECT_EQ(errorOfText(wide + "</system>"), "file:2: more than 65536 elements");
   EXPECT_EQ(errorOfText(std::string(9u << 20, ' ')),
-            "file:1: the text has 9437184 bytes, at most 8388608 are read");
+            "file:1: the text has more than 8388608 bytes, the limit");
   EXPECT_EQ(errorOfText(std::string("<system version=\"1\"/>\n\0", 23)),
             "file:2: a zero byte is not allowed");
 }
