@@ -64,9 +64,10 @@ void Library::check(ncclResult_t result, const char* call) const {
   if (result == ncclSuccess) return;
   const char* details = lastError_ != nullptr ? lastError_(nullptr) : nullptr;
   const bool hasDetails = details != nullptr && details[0] != '\0';
+  // The text says more than the class of the error, which is for a library that has none.
   throw Error(static_cast<ErrorCode>(result),
-              fmt::format("{} failed in {}: {}{}{}", call, path_, errorString_(result),
-                          hasDetails ? ": " : "", hasDetails ? details : ""));
+              fmt::format("{} failed in {}: {}", call, path_,
+                          hasDetails ? details : errorString_(result)));
 }
 
 std::string defaultLibraryPath() {
