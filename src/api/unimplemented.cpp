@@ -1,5 +1,5 @@
-// Every function of the API up to NCCL 2.30.7 that this version of the library lacks. A program
-// linked against a newer NCCL thus loads, and learns at the call what is missing.
+// Every function of the API up to NCCL 2.32.3 that this library does not implement. A program that
+// was linked against a newer NCCL can thus be loaded, and gets an error when it calls one of them.
 
 #include <nccl.h>
 
@@ -24,8 +24,9 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, in
   return notImplemented("ncclCommWindowRegister");
 }
 
-ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) {
-  return notImplemented("ncclCommWindowDeregister");
+// There are no windows but NULL, which needs no deregistration.
+ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t window) {
+  return window == nullptr ? ncclSuccess : notImplemented("ncclCommWindowDeregister");
 }
 
 }  // extern "C"
@@ -37,9 +38,9 @@ UNISONO_TWIN(ncclCommWindowDeregister);
 
 // ---- Declared in the header of the device API, or only since 2.29 ----
 //
-// None of these looks at its arguments, so they are defined without any. In the calling conventions
-// of x86-64 and AArch64 the caller makes and removes the arguments: the call is safe whatever a
-// program passes, and whatever a later version adds.
+// nccl.h is that of 2.28.9 and does not declare these. None of them uses its arguments, so they are
+// defined without any: in the calling conventions of x86-64 and AArch64 the caller creates and
+// removes the arguments, so that a call is safe whatever a program passes.
 
 // The functions that return a status.
 #define UNISONO_NOT_IMPLEMENTED(name)                                     \
@@ -48,7 +49,17 @@ UNISONO_TWIN(ncclCommWindowDeregister);
   }                                                                       \
   UNISONO_TWIN(name)
 
-// Device communicators and what they are asked for.
+// Collectives with a configuration for the single call (2.31).
+UNISONO_NOT_IMPLEMENTED(ncclAllGatherConfig);
+UNISONO_NOT_IMPLEMENTED(ncclAllReduceConfig);
+UNISONO_NOT_IMPLEMENTED(ncclAlltoAllConfig);
+UNISONO_NOT_IMPLEMENTED(ncclBroadcastConfig);
+UNISONO_NOT_IMPLEMENTED(ncclGatherConfig);
+UNISONO_NOT_IMPLEMENTED(ncclReduceConfig);
+UNISONO_NOT_IMPLEMENTED(ncclReduceScatterConfig);
+UNISONO_NOT_IMPLEMENTED(ncclScatterConfig);
+
+// Device communicators and their resources.
 UNISONO_NOT_IMPLEMENTED(ncclDevCommCreate);
 UNISONO_NOT_IMPLEMENTED(ncclDevCommDestroy);
 UNISONO_NOT_IMPLEMENTED(ncclGinBarrierCreateRequirement);
@@ -57,7 +68,7 @@ UNISONO_NOT_IMPLEMENTED(ncclGinOutboxCreateRequirement);
 UNISONO_NOT_IMPLEMENTED(ncclLLA2ACreateRequirement);
 UNISONO_NOT_IMPLEMENTED(ncclLsaBarrierCreateRequirement);
 
-// A communicator's life and properties.
+// Life and properties of a communicator.
 UNISONO_NOT_IMPLEMENTED(ncclCommGetUniqueId);
 UNISONO_NOT_IMPLEMENTED(ncclCommGrow);
 UNISONO_NOT_IMPLEMENTED(ncclCommMemStats);
@@ -66,9 +77,12 @@ UNISONO_NOT_IMPLEMENTED(ncclCommResume);
 UNISONO_NOT_IMPLEMENTED(ncclCommSuspend);
 
 // Addresses inside a window.
+UNISONO_NOT_IMPLEMENTED(ncclGetCftDeviceLeInfo);
 UNISONO_NOT_IMPLEMENTED(ncclGetLsaDevicePointer);
 UNISONO_NOT_IMPLEMENTED(ncclGetLsaMultimemDevicePointer);
+UNISONO_NOT_IMPLEMENTED(ncclGetMultimemDeviceLeInfo);
 UNISONO_NOT_IMPLEMENTED(ncclGetMultimemDevicePointer);
+UNISONO_NOT_IMPLEMENTED(ncclGetPeerDeviceLeInfo);
 UNISONO_NOT_IMPLEMENTED(ncclGetPeerDevicePointer);
 UNISONO_NOT_IMPLEMENTED(ncclWinGetUserPtr);
 
@@ -76,6 +90,9 @@ UNISONO_NOT_IMPLEMENTED(ncclWinGetUserPtr);
 UNISONO_NOT_IMPLEMENTED(ncclPutSignal);
 UNISONO_NOT_IMPLEMENTED(ncclSignal);
 UNISONO_NOT_IMPLEMENTED(ncclWaitSignal);
+
+// Encryption of the library's own connections.
+UNISONO_NOT_IMPLEMENTED(ncclSetEncryption);
 
 // Settings by name.
 UNISONO_NOT_IMPLEMENTED(ncclParamBind);
@@ -94,10 +111,10 @@ UNISONO_NOT_IMPLEMENTED(ncclParamGetU8);
 
 #undef UNISONO_NOT_IMPLEMENTED
 
-// What returns no status says so through ncclGetLastError alone, and gives a result that no
-// working call gives.
+// The functions that return no status report the error through ncclGetLastError alone, and return a
+// value that none of them returns on success.
 
-// The layout and the size decide in which registers it is returned: three ints, 12 bytes.
+// ncclTeam is returned by value, so that its layout is part of the ABI: three ints, 12 bytes.
 struct ncclTeam {
   int nRanks, rank, stride;
 };
@@ -111,7 +128,7 @@ ncclTeam emptyTeam(const char* function) {
   return ncclTeam{0, 0, 0};
 }
 
-// A rank of no team.
+// Not a rank of any team.
 int noRank(const char* function) {
   notImplemented(function);
   return -1;
@@ -122,6 +139,12 @@ int noRank(const char* function) {
 extern "C" {
 #pragma GCC visibility push(default)
 
+ncclTeam ncclTeamCft() {
+  return emptyTeam("ncclTeamCft");
+}
+ncclTeam ncclTeamCftMultimem() {
+  return emptyTeam("ncclTeamCftMultimem");
+}
 ncclTeam ncclTeamLsa() {
   return emptyTeam("ncclTeamLsa");
 }
@@ -151,6 +174,8 @@ void ncclParamDumpAll() {
 #pragma GCC visibility pop
 }  // extern "C"
 
+UNISONO_TWIN(ncclTeamCft);
+UNISONO_TWIN(ncclTeamCftMultimem);
 UNISONO_TWIN(ncclTeamLsa);
 UNISONO_TWIN(ncclTeamRail);
 UNISONO_TWIN(ncclTeamWorld);

@@ -21,8 +21,8 @@ ncclResult_t unisono::api::notImplemented(const char* function) noexcept {
   return ncclInvalidUsage;
 }
 
-// The signatures that programs use, from the documentation of NCCL 2.28 to 2.30; the structures are
-// theirs in size alone.
+// The signatures that programs use, as NCCL 2.28 to 2.32 declare them. Of the structures only the
+// size is NCCL's.
 struct Team {
   int nRanks, rank, stride;
 };
@@ -67,6 +67,28 @@ WITH_TWIN(ncclResult_t, ncclPutSignal, const void*, size_t, ncclDataType_t, int,
           size_t, int, int, unsigned, ncclComm_t, cudaStream_t);
 WITH_TWIN(ncclResult_t, ncclSignal, int, int, int, unsigned, ncclComm_t, cudaStream_t);
 WITH_TWIN(ncclResult_t, ncclWaitSignal, int, SignalDescriptor*, ncclComm_t, cudaStream_t);
+WITH_TWIN(ncclResult_t, ncclGetCftDeviceLeInfo, ncclWindow_t, size_t, int, Team, void*, size_t*);
+WITH_TWIN(ncclResult_t, ncclGetMultimemDeviceLeInfo, ncclWindow_t, size_t, void*, size_t*);
+WITH_TWIN(ncclResult_t, ncclGetPeerDeviceLeInfo, ncclWindow_t, size_t, int, void*, size_t*);
+WITH_TWIN(Team, ncclTeamCft, ncclComm_t, int);
+WITH_TWIN(Team, ncclTeamCftMultimem, ncclComm_t);
+WITH_TWIN(ncclResult_t, ncclSetEncryption, const void*);
+WITH_TWIN(ncclResult_t, ncclAllGatherConfig, const void*, void*, size_t, ncclDataType_t, ncclComm_t,
+          cudaStream_t, const void*);
+WITH_TWIN(ncclResult_t, ncclAllReduceConfig, const void*, void*, size_t, ncclDataType_t,
+          ncclRedOp_t, ncclComm_t, cudaStream_t, const void*);
+WITH_TWIN(ncclResult_t, ncclAlltoAllConfig, const void*, void*, size_t, ncclDataType_t, ncclComm_t,
+          cudaStream_t, const void*);
+WITH_TWIN(ncclResult_t, ncclBroadcastConfig, const void*, void*, size_t, ncclDataType_t, int,
+          ncclComm_t, cudaStream_t, const void*);
+WITH_TWIN(ncclResult_t, ncclGatherConfig, const void*, void*, size_t, ncclDataType_t, int,
+          ncclComm_t, cudaStream_t, const void*);
+WITH_TWIN(ncclResult_t, ncclReduceConfig, const void*, void*, size_t, ncclDataType_t, ncclRedOp_t,
+          int, ncclComm_t, cudaStream_t, const void*);
+WITH_TWIN(ncclResult_t, ncclReduceScatterConfig, const void*, void*, size_t, ncclDataType_t,
+          ncclRedOp_t, ncclComm_t, cudaStream_t, const void*);
+WITH_TWIN(ncclResult_t, ncclScatterConfig, const void*, void*, size_t, ncclDataType_t, int,
+          ncclComm_t, cudaStream_t, const void*);
 WITH_TWIN(ncclResult_t, ncclParamBind, void**, const char*);
 WITH_TWIN(ncclResult_t, ncclParamGet, void*, void*, int, int*);
 WITH_TWIN(ncclResult_t, ncclParamGetAllParameterKeys, const char***, int*);
@@ -130,13 +152,40 @@ TEST_F(ApiUnimplemented, Communicators) {
 TEST_F(ApiUnimplemented, Windows) {
   EXPECT_NOT_IMPLEMENTED(ncclCommWindowRegister, nullptr, out<void>(), 4096, out<ncclWindow_t>(),
                          NCCL_WIN_DEFAULT);
-  EXPECT_NOT_IMPLEMENTED(ncclCommWindowDeregister, nullptr, nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclCommWindowDeregister, nullptr,
+                         reinterpret_cast<ncclWindow_t>(out<void>()));
+  reported.clear();
+  EXPECT_EQ(ncclCommWindowDeregister(nullptr, nullptr), ncclSuccess);
+  EXPECT_TRUE(reported.empty());
+  const Team team = {8, 3, 1};
+  EXPECT_NOT_IMPLEMENTED(ncclGetCftDeviceLeInfo, nullptr, 8, 1, team, out<void>(), out<size_t>());
+  EXPECT_NOT_IMPLEMENTED(ncclGetMultimemDeviceLeInfo, nullptr, 8, out<void>(), out<size_t>());
+  EXPECT_NOT_IMPLEMENTED(ncclGetPeerDeviceLeInfo, nullptr, 8, 1, out<void>(), out<size_t>());
   EXPECT_NOT_IMPLEMENTED(ncclGetLsaDevicePointer, nullptr, 8, 1, out<void*>());
   EXPECT_NOT_IMPLEMENTED(ncclGetLsaMultimemDevicePointer, nullptr, 8, out<void*>());
   EXPECT_NOT_IMPLEMENTED(ncclGetMultimemDevicePointer, nullptr, 8, MultimemHandle{nullptr},
                          out<void*>());
   EXPECT_NOT_IMPLEMENTED(ncclGetPeerDevicePointer, nullptr, 8, 1, out<void*>());
   EXPECT_NOT_IMPLEMENTED(ncclWinGetUserPtr, nullptr, nullptr, out<void*>());
+}
+
+TEST_F(ApiUnimplemented, CollectivesWithAConfiguration) {
+  void* b = out<void>();
+  EXPECT_NOT_IMPLEMENTED(ncclAllGatherConfig, b, b, 1, ncclFloat, nullptr, nullptr, nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclAllReduceConfig, b, b, 1, ncclFloat, ncclSum, nullptr, nullptr,
+                         nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclAlltoAllConfig, b, b, 1, ncclFloat, nullptr, nullptr, nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclBroadcastConfig, b, b, 1, ncclFloat, 0, nullptr, nullptr, nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclGatherConfig, b, b, 1, ncclFloat, 0, nullptr, nullptr, nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclReduceConfig, b, b, 1, ncclFloat, ncclSum, 0, nullptr, nullptr,
+                         nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclReduceScatterConfig, b, b, 1, ncclFloat, ncclSum, nullptr, nullptr,
+                         nullptr);
+  EXPECT_NOT_IMPLEMENTED(ncclScatterConfig, b, b, 1, ncclFloat, 0, nullptr, nullptr, nullptr);
+}
+
+TEST_F(ApiUnimplemented, Encryption) {
+  EXPECT_NOT_IMPLEMENTED(ncclSetEncryption, out<void>());
 }
 
 TEST_F(ApiUnimplemented, OneSided) {
@@ -184,6 +233,10 @@ TEST_F(ApiUnimplemented, ThoseWithoutAStatus) {
     EXPECT_EQ(empty.rank, 0);
     EXPECT_EQ(empty.stride, 0);
   }
+  for (const Team empty : {ncclTeamCft(nullptr, 0), pncclTeamCft(nullptr, 0),
+                           ncclTeamCftMultimem(nullptr), pncclTeamCftMultimem(nullptr)}) {
+    EXPECT_EQ(empty.nRanks, 0);
+  }
   EXPECT_EQ(ncclTeamRankToLsa(nullptr, team, 5), -1);
   EXPECT_EQ(pncclTeamRankToLsa(nullptr, team, 5), -1);
   EXPECT_EQ(ncclTeamRankToWorld(nullptr, team, 5), -1);
@@ -192,11 +245,13 @@ TEST_F(ApiUnimplemented, ThoseWithoutAStatus) {
   EXPECT_EQ(pncclLLA2ACalcSlots(64, 8), 0);
   ncclParamDumpAll();
   pncclParamDumpAll();
-  EXPECT_EQ(reported, (std::vector<std::string>{
-                          "ncclTeamLsa", "ncclTeamRail", "ncclTeamWorld", "ncclTeamLsa",
-                          "ncclTeamRail", "ncclTeamWorld", "ncclTeamRankToLsa", "ncclTeamRankToLsa",
-                          "ncclTeamRankToWorld", "ncclTeamRankToWorld", "ncclLLA2ACalcSlots",
-                          "ncclLLA2ACalcSlots", "ncclParamDumpAll", "ncclParamDumpAll"}));
+  EXPECT_EQ(reported,
+            (std::vector<std::string>{
+                "ncclTeamLsa", "ncclTeamRail", "ncclTeamWorld", "ncclTeamLsa", "ncclTeamRail",
+                "ncclTeamWorld", "ncclTeamCft", "ncclTeamCft", "ncclTeamCftMultimem",
+                "ncclTeamCftMultimem", "ncclTeamRankToLsa", "ncclTeamRankToLsa",
+                "ncclTeamRankToWorld", "ncclTeamRankToWorld", "ncclLLA2ACalcSlots",
+                "ncclLLA2ACalcSlots", "ncclParamDumpAll", "ncclParamDumpAll"}));
 }
 
 }  // namespace
