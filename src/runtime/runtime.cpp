@@ -8,9 +8,16 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "runtime/fallback.h"
 
 namespace unisono::runtime {
 namespace {
+
+// Set when the runtime is created. Never destroyed, as the runtime.
+std::string& fallbackText() {
+  static auto* text = new std::string;
+  return *text;
+}
 
 std::unique_ptr<Runtime> createRuntime(const Settings& settings) {
   if (settings.backend == "host") return createHostRuntime(settings);
@@ -20,12 +27,16 @@ std::unique_ptr<Runtime> createRuntime(const Settings& settings) {
     try {
       return createCudaRuntime(settings);
     } catch (const Error& error) {
-      logInfo("No GPU to use ({}); simulated devices are used instead", error.what());
+      fallbackText() = error.what();
+      logInfo("No usable GPU ({}); using simulated devices", error.what());
       return createHostRuntime(settings);
     }
   }
 #else
-  if (settings.backend.empty()) return createHostRuntime(settings);
+  if (settings.backend.empty()) {
+    fallbackText() = "this library was built without CUDA";
+    return createHostRuntime(settings);
+  }
   if (settings.backend == "cuda") {
     throw invalidUsage("UNISONO_BACKEND=cuda, but this library was built without CUDA")
         .remedy("Build the preset `cuda`, or set UNISONO_BACKEND=host");
@@ -44,6 +55,10 @@ Runtime& Runtime::get() {
   std::lock_guard lock(mutex);
   if (instance == nullptr) instance = createRuntime(settingsFromEnvironment()).release();
   return *instance;
+}
+
+const std::string& whyNoGpu() {
+  return fallbackText();
 }
 
 uint64_t processToken() {

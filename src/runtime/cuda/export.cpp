@@ -150,15 +150,20 @@ PointerInfo inspectPointer(const void* address) {
   unsigned managed = 0;
   int device = -1;
   unsigned legacy = 0;
+  CUdeviceptr mapped = 0;
   CUpointer_attribute attributes[] = {
       CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE};
-  void* values[] = {&type, &managed, &device, &legacy};
+      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+      CU_POINTER_ATTRIBUTE_DEVICE_POINTER};
+  void* values[] = {&type, &managed, &device, &legacy, &mapped};
   PointerInfo info;
-  if (!quietly(driver().pointerGetAttributes(4, attributes, values, devicePointer(address)))) {
+  if (!quietly(driver().pointerGetAttributes(5, attributes, values, devicePointer(address)))) {
     return info;
   }
-  if (managed != 0) {
+  // Kernels on every device can use pinned host memory (cudaHostAlloc, cudaHostRegister) under its
+  // own address, like managed memory.
+  const bool pinned = type == CU_MEMORYTYPE_HOST && mapped == devicePointer(address) && mapped != 0;
+  if (managed != 0 || pinned) {
     info.kind = PointerInfo::Kind::managed;
     info.device = device;
   } else if (type == CU_MEMORYTYPE_DEVICE) {
@@ -174,7 +179,7 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
   PointerInfo info = inspectPointer(address);
   if (info.kind != PointerInfo::Kind::device) {
     throw invalidArgument("Address {} is {} memory and cannot be shared with other ranks", address,
-                          info.kind == PointerInfo::Kind::host ? "host" : "managed")
+                          info.kind == PointerInfo::Kind::host ? "host" : "managed or pinned host")
         .remedy("Pass memory of the device (cudaMalloc, ncclMemAlloc)");
   }
   CUdeviceptr pointer = devicePointer(address);
