@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "device/reduce/element.h"
+#include "runtime/fallback.h"
 
 namespace unisono::api {
 namespace {
@@ -31,20 +32,31 @@ uint64_t reciprocalBits(DataType type, int n) {
   return type == DataType::float64 ? bitsOf(1.0 / n) : bitsOf(1.0f / static_cast<float>(n));
 }
 
+std::string remedyForHostMemory(runtime::Backend backend) {
+  if (backend == runtime::Backend::cuda) {
+    return "Pass memory of the GPU (cudaMalloc) or pinned host memory (cudaHostAlloc)";
+  }
+  const std::string& reason = runtime::whyNoGpu();
+  if (reason.empty()) return "Allocate it with unisonoHostMalloc or ncclMemAlloc";
+  return fmt::format(
+      "No GPU is used, because {}; for simulated devices allocate it with unisonoHostMalloc or "
+      "ncclMemAlloc",
+      reason);
+}
+
 }  // namespace
 
 DataType checkType(ncclDataType_t type) {
   if (static_cast<int>(type) < 0 || static_cast<int>(type) >= device::kDataTypes) {
-    throw invalidArgument("{} is not a data type", static_cast<int>(type))
-        .remedy("Use one of ncclInt8 (0) to ncclFloat8e5m2 (11)");
+    throw invalidArgument("datatype is {}, which is not a data type", static_cast<int>(type))
+        .remedy("Pass one of ncclInt8 (0) to ncclFloat8e5m2 (11)");
   }
   return static_cast<DataType>(type);
 }
 
 void checkRank(const comm::Communicator& communicator, int rank, const char* name) {
   if (rank < 0 || rank >= communicator.ranks()) {
-    throw invalidArgument("{} is {}, but the communicator has ranks 0 to {}", name, rank,
-                          communicator.ranks() - 1)
+    throw invalidArgument("{} must be from 0 to {}, got {}", name, communicator.ranks() - 1, rank)
         .rank(communicator.rank())
         .remedy("Pass a rank of this communicator");
   }
@@ -54,31 +66,30 @@ runtime::PointerInfo checkBuffer(const comm::Communicator& communicator, const v
                                  uint64_t elements, DataType type, const char* name) {
   if (elements == 0) return {};
   if (buffer == nullptr) {
-    throw invalidArgument("{} is null, but {} elements are to be moved", name, elements)
+    throw invalidArgument("{} is null, but the count is {}", name, elements)
         .rank(communicator.rank())
         .remedy("Pass device memory, or a count of 0");
   }
   const auto size = device::elementBytes(type);
   if (reinterpret_cast<uint64_t>(buffer) % size != 0) {
-    throw invalidArgument("{} ({}) is not aligned to its elements of {} bytes", name, buffer, size)
+    throw invalidArgument("{} ({}) is not aligned to the element size, {} bytes", name, buffer,
+                          size)
         .rank(communicator.rank())
         .remedy("Pass an address that is a multiple of the element size");
   }
   auto& runtime = const_cast<comm::Communicator&>(communicator).runtime();
   const runtime::PointerInfo info = runtime.inspect(buffer);
   if (info.kind == runtime::PointerInfo::Kind::host) {
-    throw invalidArgument("{} ({}) is not device memory", name, buffer)
+    throw invalidArgument("{} ({}) is not memory that the device can access", name, buffer)
         .rank(communicator.rank())
         .device(communicator.device())
-        .remedy(runtime.backend() == runtime::Backend::cuda
-                    ? "Copy the data to the GPU first (cudaMalloc, cudaMemcpy)"
-                    : "Allocate it with unisonoHostMalloc or ncclMemAlloc");
+        .remedy(remedyForHostMemory(runtime.backend()));
   }
   if (info.kind == runtime::PointerInfo::Kind::device && info.device != communicator.device()) {
-    throw invalidArgument("{} ({}) lies on device {}, but the communicator's rank is on device {}",
+    throw invalidArgument("{} ({}) is on device {}, but the communicator's rank is on device {}",
                           name, buffer, info.device, communicator.device())
         .rank(communicator.rank())
-        .remedy("Pass a buffer of the communicator's device, or the communicator of the buffer's");
+        .remedy("Pass a buffer on the communicator's device");
   }
   return info;
 }
@@ -87,9 +98,8 @@ void checkCount(size_t count, int parts, DataType type) {
   const uint64_t most = static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) /
                         static_cast<uint64_t>(parts) / device::elementBytes(type);
   if (count > most) {
-    throw invalidArgument("The count {} is impossible: at most {} elements can be addressed", count,
-                          most)
-        .remedy("Pass the number of elements; a negative number was perhaps converted");
+    throw invalidArgument("The count must be at most {}, got {}", most, count)
+        .remedy("Pass the number of elements; this may be a negative number that was converted");
   }
 }
 
@@ -115,10 +125,10 @@ device::ReductionSpec checkReduction(const comm::Communicator& communicator, ncc
   const comm::CustomReduction custom =
       communicator.reduction(static_cast<int>(op) - static_cast<int>(ncclNumOps));
   if (custom.type != type) {
-    throw invalidArgument("The reduction operator was made for data type {}, the call has {}",
+    throw invalidArgument("The reduction operator was created for data type {}, the call has {}",
                           static_cast<int>(custom.type), static_cast<int>(type))
         .rank(communicator.rank())
-        .remedy("Make one operator for each data type");
+        .remedy("Create one operator for each data type");
   }
   return {type, Reduction::preMulSum, custom.scalarIsPointer, custom.scalar};
 }

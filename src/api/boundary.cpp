@@ -30,7 +30,7 @@ const char* lastError() noexcept {
 ncclResult_t notImplemented(const char* function) noexcept {
   return guarded([function]() -> ncclResult_t {
     throw invalidUsage("{} is not implemented in this version of Unisono", function)
-        .remedy("docs/status.md lists what is there; do without the call or use a later version");
+        .remedy("See docs/status.md for what is implemented, or use a later version");
   });
 }
 

@@ -187,8 +187,8 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataTyp
     api::checkNotNull(scalar, "scalar");
     const DataType type = checkType(datatype);
     if (residence != ncclScalarDevice && residence != ncclScalarHostImmediate) {
-      throw invalidArgument("{} is not where a scalar can be", static_cast<int>(residence))
-          .remedy("Use ncclScalarDevice or ncclScalarHostImmediate");
+      throw invalidArgument("residence must be 0 or 1, got {}", static_cast<int>(residence))
+          .remedy("Pass ncclScalarDevice or ncclScalarHostImmediate");
     }
     const auto communicator = comm::findHandle(comm)->communicator();
     const bool onDevice = residence == ncclScalarDevice;

@@ -1,9 +1,12 @@
-#include <cstddef>
+#include <dlfcn.h>
+
 #include <cstring>
+#include <mutex>
 #include <vector>
 
 #include "api/arguments.h"
 #include "api/boundary.h"
+#include "api/config.h"
 #include "api/twins.h"
 #include "base/log.h"
 #include "comm/group.h"
@@ -16,40 +19,6 @@ using comm::HandleId;
 
 namespace {
 
-constexpr unsigned kConfigMagic = 0xcafebeef;
-
-// The caller's configuration as one of this version: fields that its version did not have yet, and
-// those it left undefined, keep the default.
-ncclConfig_t readConfig(const ncclConfig_t* given) {
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  if (given == nullptr) return config;
-  // The first version with a configuration, 2.14, ended after `blocking`.
-  constexpr size_t kSmallest = offsetof(ncclConfig_t, blocking) + sizeof(int);
-  if (given->magic != kConfigMagic || given->size < kSmallest) {
-    throw invalidArgument("The ncclConfig_t was not initialized")
-        .remedy("Initialize it with NCCL_CONFIG_INITIALIZER");
-  }
-  std::memcpy(&config, given, std::min(given->size, sizeof(config)));
-  auto check = [](int value, bool good, const char* name, const char* allowed) {
-    if (value != NCCL_CONFIG_UNDEF_INT && !good) {
-      throw invalidArgument("ncclConfig_t.{} is {}", name, value)
-          .remedy(fmt::format("Set it to {}, or leave it undefined", allowed));
-    }
-  };
-  check(config.blocking, config.blocking == 0 || config.blocking == 1, "blocking", "0 or 1");
-  check(config.minCTAs, config.minCTAs > 0, "minCTAs", "a positive number");
-  check(config.maxCTAs, config.maxCTAs > 0, "maxCTAs", "a positive number");
-  check(config.cgaClusterSize, config.cgaClusterSize >= 0 && config.cgaClusterSize <= 8,
-        "cgaClusterSize", "0 to 8");
-  if (config.minCTAs != NCCL_CONFIG_UNDEF_INT && config.maxCTAs != NCCL_CONFIG_UNDEF_INT &&
-      config.minCTAs > config.maxCTAs) {
-    throw invalidArgument("ncclConfig_t.minCTAs is {}, more than maxCTAs, {}", config.minCTAs,
-                          config.maxCTAs)
-        .remedy("Make minCTAs the smaller one");
-  }
-  return config;
-}
-
 comm::Options optionsOf(const ncclConfig_t& config) {
   comm::Options options;
   if (config.minCTAs != NCCL_CONFIG_UNDEF_INT) options.minChannels = config.minCTAs;
@@ -61,6 +30,20 @@ comm::Options optionsOf(const ncclConfig_t& config) {
 // NCCL_COMM_BLOCKING wins over the configuration.
 bool isBlocking(const Settings& settings, const ncclConfig_t& config) {
   return settings.blocking >= 0 ? settings.blocking != 0 : config.blocking != 0;
+}
+
+// The first call of a process that needs a runtime logs which library it is.
+void logVersion() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (logLevel() < LogLevel::version) return;
+    Dl_info library{};
+    const bool found = ::dladdr(reinterpret_cast<const void*>(&logVersion), &library) != 0;
+    writeLog(LogLevel::version,
+             fmt::format("Unisono {} with the API of NCCL {}.{}.{}, loaded from {}",
+                         UNISONO_VERSION, NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH,
+                         found && library.dli_fname != nullptr ? library.dli_fname : "?"));
+  });
 }
 
 HandleId* slotOf(ncclComm_t* comm) {
@@ -93,21 +76,23 @@ bootstrap::UniqueId unpack(const ncclUniqueId& id) {
 
 void checkRankOf(int rank, int ranks) {
   if (ranks < 1) {
-    throw invalidArgument("A communicator of {} ranks cannot be", ranks).remedy("Use 1 or more");
+    throw invalidArgument("nranks must be at least 1, got {}", ranks)
+        .remedy("Pass the number of ranks of the communicator");
   }
   if (rank < 0 || rank >= ranks) {
-    throw invalidArgument("The rank is {}, but {} ranks were announced", rank, ranks)
-        .remedy(fmt::format("Use a rank from 0 to {}", ranks - 1));
+    throw invalidArgument("rank must be from 0 to {}, got {}", ranks - 1, rank)
+        .remedy("Pass a rank that is less than nranks");
   }
 }
 
 ncclResult_t initRank(ncclComm_t* comm, int ranks, const ncclUniqueId& id, int rank,
                       const ncclConfig_t* given) {
   return inGroup([&] {
+    logVersion();
     api::checkNotNull(comm, "comm");
     *comm = nullptr;
     checkRankOf(rank, ranks);
-    const ncclConfig_t config = readConfig(given);
+    const ncclConfig_t config = api::readConfig(given);
     auto& runtime = runtime::Runtime::get();
     const int device = runtime.currentDevice();
     const Settings settings = settingsFromEnvironment();
@@ -137,19 +122,19 @@ const char* ncclGetErrorString(ncclResult_t result) {
     case ncclSuccess:
       return "no error";
     case ncclUnhandledCudaError:
-      return "a CUDA call failed (ncclGetLastError tells which)";
+      return "a CUDA call failed (see ncclGetLastError)";
     case ncclSystemError:
-      return "a system call failed (ncclGetLastError tells which)";
+      return "a system call or a call to another library failed (see ncclGetLastError)";
     case ncclInternalError:
-      return "internal error (ncclGetLastError tells more)";
+      return "internal error (see ncclGetLastError)";
     case ncclInvalidArgument:
-      return "invalid argument (ncclGetLastError tells which)";
+      return "invalid argument (see ncclGetLastError)";
     case ncclInvalidUsage:
-      return "invalid usage (ncclGetLastError tells what to do)";
+      return "invalid usage (see ncclGetLastError)";
     case ncclRemoteError:
-      return "another rank failed or is gone (ncclGetLastError tells which)";
+      return "another rank failed or has left (see ncclGetLastError)";
     case ncclInProgress:
-      return "the operation is in progress";
+      return "operation in progress";
     default:
       return "unknown result code";
   }
@@ -172,8 +157,15 @@ void ncclResetDebugInit(void) {
   resetLog();
 }
 
+// The name under which later versions of NCCL export the same function.
+__attribute__((visibility("default"))) void ncclResetDebugInitInternal(void);
+void ncclResetDebugInitInternal(void) {
+  resetLog();
+}
+
 ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId) {
   return api::guarded([&] {
+    logVersion();
     api::checkNotNull(uniqueId, "uniqueId");
     const auto packed =
         bootstrap::packUniqueId(bootstrap::createUniqueId(settingsFromEnvironment()));
@@ -194,10 +186,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId c
 // One root serves any number of ranks, so the first id is enough.
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
                                       ncclUniqueId* commIds, ncclConfig_t* config) {
-  if (nId < 1 || commIds == nullptr) {
+  if (nId < 1 || nId > nranks || commIds == nullptr) {
     return api::guarded([&] {
-      throw invalidArgument("{} unique ids were passed", commIds == nullptr ? 0 : nId)
-          .remedy("Pass one or more, the same on all ranks");
+      api::checkNotNull(commIds, "commIds");
+      throw invalidArgument("nId must be from 1 to nranks ({}), got {} unique ids", nranks, nId)
+          .remedy("Pass at least one unique id, at most one per rank, the same on all ranks");
     });
   }
   return initRank(newcomm, nranks, commIds[0], myrank, config);
@@ -205,17 +198,19 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myran
 
 ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
   return inGroup([&] {
+    logVersion();
     api::checkNotNull(comm, "comm");
     auto& runtime = runtime::Runtime::get();
     if (ndev < 1 || (devlist == nullptr && ndev > runtime.deviceCount())) {
-      throw invalidArgument("{} devices were asked for, there are {}", ndev, runtime.deviceCount())
-          .remedy("Ask for at least 1 and at most as many as there are");
+      throw invalidArgument("ndev must be from 1 to the number of devices ({}), got {}",
+                            runtime.deviceCount(), ndev)
+          .remedy("Pass the number of ranks to create, one per device");
     }
     for (int i = 0; devlist != nullptr && i < ndev; i++) {
       if (devlist[i] < 0 || devlist[i] >= runtime.deviceCount()) {
-        throw invalidArgument("Device {} does not exist: there are {}", devlist[i],
-                              runtime.deviceCount())
-            .remedy("Pass device ordinals");
+        throw invalidArgument("devlist[{}] must be from 0 to {}, got {}", i,
+                              runtime.deviceCount() - 1, devlist[i])
+            .remedy("Pass the ordinals of devices of this process");
       }
     }
     const Settings settings = settingsFromEnvironment();
@@ -236,13 +231,13 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     api::checkNotNull(newcomm, "newcomm");
     *newcomm = nullptr;
     if (color < 0 && color != NCCL_SPLIT_NOCOLOR) {
-      throw invalidArgument("The color is {}", color)
-          .remedy("Use 0 or more, or NCCL_SPLIT_NOCOLOR to take no part");
+      throw invalidArgument("color must be 0 or more, or NCCL_SPLIT_NOCOLOR, got {}", color)
+          .remedy("Pass NCCL_SPLIT_NOCOLOR for a rank that joins no new communicator");
     }
     auto handle = comm::findHandle(comm);
     auto parent = handle->usable();
     // Without a configuration the new communicator has the parent's, with one nothing is inherited.
-    const ncclConfig_t read = readConfig(config);
+    const ncclConfig_t read = api::readConfig(config);
     const comm::Options options = config == nullptr ? parent->options() : optionsOf(read);
     const bool blocking = config == nullptr && parent->settings().blocking < 0
                               ? handle->blocking()
@@ -303,6 +298,7 @@ UNISONO_TWIN(ncclGetVersion);
 UNISONO_TWIN(ncclGetErrorString);
 UNISONO_TWIN(ncclGetLastError);
 UNISONO_TWIN(ncclResetDebugInit);
+UNISONO_TWIN(ncclResetDebugInitInternal);
 UNISONO_TWIN(ncclGetUniqueId);
 UNISONO_TWIN(ncclCommInitRank);
 UNISONO_TWIN(ncclCommInitRankConfig);

@@ -13,14 +13,14 @@ namespace {
 
 std::mutex mutex;
 
-// What ncclMemAlloc gave out.
+// The allocations of ncclMemAlloc by address.
 auto& allocations() {
   static auto* map = new std::map<void*, std::shared_ptr<runtime::DeviceMemory>>;
   return *map;
 }
 
-// Handles of ncclCommRegister: the address of an entry. Buffers need no registration, so there is
-// nothing to keep but that the handle is real.
+// A handle of ncclCommRegister is the address of an entry. Registration has no effect yet, so an
+// entry only shows that its handle is valid.
 struct Registration {
   ncclComm_t communicator;
 };
@@ -37,7 +37,7 @@ ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
   return api::guarded([&] {
     api::checkNotNull(ptr, "ptr");
     if (size == 0) {
-      throw invalidArgument("A size of 0 bytes cannot be allocated").remedy("Ask for at least 1");
+      throw invalidArgument("size must be at least 1, got 0").remedy("Pass the bytes to allocate");
     }
     auto& runtime = runtime::Runtime::get();
     auto memory = runtime.allocate(runtime.currentDevice(), size);
@@ -56,7 +56,7 @@ ncclResult_t ncclMemFree(void* ptr) {
     auto entry = allocations().find(ptr);
     if (entry == allocations().end()) {
       throw invalidArgument("{} was not allocated by ncclMemAlloc, or was freed already", ptr)
-          .remedy("Free each address that ncclMemAlloc gave once");
+          .remedy("Pass an address that ncclMemAlloc returned, once");
     }
     memory = std::move(entry->second);
     allocations().erase(entry);
@@ -76,11 +76,12 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buff, size_t size, vo
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
   return api::guarded([&] {
     comm::findHandle(comm);
+    if (handle == nullptr) return;
     std::lock_guard lock(mutex);
     auto entry = registrations().find(static_cast<Registration*>(handle));
     if (entry == registrations().end() || (*entry)->communicator != comm) {
-      throw invalidArgument("{} is not a registration of this communicator", handle)
-          .remedy("Pass what ncclCommRegister gave for the same communicator, once");
+      throw invalidUsage("{} is not a registration of this communicator", handle)
+          .remedy("Pass a handle that ncclCommRegister returned for this communicator, once");
     }
     delete *entry;
     registrations().erase(entry);

@@ -80,25 +80,69 @@ TEST(Communicators, CommIdAndIPv6) {
   onThreads(3, [&](int rank) { useOnce(Member(id, rank, 3).comm); });
 }
 
-TEST(Communicators, ConfigOfEveryOlderSize) {
-  const size_t sizes[] = {offsetof(ncclConfig_t, cgaClusterSize),  // 2.14
-                          offsetof(ncclConfig_t, splitShare),      // 2.17
-                          offsetof(ncclConfig_t, trafficClass),    // 2.18
-                          offsetof(ncclConfig_t, commName),        // 2.26
-                          offsetof(ncclConfig_t, nChannelsPerNetPeer),
-                          sizeof(ncclConfig_t)};
-  for (size_t size : sizes) {
+// The structure of each version: its size with the padding at its end, and where its fields end.
+TEST(Communicators, ConfigOfEveryOlderVersion) {
+  const struct {
+    unsigned version;
+    size_t size, end;
+  } versions[] = {{21403, 24, offsetof(ncclConfig_t, cgaClusterSize)},  // 4 bytes of padding
+                  {21701, 40, offsetof(ncclConfig_t, splitShare)},
+                  {21801, 48, offsetof(ncclConfig_t, trafficClass)},  // 4 bytes of padding
+                  {22407, 48, offsetof(ncclConfig_t, trafficClass)},
+                  {22602, 48, offsetof(ncclConfig_t, commName)},
+                  {22706, 72, offsetof(ncclConfig_t, nChannelsPerNetPeer)},
+                  {NCCL_VERSION_CODE, sizeof(ncclConfig_t), sizeof(ncclConfig_t)}};
+  for (const auto& older : versions) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
-    // What lies behind the older structure is not the caller's.
-    std::memset(reinterpret_cast<char*>(&config) + size, 0x5a, sizeof(config) - size);
-    config.size = size;
+    // What follows the fields does not belong to the caller, padding included.
+    std::memset(reinterpret_cast<char*>(&config) + older.end, 0x5a, sizeof(config) - older.end);
+    config.size = older.size;
+    config.version = older.version;
     ncclComm_t comm = nullptr;
     ASSERT_OK(unisonoHostSetDevice(0));
-    ASSERT_OK(ncclCommInitRankConfig(&comm, 1, newId(), 0, &config)) << size;
+    ASSERT_OK(ncclCommInitRankConfig(&comm, 1, newId(), 0, &config)) << older.version;
     EXPECT_NO_THROW(useOnce(comm));
     EXPECT_OK(ncclCommDestroy(comm));
   }
+}
+
+// Padding of 2.14 that would be a bad value of cgaClusterSize.
+TEST(Communicators, ConfigWithNegativePadding) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.size = 24;
+  config.version = 21403;
+  config.cgaClusterSize = -7;
+  ncclComm_t comm = nullptr;
+  ASSERT_OK(ncclCommInitRankConfig(&comm, 1, newId(), 0, &config));
+  EXPECT_OK(ncclCommDestroy(comm));
+}
+
+// As in NCCL: without a configuration a new communicator is as its parent, with one it is blocking
+// unless that says otherwise. NCCL_COMM_BLOCKING wins over both.
+TEST(Communicators, BlockingOfASplit) {
+  ncclConfig_t parentConfig = nonblocking();
+  ncclComm_t parent = nullptr;
+  ncclCommInitRankConfig(&parent, 1, newId(), 0, &parentConfig);
+  ASSERT_OK(waitWhileInProgress(parent));
+  const auto split = [&](ncclConfig_t* config) {
+    ncclComm_t child = nullptr;
+    const ncclResult_t result = ncclCommSplit(parent, 0, 0, &child, config);
+    EXPECT_OK(waitWhileInProgress(child));
+    EXPECT_OK(ncclCommDestroy(child));
+    return result;
+  };
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  EXPECT_EQ(split(nullptr), ncclInProgress);
+  EXPECT_EQ(split(&config), ncclSuccess);
+  config.blocking = 0;
+  EXPECT_EQ(split(&config), ncclInProgress);
+  EXPECT_OK(ncclCommDestroy(parent));
+
+  const Setting blocking("NCCL_COMM_BLOCKING", "1");
+  ncclComm_t comm = nullptr;
+  EXPECT_OK(ncclCommInitRankConfig(&comm, 1, newId(), 0, &parentConfig));
+  EXPECT_OK(ncclCommDestroy(comm));
 }
 
 TEST(Communicators, SplitByColorAndKey) {

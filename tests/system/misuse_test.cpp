@@ -48,12 +48,14 @@ TEST_F(Misuse, Buffers) {
   int host[16] = {};
   EXPECT_FAILED(allReduce(nullptr, mine.as()), ncclInvalidArgument, "sendbuff is null");
   EXPECT_FAILED(allReduce(mine.as(), nullptr), ncclInvalidArgument, "recvbuff is null");
-  EXPECT_FAILED(allReduce(host, mine.as()), ncclInvalidArgument, "not device memory");
-  EXPECT_FAILED(allReduce(mine.as(), host), ncclInvalidArgument, "not device memory");
+  EXPECT_FAILED(allReduce(host, mine.as()), ncclInvalidArgument,
+                "not memory that the device can access");
+  EXPECT_FAILED(allReduce(mine.as(), host), ncclInvalidArgument,
+                "not memory that the device can access");
   EXPECT_FAILED(allReduce(mine.as() + 1, mine.as()), ncclInvalidArgument, "aligned");
   EXPECT_FAILED(allReduce(mine.as(), others.as()), ncclInvalidArgument, "on device 1");
   EXPECT_FAILED(allReduce(reinterpret_cast<void*>(uintptr_t{64}), mine.as()), ncclInvalidArgument,
-                "not device memory");
+                "not memory that the device can access");
   EXPECT_FAILED(ncclSend(nullptr, 1, ncclInt, 1, ranks.comm(0), ranks.stream(0)),
                 ncclInvalidArgument, "sendbuff");
   EXPECT_FAILED(ncclRecv(host, 1, ncclInt, 1, ranks.comm(0), ranks.stream(0)), ncclInvalidArgument,
@@ -141,6 +143,16 @@ TEST_F(Misuse, NullResults) {
   EXPECT_STRNE(ncclGetErrorString(static_cast<ncclResult_t>(99)), "");
 }
 
+TEST_F(Misuse, Registrations) {
+  void* handle = nullptr;
+  ASSERT_OK(ncclCommRegister(ranks.comm(0), mine.as(), 16, &handle));
+  EXPECT_FAILED(ncclCommDeregister(ranks.comm(1), handle), ncclInvalidUsage, "registration");
+  EXPECT_OK(ncclCommDeregister(ranks.comm(0), handle));
+  EXPECT_FAILED(ncclCommDeregister(ranks.comm(0), handle), ncclInvalidUsage, "registration");
+  EXPECT_OK(ncclCommDeregister(ranks.comm(0), nullptr));
+  EXPECT_OK(ncclCommWindowDeregister(ranks.comm(0), nullptr));
+}
+
 TEST_F(Misuse, Operators) {
   float factor = 2;
   void* b = mine.as();
@@ -152,10 +164,10 @@ TEST_F(Misuse, Operators) {
       ncclRedOpCreatePreMulSum(&op, nullptr, ncclFloat, ncclScalarHostImmediate, ranks.comm(0)),
       ncclInvalidArgument, "scalar is null");
   EXPECT_FAILED(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat, ncclScalarDevice, ranks.comm(0)),
-                ncclInvalidArgument, "not device memory");
+                ncclInvalidArgument, "not memory that the device can access");
   EXPECT_FAILED(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat,
                                          static_cast<ncclScalarResidence_t>(7), ranks.comm(0)),
-                ncclInvalidArgument, "scalar");
+                ncclInvalidArgument, "residence");
   ASSERT_OK(
       ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat, ncclScalarHostImmediate, ranks.comm(0)));
   ncclRedOp_t theirs;
@@ -238,7 +250,8 @@ TEST(MisusedInit, RanksAndConfigs) {
   EXPECT_EQ(comm, nullptr);
   EXPECT_FAILED(ncclCommInitRankScalable(&comm, 1, 0, 0, &id, nullptr), ncclInvalidArgument, "id");
   EXPECT_FAILED(ncclCommInitRankScalable(&comm, 1, 0, 1, nullptr, nullptr), ncclInvalidArgument,
-                "id");
+                "commIds is null");
+  EXPECT_FAILED(ncclCommInitRankScalable(&comm, 1, 0, 2, &id, nullptr), ncclInvalidArgument, "nId");
 
   ncclConfig_t config;
   std::memset(&config, 0, sizeof(config));
@@ -252,8 +265,23 @@ TEST(MisusedInit, RanksAndConfigs) {
   refused(&ncclConfig_t::blocking, 2, "blocking");
   refused(&ncclConfig_t::minCTAs, 0, "minCTAs");
   refused(&ncclConfig_t::maxCTAs, -3, "maxCTAs");
-  refused(&ncclConfig_t::cgaClusterSize, 9, "cgaClusterSize");
+  refused(&ncclConfig_t::cgaClusterSize, -1, "cgaClusterSize");
+  refused(&ncclConfig_t::splitShare, 7, "splitShare");
+  refused(&ncclConfig_t::collnetEnable, 5, "collnetEnable");
+  refused(&ncclConfig_t::CTAPolicy, 99, "CTAPolicy");
+  refused(&ncclConfig_t::CTAPolicy, 3, "CTAPolicy");
+  refused(&ncclConfig_t::shrinkShare, -1, "shrinkShare");
+  refused(&ncclConfig_t::nvlsCTAs, -3, "nvlsCTAs");
+  refused(&ncclConfig_t::nChannelsPerNetPeer, 65, "nChannelsPerNetPeer");
+  refused(&ncclConfig_t::nvlinkCentricSched, 2, "nvlinkCentricSched");
+  ncclConfig_t network = NCCL_CONFIG_INITIALIZER;
+  network.netName = "NoSuchNet";
+  EXPECT_FAILED(ncclCommInitRankConfig(&comm, 1, newId(), 0, &network), ncclInvalidUsage,
+                "NoSuchNet");
   EXPECT_EQ(comm, nullptr);
+  network.netName = "socket";
+  ASSERT_OK(ncclCommInitRankConfig(&comm, 1, newId(), 0, &network));
+  EXPECT_OK(ncclCommDestroy(comm));
 }
 
 // What each rank of `ranks` threads gets when it calls `init`, which may fail.
