@@ -48,7 +48,7 @@ TEST_P(Operations, PassWithEveryTypeOperatorAndRoot) {
   Outcome outcome =
       bench(std::string(GetParam()) + " -g 3 -b 4 -e 4K -f 32 -d all -o all -r all -n 2 -w 1 -c 2");
   EXPECT_EQ(outcome.status, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("# all results right"));
+  EXPECT_THAT(outcome.output, HasSubstr("# all results correct"));
   EXPECT_THAT(outcome.output, HasSubstr("bfloat16"));
 }
 
@@ -82,7 +82,7 @@ TEST(Bench, SeesWritesOutsideTheResult) {
 TEST(Bench, SeesWritesToTheInput) {
   Outcome outcome = bench("all_gather -g 2 -b 1K", "FAKE_NCCL_FAULT=input");
   EXPECT_EQ(outcome.status, 1) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("wrote over its own input"));
+  EXPECT_THAT(outcome.output, HasSubstr("overwrote its own input"));
 }
 
 TEST(Bench, DoesNotLookWhenToldSo) {
@@ -112,7 +112,7 @@ TEST(Bench, LibraryErrorsEndWithItsWords) {
 TEST(Bench, AHangEndsWithTheTimeout) {
   Outcome outcome = bench("all_reduce -g 2 -b 8 -T 1", "FAKE_NCCL_FAULT=hang");
   EXPECT_EQ(outcome.status, 3) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("did not end within 1 s"));
+  EXPECT_THAT(outcome.output, HasSubstr("did not complete within 1 s"));
 }
 
 TEST(Bench, WrongOptionsEndWithStatus2) {
@@ -157,7 +157,7 @@ TEST(Bench, WritesJson) {
   Outcome refused = bench("all_gather -g 2 -b 8 --json /no/such/folder/x.json");
   EXPECT_EQ(refused.status, 2);
   EXPECT_THAT(refused.output, HasSubstr("/no/such/folder/x.json"));
-  EXPECT_THAT(refused.output, Not(HasSubstr("all results right")));  // before it measures
+  EXPECT_THAT(refused.output, Not(HasSubstr("all results correct")));  // before it measures
 }
 
 TEST(Bench, ComparesTwoLibraries) {
@@ -182,7 +182,7 @@ TEST(Bench, RanksInSeveralProcessesNeedALibraryThatConnectsThem) {
   // The fake does not: what is tested is that the run ends with an error, and soon.
   Outcome outcome = bench("all_reduce --processes -g 2 -b 8 -T 1");
   EXPECT_EQ(outcome.status, 3) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("did not end within 1 s"));
+  EXPECT_THAT(outcome.output, HasSubstr("did not complete within 1 s"));
   EXPECT_EQ(bench("all_reduce --processes -g 2 -b 8", "FAKE_NCCL_FAULT=error").status, 3);
 }
 
@@ -190,7 +190,7 @@ TEST(Bench, RanksInSeveralProcessesNeedALibraryThatConnectsThem) {
 TEST(Bench, RunsInAChildProcess) {
   Outcome outcome = bench("all_reduce --processes -g 1 -b 8 -e 1K");
   EXPECT_EQ(outcome.status, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("# all results right"));
+  EXPECT_THAT(outcome.output, HasSubstr("# all results correct"));
   EXPECT_EQ(bench("all_reduce --processes -g 0 -d x").status, 2);
 }
 

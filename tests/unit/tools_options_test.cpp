@@ -81,7 +81,7 @@ TEST(Options, AreRead) {
   EXPECT_TRUE(options.blocking);
   EXPECT_EQ(options.registration, 2);
   EXPECT_EQ(options.seed, 42u);
-  EXPECT_EQ(options.averaging, Averaging::most);
+  EXPECT_EQ(options.averaging, Averaging::max);
   EXPECT_EQ(options.library, "x.so");
   EXPECT_EQ(parse({"broadcast", "-r", "all"}).root, -1);
   EXPECT_EQ(parse({"broadcast", "-r", "-1"}).root, -1);
@@ -95,13 +95,14 @@ TEST(Options, AreRefusedWithWhatIsAllowed) {
   EXPECT_THAT(refusal({"reduce", "-d", "complex"}), HasSubstr("bfloat16"));
   EXPECT_THAT(refusal({"reduce", "-o", "xor"}), HasSubstr("mulsum"));
   EXPECT_THAT(refusal({"reduce", "-b", "1X"}), HasSubstr("powers of 1024"));
-  EXPECT_THAT(refusal({"reduce", "-b", "2M", "-e", "1M"}), HasSubstr("-b 2 MiB is more"));
-  EXPECT_THAT(refusal({"reduce", "-f", "1"}), HasSubstr("more than 1"));
-  EXPECT_THAT(refusal({"reduce", "-i", "0"}), HasSubstr("at least 1"));
-  EXPECT_THAT(refusal({"reduce", "-n", "0"}), HasSubstr("at least 1"));
+  EXPECT_THAT(refusal({"reduce", "-b", "2M", "-e", "1M"}),
+              HasSubstr("-b 2 MiB is larger than -e 1 MiB"));
+  EXPECT_THAT(refusal({"reduce", "-f", "1"}), HasSubstr("greater than 1"));
+  EXPECT_THAT(refusal({"reduce", "-i", "0"}), HasSubstr("must be at least 1"));
+  EXPECT_THAT(refusal({"reduce", "-n", "0"}), HasSubstr("must be at least 1"));
   EXPECT_THAT(refusal({"reduce", "-R", "3"}), HasSubstr("from 0 to 2"));
   EXPECT_THAT(refusal({"reduce", "-r", "first"}), HasSubstr("-1 or all"));
-  EXPECT_THAT(refusal({"reduce", "--backend", "rocm"}), HasSubstr("host, cuda"));
+  EXPECT_THAT(refusal({"reduce", "--backend", "rocm"}), HasSubstr("expected host or cuda"));
   EXPECT_THAT(refusal({"reduce", "--backend", "host", "-G", "1"}), HasSubstr("graphs"));
   EXPECT_THAT(refusal({"reduce", "--backend", "cuda", "--nodes", "2"}), HasSubstr("host"));
   EXPECT_THAT(refusal({"reduce", "--processes", "-t", "2"}), HasSubstr("-t must be 1"));

@@ -238,7 +238,10 @@ TEST(TopoWarnings, IdlePortsAndSlowTrees) {
   EXPECT_THAT(
       findWarnings(view),
       ::testing::ElementsAre(HasSubstr("7 of 8 NET ports are idle, no ring uses them: NET/1-7")));
-  // Nobody misses slower ports, such as one for management.
+  // Nobody misses farther or slower ports, such as one for management.
+  graphs.ring.typeInter = topology::PathType::loc;
+  EXPECT_THAT(findWarnings(view), ::testing::IsEmpty());
+  graphs.ring.typeInter = topology::PathType::pix;
   for (topology::Node& node : view.whole.topology.nodes) {
     if (node.type == topology::NodeType::net && node.net.dev != 0) node.net.bandwidth /= 2;
   }

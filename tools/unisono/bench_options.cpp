@@ -48,7 +48,8 @@ Operation parseOperation(const std::string& text) {
   for (const OperationInfo& info : operations()) {
     if (text == info.name) return info.operation;
   }
-  throw UsageError(fmt::format("\"{}\" is no operation; there are {}", text, operationNames()));
+  throw UsageError(
+      fmt::format("unknown operation \"{}\"; expected one of {}", text, operationNames()));
 }
 
 std::vector<ElementType> parseTypes(const std::string& text) {
@@ -60,7 +61,8 @@ std::vector<ElementType> parseTypes(const std::string& text) {
     }
     const ElementInfo* info = findElementType(part);
     if (info == nullptr) {
-      throw UsageError(fmt::format("-d: \"{}\" is no type; there are {}", part, typeNames()));
+      throw UsageError(
+          fmt::format("-d: unknown type \"{}\"; expected one of {}", part, typeNames()));
     }
     types.push_back(info->type);
   }
@@ -78,7 +80,7 @@ std::vector<Reduction> parseReductions(const std::string& text) {
     }
     if (!found) {
       throw UsageError(
-          fmt::format("-o: \"{}\" is no reduction; there are {}", part, reductionNames()));
+          fmt::format("-o: unknown reduction \"{}\"; expected one of {}", part, reductionNames()));
     }
   }
   return reductions;
@@ -94,45 +96,47 @@ T parseWhole(const std::string& text, const char* option, const char* allowed) {
   return value;
 }
 
-void requireRange(const char* option, double value, double least, double most) {
-  if (value >= least && value <= most) return;
-  if (most >= std::numeric_limits<int>::max()) {
-    throw UsageError(fmt::format("{}: {} is not allowed; at least {}", option, value, least));
+void requireRange(const char* option, double value, double min, double max) {
+  if (value >= min && value <= max) return;
+  if (max >= std::numeric_limits<int>::max()) {
+    throw UsageError(
+        fmt::format("{}: {} is too small; it must be at least {}", option, value, min));
   }
-  throw UsageError(fmt::format("{}: {} is not allowed; from {} to {}", option, value, least, most));
+  throw UsageError(
+      fmt::format("{}: {} is out of range; it must be from {} to {}", option, value, min, max));
 }
 
 void checkCombinations(const BenchOptions& options) {
   if (options.minBytes && options.maxBytes && *options.minBytes > *options.maxBytes) {
-    throw UsageError(fmt::format("-b {} is more than -e {}", sizeText(*options.minBytes),
+    throw UsageError(fmt::format("-b {} is larger than -e {}", sizeText(*options.minBytes),
                                  sizeText(*options.maxBytes)));
   }
   const bool knownBackend =
       options.backend.empty() || options.backend == "host" || options.backend == "cuda";
   if (!knownBackend) {
     throw UsageError(
-        fmt::format("--backend: \"{}\" is no backend; there are host, cuda", options.backend));
+        fmt::format("--backend: unknown backend \"{}\"; expected host or cuda", options.backend));
   }
   if (options.backend == "cuda" && (options.nodes > 1 || !options.topologyFile.empty())) {
-    throw UsageError("--topo and --nodes simulate machines: they need --backend host");
+    throw UsageError("--topo and --nodes simulate machines and need --backend host");
   }
   const bool host = options.backend == "host" || options.nodes > 1 || !options.topologyFile.empty();
   if (host && options.graphLaunches > 0) {
-    throw UsageError("-G: only --backend cuda has graphs");
+    throw UsageError("-G: graphs need --backend cuda");
   }
   if (options.processPerGpu && options.threads > 1) {
-    throw UsageError("--processes gives each GPU a process of its own: -t must be 1");
+    throw UsageError("--processes starts one process per GPU, so -t must be 1");
   }
   if (options.graphLaunches > 0 && options.blocking) {
-    throw UsageError("-z 1 waits after each call, which cannot be recorded in a graph: drop -G");
+    throw UsageError("-z 1 waits after each call, which a graph cannot record; omit -z 1 or -G");
   }
 }
 
-// Said now, not when hours of measuring are to be written down.
+// Fails now rather than after hours of measuring.
 void checkJsonFile(const std::string& path) {
   if (path.empty() || path == "-" || std::ofstream(path, std::ios::app)) return;
   throw UsageError(
-      fmt::format("--json: {} cannot be written; name a file in a folder that can", path));
+      fmt::format("--json: cannot write {}; name a file in a writable directory", path));
 }
 
 }  // namespace
@@ -155,8 +159,8 @@ size_t parseSize(std::string_view text) {
   double bytes = std::ldexp(number, 10 * power);
   if (!known || bytes > 0x1p50 || bytes != std::floor(bytes)) {
     throw UsageError(fmt::format(
-        "\"{}\" is no size: give whole bytes, or a number with K, M, G or T (powers of 1024), such "
-        "as 8, 1K, 4M, 1G",
+        "\"{}\" is not a size; expected a number of bytes, optionally with K, M, G or T (powers of "
+        "1024), such as 8, 1K, 4M, 1G",
         text));
   }
   return static_cast<size_t>(bytes);
@@ -192,8 +196,8 @@ CLI::App* addBenchCommand(CLI::App& app, BenchArguments& arguments) {
   BenchOptions& options = arguments.options;
   CLI::App* bench = app.add_subcommand(
       "bench",
-      "Measure a collective and check its results. Exit status: 0 all right, 1 a wrong "
-      "result, 2 wrong options, 3 the library failed");
+      "Measure a collective and check its results. Exit status: 0 success, 1 wrong results, "
+      "2 wrong options, 3 the library failed");
   bench->add_option("operation", arguments.operation, "One of " + operationNames())->required();
 
   const char* sizes = "Sizes";
@@ -203,48 +207,54 @@ CLI::App* addBenchCommand(CLI::App& app, BenchArguments& arguments) {
       ->add_option("-e,--maxbytes", arguments.maxBytes,
                    "Largest size (128M; 1M on the host backend; with -b alone the same as -b)")
       ->group(sizes);
-  bench->add_option("-f,--stepfactor", options.factor, "Each size is so many times the last (2)")
-      ->group(sizes);
+  bench->add_option("-f,--stepfactor", options.factor, "Factor between sizes (2)")->group(sizes);
   bench
-      ->add_option("-i,--stepbytes", arguments.stepBytes, "Each size is so much more than the last")
+      ->add_option("-i,--stepbytes", arguments.stepBytes,
+                   "Increment between sizes, instead of a factor")
       ->group(sizes);
 
   const char* ranks = "Ranks";
   bench
       ->add_option("-g,--ngpus", options.gpusPerThread,
-                   "GPUs of each thread; with --processes of each node (all of the machine)")
+                   "GPUs per thread, or per node with --processes (all of the machine)")
       ->group(ranks);
-  bench->add_option("-t,--nthreads", options.threads, "Threads of each process (1)")->group(ranks);
-  bench->add_flag("--processes", options.processPerGpu, "One process for each GPU")->group(ranks);
-  bench->add_option("--backend", options.backend, "host (simulated GPUs) or cuda (if there is one)")
+  bench->add_option("-t,--nthreads", options.threads, "Threads per process (1)")->group(ranks);
+  bench->add_flag("--processes", options.processPerGpu, "One process per GPU")->group(ranks);
+  bench
+      ->add_option("--backend", options.backend,
+                   "host (simulated GPUs) or cuda (the default if there is a GPU)")
       ->group(ranks);
-  bench->add_option("--topo", options.topologyFile, "Host backend: the machine in this XML file")
+  bench
+      ->add_option("--topo", options.topologyFile,
+                   "Host backend: simulate the machine in this topology file")
       ->group(ranks);
-  bench->add_option("--nodes", options.nodes, "Host backend: so many of this machine (1)")
+  bench->add_option("--nodes", options.nodes, "Host backend: number of such machines (1)")
       ->group(ranks);
 
-  const char* what = "What is run";
+  const char* what = "What to run";
   bench
       ->add_option("-d,--datatype", arguments.types,
-                   "Types, with commas: " + typeNames() + " (float)")
+                   "Types, separated by commas: " + typeNames() + " (float)")
       ->group(what);
   bench
       ->add_option("-o,--op", arguments.reductions,
-                   "Reductions, with commas: " + reductionNames() + " (sum)")
+                   "Reductions, separated by commas: " + reductionNames() + " (sum)")
       ->group(what);
-  bench->add_option("-r,--root", arguments.root, "Root, or -1 or all for each in turn (0)")
+  bench->add_option("-r,--root", arguments.root, "Root rank; -1 or all: each rank in turn (0)")
       ->group(what);
-  bench->add_option("-n,--iters", options.iterations, "Calls that are timed (20)")->group(what);
+  bench->add_option("-n,--iters", options.iterations, "Timed calls (20)")->group(what);
   bench->add_option("-w,--warmup_iters", options.warmup, "Calls before the timed ones (5)")
       ->group(what);
-  bench->add_option("-c,--check", options.checks, "How often results are checked; 0: never (1)")
+  bench->add_option("-c,--check", options.checks, "Number of checks of the results; 0: none (1)")
       ->group(what);
   bench
-      ->add_option("-z,--blocking", arguments.blocking, "1: wait for each call before the next (0)")
+      ->add_option("-z,--blocking", arguments.blocking,
+                   "1: wait for each call to complete before the next (0)")
       ->group(what);
   bench
-      ->add_option("-G,--cudagraph", options.graphLaunches,
-                   "CUDA: record the calls as a graph and launch it so often (0: no graph)")
+      ->add_option(
+          "-G,--cudagraph", options.graphLaunches,
+          "CUDA: record the calls as a graph and launch it this many times; 0: no graph (0)")
       ->group(what);
   bench
       ->add_option("-R,--local_register", options.registration,
@@ -252,28 +262,30 @@ CLI::App* addBenchCommand(CLI::App& app, BenchArguments& arguments) {
       ->group(what);
   bench
       ->add_option("-a,--average", arguments.averaging,
-                   "Time shown: 0 of rank 0, 1 mean, 2 least, 3 most of the threads (1)")
+                   "Time to report: 0 rank 0, 1 mean, 2 minimum, 3 maximum of the threads (1)")
       ->group(what);
   bench
       ->add_option("-T,--timeout", options.timeoutSeconds,
-                   "Give up after so many seconds without "
-                   "progress (300)")
+                   "Give up after this many seconds without progress (300)")
       ->group(what);
-  bench->add_option("--seed", arguments.seed, "Seed of the inputs (random, printed)")->group(what);
+  bench->add_option("--seed", arguments.seed, "Seed of the inputs (random; the table shows it)")
+      ->group(what);
 
   const char* output = "Libraries and output";
-  bench->add_option("--library", options.library, "The library (lib/ beside this program's bin/)")
+  bench
+      ->add_option("--library", options.library,
+                   "The library to measure (../lib/libnccl.so.2 relative to this program)")
       ->group(output);
   bench
       ->add_option("--against", options.against,
-                   "A second libnccl.so.2: measure both in turns and show the ratio")
+                   "A second libnccl.so.2: measure both alternately and show the ratio")
       ->group(output);
-  bench->add_option("--repeats", options.repeats, "Measurements of each size (1; 5 with --against)")
+  bench->add_option("--repeats", options.repeats, "Measurements per size (1; 5 with --against)")
       ->group(output);
   bench
-      ->add_option("--json", options.jsonPath,
-                   "Write the results as JSON to this file; - is "
-                   "standard output, the table then goes to stderr")
+      ->add_option(
+          "--json", options.jsonPath,
+          "Write the results as JSON to this file; -: to standard output, with the table on stderr")
       ->group(output);
   return bench;
 }
@@ -285,7 +297,7 @@ BenchOptions finishOptions(const BenchArguments& arguments) {
   if (!arguments.maxBytes.empty()) options.maxBytes = parseSize(arguments.maxBytes);
   if (!arguments.stepBytes.empty()) {
     options.stepBytes = parseSize(arguments.stepBytes);
-    if (options.stepBytes == 0) throw UsageError("-i: 0 is not allowed; at least 1");
+    if (options.stepBytes == 0) throw UsageError("-i: 0 is too small; it must be at least 1");
   }
   options.types = parseTypes(arguments.types);
   const OperationInfo& info = operationInfo(options.operation);
@@ -296,13 +308,13 @@ BenchOptions finishOptions(const BenchArguments& arguments) {
   if (arguments.seed.empty()) {
     options.seed = std::random_device()();
   } else {
-    options.seed = parseWhole<uint64_t>(arguments.seed, "--seed", "a whole number from 0");
+    options.seed = parseWhole<uint64_t>(arguments.seed, "--seed", "a non-negative integer");
   }
 
   constexpr double kMany = std::numeric_limits<int>::max();
   if (options.stepBytes == 0 && !(options.factor > 1 && options.factor <= kMany)) {
-    throw UsageError(
-        fmt::format("-f: {} is not allowed; more than 1, or give -i instead", options.factor));
+    throw UsageError(fmt::format(
+        "-f: {} is out of range; it must be greater than 1, or use -i instead", options.factor));
   }
   requireRange("-g", options.gpusPerThread, 0, kMany);
   requireRange("-t", options.threads, 1, 1024);

@@ -17,21 +17,21 @@ class App;
 
 namespace unisono::bench {
 
-// The user asked for something that is not offered; the text says what is. Exit status 2.
+// A wrong option. The text says which one and what is allowed. Exit status 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// How the times of the workers of a case become one (-a).
-enum class Averaging : int { firstRank = 0, mean = 1, least = 2, most = 3 };
+// How to combine the times of the workers into one (-a).
+enum class Averaging : int { firstRank = 0, mean = 1, min = 2, max = 3 };
 
 struct BenchOptions {
   Operation operation = Operation::allReduce;
-  std::optional<size_t> minBytes, maxBytes;  // without: 8 B up to a maximum for the backend
+  std::optional<size_t> minBytes, maxBytes;  // default: 8 B up to a maximum of the backend
   double factor = 2;
   size_t stepBytes = 0;   // not 0: sizes grow by this much instead of by `factor`
-  int gpusPerThread = 0;  // 0: share out all GPUs of the machine
+  int gpusPerThread = 0;  // 0: all GPUs of the machine, divided among the threads
   int threads = 1;        // of each process
   int iterations = 20;
   int warmup = 5;
@@ -45,7 +45,7 @@ struct BenchOptions {
   Averaging averaging = Averaging::mean;
   double timeoutSeconds = 300;
 
-  std::string backend;  // host, cuda; empty: UNISONO_BACKEND, or cuda where there is a GPU
+  std::string backend;  // host, cuda; empty: UNISONO_BACKEND, or cuda if there is a GPU
   std::string topologyFile;
   int nodes = 1;
   bool processPerGpu = false;
@@ -59,16 +59,17 @@ struct BenchOptions {
   int repeatCount() const { return repeats > 0 ? repeats : (against.empty() ? 1 : 5); }
 };
 
-// "8", "1K", "4M", "1G" (powers of 1024; also "4MB", "4MiB" and lower case). Throws UsageError.
+// Parses "8", "1K", "4M", "1G" (powers of 1024; also "4MB", "4MiB" and lower case). Throws
+// UsageError.
 size_t parseSize(std::string_view text);
 
-// "1 KiB" style for messages and table headings.
+// Formats a size for messages and table headings: "1 KiB".
 std::string sizeText(size_t bytes);
 
-// The sizes to run, ascending, without repetition. `defaultMaxBytes` stands in for -e.
+// The sizes to run, in ascending order without repetition. `defaultMaxBytes` is the default of -e.
 std::vector<size_t> benchSizes(const BenchOptions& options, size_t defaultMaxBytes);
 
-// The strings of the command line, before they are checked.
+// The arguments as parsed, before they are checked.
 struct BenchArguments {
   std::string operation;
   std::string minBytes, maxBytes, stepBytes;
@@ -81,10 +82,10 @@ struct BenchArguments {
   BenchOptions options;
 };
 
-// Adds `bench` to the program. `arguments` must live until parsing is done.
+// Adds `bench` to the program. `arguments` must outlive the parsing.
 CLI::App* addBenchCommand(CLI::App& app, BenchArguments& arguments);
 
-// Checks what was parsed. Throws UsageError that names the option and what is allowed.
+// Checks the arguments. Throws UsageError that names the option and the allowed values.
 BenchOptions finishOptions(const BenchArguments& arguments);
 
 }  // namespace unisono::bench

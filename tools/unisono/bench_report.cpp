@@ -11,7 +11,7 @@
 namespace unisono::bench {
 namespace {
 
-// Bytes a second in the unit of the table, 10^9 bytes.
+// The table shows bandwidths in 10^9 bytes per second.
 constexpr double kGiga = 1e9;
 
 double algorithmBandwidth(const Row& row, double seconds) {
@@ -80,9 +80,10 @@ void Report::header() {
     fmt::print(table_, "#{:>11}{:>13}{:>9}{:>7}{:>5}{}{}\n", "size B", "count", "type", "op",
                "root", columns, info.hasInPlace ? "   " + columns : "");
   } else {
-    fmt::print(table_,
-               "# ratio: the other's time over ours (above 1: ours is faster), over {} repeats\n",
-               options_.repeatCount());
+    fmt::print(
+        table_,
+        "# ratio: time of the other library / time of ours (above 1: ours is faster), {} repeats\n",
+        options_.repeatCount());
     fmt::print(table_, "#{:>11}{:>13}{:>9}{:>7}{:>5}{:>14}{:>12}{:>12}{:>10}{:>24}{:>14}\n",
                "size B", "count", "type", "op", "root", "placement", "ours us", "other us",
                "ours bus", "ratio min/median/max", "wrong o/o");
@@ -160,11 +161,12 @@ void Report::footer() {
     }
   }
   if (sampled) {
-    fmt::print(table_,
-               "# (sampled): of pieces over 1 GiB the ends and every 8th MiB were checked\n");
+    fmt::print(
+        table_,
+        "# (sampled): pieces larger than 1 GiB were checked at both ends and in every 8th MiB\n");
   }
   const std::string verdict = options_.checks == 0 ? "results were not checked"
-                              : wrong == 0         ? "all results right"
+                              : wrong == 0         ? "all results correct"
                                                    : fmt::format("{} elements WRONG", wrong);
   fmt::print(table_, "# {}; average bus bandwidth {:.3f} GB/s\n", verdict,
              measured > 0 ? bandwidth / static_cast<double>(measured) : 0);
@@ -240,7 +242,7 @@ void Report::writeJson() const {
   file.close();
   if (!file) {
     throw Error(ErrorCode::systemError, fmt::format("cannot write {}", options_.jsonPath))
-        .remedy("Name a file in a folder that can be written to with --json");
+        .remedy("Name a file in a writable directory with --json");
   }
 }
 

@@ -8,7 +8,7 @@
 
 #include "bench_options.h"
 
-// What the bench prints: a table line by line as results come, and all of it as JSON at the end.
+// The output of the bench: a table, line by line as results arrive, and JSON at the end.
 namespace unisono::bench {
 
 // Known before the first size.
@@ -28,7 +28,7 @@ struct RunDescription {
 
 // One library's results of one row, in place or out of place.
 struct Measurement {
-  std::vector<double> seconds;  // one entry a repeat
+  std::vector<double> seconds;  // one per repeat
   uint64_t wrong = 0;
   std::string firstWrong;
 };
@@ -41,16 +41,16 @@ struct Row {
   int root = -1;
   bool sampled = false;
   std::vector<Measurement> outOfPlace;  // by library
-  std::vector<Measurement> inPlace;     // empty where the operation has none
+  std::vector<Measurement> inPlace;     // empty if the operation has none
 };
 
 struct Spread {
   double min = 0, median = 0, max = 0;
 };
-// Of a list that is not empty; the median of an even number is the mean of the middle two.
+// `values` must not be empty. The median of an even number of values is the mean of the middle two.
 Spread spreadOf(std::vector<double> values);
 
-// Per repeat the other library's time over ours: above 1, ours is faster.
+// For each repeat the time of the other library divided by ours: above 1 ours is faster.
 std::vector<double> ratios(const Measurement& ours, const Measurement& other);
 
 class Report {

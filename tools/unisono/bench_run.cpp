@@ -18,12 +18,12 @@ namespace unisono::bench {
 namespace {
 
 constexpr size_t kDefaultMaxBytesCuda = size_t{128} << 20;
-// A CPU simulates the GPUs: what is worth seeing is seen by then.
+// A CPU simulates the GPUs, so larger sizes show nothing new.
 constexpr size_t kDefaultMaxBytesHost = size_t{1} << 20;
-// How long processes may take to end by themselves after one has failed.
+// How long the other processes may take to exit after one has failed.
 constexpr double kGraceSeconds = 10;
 
-// All that the workers of one process share.
+// Shared by the workers of one process.
 struct Run {
   const BenchOptions& options;
   const Machine& machine;
@@ -55,25 +55,25 @@ RunDescription describeRun(const Run& run) {
 
 double combineSeconds(const std::vector<Contribution>& all, Averaging averaging) {
   double first = all.front().seconds;
-  double sum = 0, least = first, most = first;
+  double sum = 0, min = first, max = first;
   for (const Contribution& each : all) {
     sum += each.seconds;
-    least = std::min(least, each.seconds);
-    most = std::max(most, each.seconds);
+    min = std::min(min, each.seconds);
+    max = std::max(max, each.seconds);
   }
   switch (averaging) {
     case Averaging::firstRank:
       return first;
-    case Averaging::least:
-      return least;
-    case Averaging::most:
-      return most;
+    case Averaging::min:
+      return min;
+    case Averaging::max:
+      return max;
     default:
       return sum / static_cast<double>(all.size());
   }
 }
 
-// One thread with its ranks; all workers go through the same steps in the same order.
+// One thread with its ranks. All workers take the same steps in the same order.
 class Worker {
  public:
   Worker(const Run& run, const std::vector<Side>& sides, int worker)
@@ -181,8 +181,8 @@ class Worker {
     }
   }
 
-  // Out of place each call gives the same result, so what all the timed calls leave is checked. In
-  // place they reduce their own results again and again: there single calls are checked before.
+  // Out of place, each call has the same result, so the result of the timed calls is checked. In
+  // place, timed calls reduce their own results again, so single calls are checked before them.
   std::vector<Measurement> runPlacement(const CallSpec& call, const Reference& reference,
                                         Row& row) {
     std::vector<Measurement> results(sets_.size());
@@ -201,7 +201,7 @@ class Worker {
     }
     for (int repeat = 0; repeat < options_.repeatCount(); repeat++) {
       for (size_t turn = 0; turn < sets_.size(); turn++) {
-        // Each goes first in half of the repeats, so that being first favours nobody.
+        // Each library goes first in half of the repeats, so that the order favours neither.
         size_t i = repeat % 2 == 0 ? turn : sets_.size() - 1 - turn;
         Contribution mine;
         mine.seconds =
@@ -243,7 +243,7 @@ class Worker {
   std::optional<Report> report_;
 };
 
-// The threads of one process; returns its exit status. Errors go to the coordinator.
+// Runs the threads of one process and returns its exit status. Errors go to the coordinator.
 int runProcess(const Run& run, const std::vector<Side>& sides, int process) {
   auto body = [&](int worker) {
     try {
@@ -261,7 +261,7 @@ int runProcess(const Run& run, const std::vector<Side>& sides, int process) {
     }
     body(first);
   }
-  return run.coordinator.aborted() ? kExitLibraryError : kExitRight;
+  return run.coordinator.aborted() ? kExitLibraryError : kExitSuccess;
 }
 
 int runManyProcesses(const Run& run) {
@@ -276,7 +276,7 @@ int runManyProcesses(const Run& run) {
       return kExitLibraryError;
     }
   });
-  return run.coordinator.aborted() ? kExitLibraryError : kExitRight;
+  return run.coordinator.aborted() ? kExitLibraryError : kExitSuccess;
 }
 
 bool devicesAreShared() {
@@ -292,7 +292,7 @@ int runBench(const BenchOptions& options) {
     std::vector<Side> sides;
     Machine machine;
     if (several) {
-      // A device runtime does not survive a fork, so this process never starts one.
+      // A device runtime does not survive a fork, so this process must not start one.
       machine = machineFromText(callInProcess([&] {
         std::string backend;
         std::vector<Side> probed = loadSides(options, &backend);
@@ -305,16 +305,15 @@ int runBench(const BenchOptions& options) {
     }
     const Placement placement =
         place(options, static_cast<int>(machine.deviceNames.size()), devicesAreShared());
-    // Longer than what ends a call that hangs, so that the worker with the hang is the one to say
-    // so.
+    // Longer than the limit of a call, so that the worker whose call hangs reports it.
     Coordinator coordinator(placement.workers(), 2 * options.timeoutSeconds);
     const Run run{options, machine, placement, coordinator};
     int status = several ? runManyProcesses(run) : runProcess(run, sides, 0);
-    if (status != kExitRight) {
+    if (status != kExitSuccess) {
       fmt::print(stderr, "unisono bench: {}\n", coordinator.errorText());
       return status;
     }
-    return coordinator.totalWrong() > 0 ? kExitWrongResult : kExitRight;
+    return coordinator.totalWrong() > 0 ? kExitWrongResult : kExitSuccess;
   } catch (const Error& error) {
     fmt::print(stderr, "unisono bench: {}\n", error.what());
     return kExitLibraryError;

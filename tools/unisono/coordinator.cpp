@@ -82,10 +82,11 @@ void Coordinator::barrier() {
     while (shared_->generation.load() == generation && !aborted()) {
       double waited = secondsSince(start);
       if (waited > timeoutSeconds_) {
-        throw Error(ErrorCode::timeout,
-                    fmt::format("only {} of {} workers of the bench came to a barrier in {:.0f} s",
-                                shared_->arrived.load(), participants_, waited))
-            .remedy("Give more time with -T if the machine is that slow");
+        throw Error(
+            ErrorCode::timeout,
+            fmt::format("only {} of {} workers of the bench reached a barrier within {:.0f} s",
+                        shared_->arrived.load(), participants_, waited))
+            .remedy("Raise the limit with -T if the machine is that slow");
       }
       // Workers should leave a barrier close together, so they only sleep in long waits.
       if (waited < 2e-3) {
@@ -102,7 +103,7 @@ std::vector<Contribution> Coordinator::exchange(int worker, const Contribution& 
   shared_->board[worker] = mine;
   barrier();
   std::vector<Contribution> all(shared_->board, shared_->board + participants_);
-  barrier();  // nobody writes the next step's before all have read this one's
+  barrier();  // until all have read, nobody may write the next step's
   return all;
 }
 

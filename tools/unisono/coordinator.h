@@ -10,17 +10,17 @@
 
 #include "nccl.h"
 
-// What the workers of a run (threads, in one process or several) share: a barrier, a board for
-// their results, and the news that one of them has failed. Lies in memory that a fork shares.
+// Shared state of the workers of a run, which are threads of one or several processes: a barrier,
+// an exchange of results, and the first error. It is in memory that forked processes share.
 namespace unisono::bench {
 
-// Another worker failed; its error is kept in the coordinator.
+// Another worker failed. The coordinator has its error.
 class Aborted : public std::exception {
  public:
   const char* what() const noexcept override { return "another worker failed"; }
 };
 
-// What a worker tells all others at the end of a step.
+// What a worker reports to all others at the end of a step.
 struct Contribution {
   double seconds = 0;
   uint64_t wrong = 0;
@@ -39,22 +39,22 @@ class Coordinator {
 
   int participants() const { return participants_; }
 
-  // Throws Aborted when a worker has failed. Workers may have come from any process.
+  // Waits for all workers of all processes. Throws Aborted if one has failed.
   void barrier();
-  // A barrier that hands everyone the contributions of all, in the order of the workers.
+  // A barrier that returns the contributions of all workers, in their order.
   std::vector<Contribution> exchange(int worker, const Contribution& mine);
 
-  // One worker publishes, a barrier later all may read. `library`: 0 or 1.
+  // One worker publishes; after a barrier all may read. `library`: 0 or 1.
   void publishId(int library, const ncclUniqueId& id);
   ncclUniqueId id(int library) const;
 
-  // Keeps the first error of all workers; their waits end with Aborted.
+  // Records the first error of all workers and ends their waits with Aborted.
   void abort(int errorStatus, const std::string& text);
   bool aborted() const;
   int errorStatus() const;  // 0: none
   std::string errorText() const;
 
-  // Set by the reporting worker, read by the parent.
+  // Updated by the reporting worker, read by the parent.
   void addWrong(uint64_t count);
   uint64_t totalWrong() const;
 
@@ -66,14 +66,14 @@ class Coordinator {
   Shared* shared_;
 };
 
-// Runs body(0) to body(processes - 1), each in a forked process of its own, and waits for them.
-// When one ends with a status other than 0 or by a signal, the coordinator is told, and those that
-// do not end by themselves within `graceSeconds` are ended. Call before the process has threads.
+// Runs body(0) to body(processes - 1), each in a forked process, and waits for them. If one exits
+// with a status other than 0 or by a signal, aborts the coordinator and kills those that have not
+// exited after `graceSeconds`. Call before the process has threads.
 void runInProcesses(int processes, Coordinator& coordinator, double graceSeconds,
                     const std::function<int(int)>& body);
 
-// Runs `body` in a forked process and returns what it returned. Throws unisono::Error with the text
-// of the error that `body` threw, or with how the process ended.
+// Runs `body` in a forked process and returns its result. Throws unisono::Error with the text of
+// the error that `body` threw, or with the cause of the process's end.
 std::string callInProcess(const std::function<std::string()>& body);
 
 }  // namespace unisono::bench

@@ -8,27 +8,27 @@
 
 #include "library_table.h"
 
-// What the bench needs of a device, once for each backend. Calls act on the device that setDevice
-// made current for the calling thread. All throw unisono::Error on failure.
+// The device operations of the bench, implemented for each backend. Calls act on the device that
+// setDevice selected for the calling thread. All throw unisono::Error on failure.
 namespace unisono::bench {
 
 class DeviceApi {
  public:
-  // A recorded sequence of calls that is launched as one.
+  // A recorded sequence of calls, launched as one.
   class Graph {
    public:
     virtual ~Graph() = default;
-    // Before the first launch, once no stream of the thread is being captured.
+    // Call before the first launch, while no stream of the thread is being captured.
     virtual void prepare() = 0;
     virtual void launch(cudaStream_t stream) = 0;
   };
-  // The time between two points of a stream, taken by the device.
+  // Measures the time between two points of a stream on the device.
   class Stopwatch {
    public:
     virtual ~Stopwatch() = default;
     virtual void start(cudaStream_t stream) = 0;
     virtual void stop(cudaStream_t stream) = 0;
-    virtual double seconds() = 0;  // once the stream has passed both points
+    virtual double seconds() = 0;  // call after the stream has passed both points
   };
 
   virtual ~DeviceApi() = default;
@@ -39,7 +39,7 @@ class DeviceApi {
 
   virtual void* allocate(size_t bytes) = 0;
   virtual void free(void* address) = 0;
-  // Both return when the copy is done.
+  // Both return when the copy is complete.
   virtual void copyToDevice(void* destination, const void* source, size_t bytes) = 0;
   virtual void copyToHost(void* destination, const void* source, size_t bytes) = 0;
 
@@ -47,9 +47,9 @@ class DeviceApi {
   virtual void destroyStream(cudaStream_t stream) = 0;
   virtual bool streamDone(cudaStream_t stream) = 0;
 
-  // Null where the device has no clock of its own: then the caller measures on the CPU.
+  // Null if the device has no clock; the caller then measures on the CPU.
   virtual std::unique_ptr<Stopwatch> createStopwatch() = 0;
-  // Capture of the calls that the calling thread makes on `stream`; only where hasGraphs().
+  // Captures the calls of this thread on `stream`. Only if hasGraphs().
   virtual bool hasGraphs() const = 0;
   virtual void beginCapture(cudaStream_t stream) = 0;
   virtual std::unique_ptr<Graph> endCapture(cudaStream_t stream) = 0;
@@ -57,7 +57,7 @@ class DeviceApi {
 
 // The simulated devices of `library`, which must be Unisono. The library must outlive the result.
 std::unique_ptr<DeviceApi> createHostDeviceApi(const Library& library);
-// Throws unisono::Error when this program was built without CUDA.
+// Throws unisono::Error if this program was built without CUDA.
 std::unique_ptr<DeviceApi> createCudaDeviceApi();
 
 }  // namespace unisono::bench

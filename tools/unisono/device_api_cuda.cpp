@@ -92,8 +92,8 @@ class CudaDeviceApi : public DeviceApi {
   void free(void* address) override { check(cudaFree(address), "cudaFree"); }
   void copyToDevice(void* destination, const void* source, size_t bytes) override {
     check(cudaMemcpy(destination, source, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-    // From pageable memory the call may return before the last bytes have arrived, and streams of
-    // ours do not wait for the default stream.
+    // From pageable memory the call may return before the copy is complete, and our streams do not
+    // wait for the default stream.
     check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
   void copyToHost(void* destination, const void* source, size_t bytes) override {
@@ -138,7 +138,7 @@ std::unique_ptr<DeviceApi> createCudaDeviceApi() {
 
 std::unique_ptr<DeviceApi> createCudaDeviceApi() {
   throw invalidUsage("this program was built without CUDA")
-      .remedy("Use --backend host, or build the preset cuda");
+      .remedy("Use --backend host, or build with scripts/build cuda");
 }
 
 #endif

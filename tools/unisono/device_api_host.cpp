@@ -7,7 +7,7 @@
 namespace unisono::bench {
 namespace {
 
-// The functions of unisono/host.h as the loaded library has them.
+// The functions of unisono/host.h in the loaded library.
 class HostDeviceApi : public DeviceApi {
  public:
   explicit HostDeviceApi(const Library& library) : library_(library) {
@@ -43,8 +43,8 @@ class HostDeviceApi : public DeviceApi {
   void free(void* address) override {
     check(Free(address), "unisonoHostFree");
   }
-  // Device memory of this process is ordinary memory too (unisono/host.h). A copy of our own can be
-  // done by many threads at once, where the library's would wait for the default stream.
+  // Device memory is ordinary memory of this process (unisono/host.h). Many threads can copy at
+  // once, whereas the copy of the library would wait for the default stream.
   void copyToDevice(void* destination, const void* source, size_t bytes) override {
     std::memcpy(destination, source, bytes);
   }
@@ -72,10 +72,10 @@ class HostDeviceApi : public DeviceApi {
     return false;
   }
   void beginCapture(cudaStream_t) override {
-    throw invalidUsage("simulated GPUs have no graphs");
+    throw invalidUsage("simulated GPUs do not support graphs");
   }
   std::unique_ptr<Graph> endCapture(cudaStream_t) override {
-    throw invalidUsage("simulated GPUs have no graphs");
+    throw invalidUsage("simulated GPUs do not support graphs");
   }
 
  private:

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-// The element types of the library as the bench sees them: sizes, limits, and conversions between
-// stored bits and double for the small floats, which the CPU has no type for.
+// The element types of the bench: sizes, limits, and conversions between stored bits and double,
+// also for the small floats that have no C++ type.
 namespace unisono::bench {
 
 // Numbered as ncclDataType_t.
@@ -31,25 +31,25 @@ enum class NumberKind { signedInteger, unsignedInteger, floating };
 
 struct ElementInfo {
   ElementType type;
-  const char* name;       // as printed and as taken by -d, the names of nccl-tests
-  const char* otherName;  // also taken by -d
+  const char* name;       // as printed and accepted by -d: the names of nccl-tests
+  const char* otherName;  // also accepted by -d
   size_t bytes;
   NumberKind kind;
   int valueBits;        // integers: bits without the sign; floats: bits of the significand with
                         // the implied one
   double smallest;      // floats: the smallest positive (subnormal) number
   double intermediate;  // floats: unit roundoff of the next wider type, in which a library may
-                        // compute before it rounds to this one; 0 where it computes in the type
+                        // compute before it rounds to this one; 0 if it computes in the type
   // Half the distance between 1 and the next number: the greatest relative error of one rounding.
   double unitRoundoff() const;
 };
 
 std::span<const ElementInfo> elementTypes();
 const ElementInfo& elementInfo(ElementType type);
-// Null when no type has this name.
+// Null if no type has this name.
 const ElementInfo* findElementType(std::string_view name);
 
-// The number that the lowest `bytes` of `bits` hold. Integers convert to the nearest double.
+// Decodes the number in the lowest `bytes` of `bits`. Integers convert to the nearest double.
 double decodeElement(ElementType type, uint64_t bits);
 
 // The element nearest to `value`, ties to even. Beyond the largest finite number: infinity, or NaN

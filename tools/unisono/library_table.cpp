@@ -17,10 +17,10 @@ Library::Library(const std::string& path) {
   std::error_code ignored;
   std::string absolute = std::filesystem::absolute(path, ignored).string();
   if (!std::filesystem::exists(absolute, ignored)) {
-    throw invalidArgument("there is no library {}", absolute)
-        .remedy("Build it first, or name another one with --library or --against");
+    throw invalidArgument("library not found: {}", absolute)
+        .remedy("Build it first, or name another with --library or --against");
   }
-  // Never unmapped: a library may have threads that run on after its last communicator.
+  // Never unmapped, because threads of a library may outlive its last communicator.
   handle_.reset(::dlopen(absolute.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE));
   if (!handle_) {
     const char* reason = ::dlerror();
@@ -64,10 +64,10 @@ void Library::check(ncclResult_t result, const char* call) const {
   if (result == ncclSuccess) return;
   const char* details = lastError_ != nullptr ? lastError_(nullptr) : nullptr;
   const bool hasDetails = details != nullptr && details[0] != '\0';
-  // The text says more than the class of the error, which is for a library that has none.
-  throw Error(static_cast<ErrorCode>(result),
-              fmt::format("{} failed in {}: {}", call, path_,
-                          hasDetails ? details : errorString_(result)));
+  // ncclGetErrorString says less; it is for libraries without ncclGetLastError.
+  throw Error(
+      static_cast<ErrorCode>(result),
+      fmt::format("{} failed in {}: {}", call, path_, hasDetails ? details : errorString_(result)));
 }
 
 std::string defaultLibraryPath() {

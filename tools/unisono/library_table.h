@@ -5,27 +5,27 @@
 
 #include "nccl.h"
 
-// A libnccl.so.2 as a table of functions. Loaded with dlopen so that two libraries with the same
-// names, ours and another one, can serve one process side by side.
+// A libnccl.so.2 as a table of functions. It is loaded with dlopen, so that one process can use two
+// libraries with the same symbols.
 namespace unisono::bench {
 
 class Library {
  public:
-  // `path` is made absolute, so that the loader tells two libraries with one soname apart. Throws
-  // unisono::Error when it cannot be loaded or lacks a function of the table below.
+  // Makes `path` absolute, so that the loader distinguishes two libraries with the same soname.
+  // Throws unisono::Error if it cannot be loaded or lacks a function of the table below.
   explicit Library(const std::string& path);
 
-  // Where the file lies, as the loader found it.
+  // The path of the file, as the loader found it.
   const std::string& path() const { return path_; }
   int version() const { return version_; }
   std::string versionText() const;  // "2.28.9"
 
   // The address of `name`, or null.
   void* find(const char* name) const;
-  // Throws unisono::Error that names the function and the library when it is not there.
+  // Throws unisono::Error that names the function and the library if it is missing.
   void* require(const char* name) const;
 
-  // Throws unisono::Error with the library's own words unless `result` is ncclSuccess.
+  // Throws unisono::Error with the library's last error unless `result` is ncclSuccess.
   void check(ncclResult_t result, const char* call) const;
 
 // clang-format off
@@ -33,7 +33,7 @@ class Library {
   X(ncclGetUniqueId) X(ncclCommInitRank) X(ncclCommDestroy) X(ncclCommAbort) X(ncclGroupStart)   \
   X(ncclGroupEnd) X(ncclAllReduce) X(ncclAllGather) X(ncclReduceScatter) X(ncclBroadcast)        \
   X(ncclReduce) X(ncclSend) X(ncclRecv) X(ncclCommGetAsyncError)
-// Later additions to the API: null where the library is older.
+// Later additions to the API: null if the library is older.
 #define UNISONO_BENCH_LATER_FUNCTIONS(X)                                                         \
   X(ncclAlltoAll) X(ncclGather) X(ncclScatter) X(ncclRedOpCreatePreMulSum) X(ncclRedOpDestroy)   \
   X(ncclCommRegister) X(ncclCommDeregister) X(ncclCommWindowRegister)                            \
@@ -55,7 +55,7 @@ class Library {
   decltype(&::ncclGetLastError) lastError_ = nullptr;
 };
 
-// lib/libnccl.so.2 beside the bin/ that this program lies in.
+// ../lib/libnccl.so.2, relative to the directory of this program.
 std::string defaultLibraryPath();
 
 }  // namespace unisono::bench

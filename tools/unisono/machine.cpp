@@ -19,7 +19,7 @@ std::string chooseBackend(const BenchOptions& options) {
   try {
     if (createCudaDeviceApi()->deviceCount() > 0) return "cuda";
   } catch (const Error&) {
-    // No CUDA in this program, no driver or no GPU: the simulated ones are there.
+    // No CUDA in this program, no driver or no GPU: use simulated ones.
   }
   return "host";
 }
@@ -30,7 +30,7 @@ void setEnvironment(const BenchOptions& options, int node) {
   if (!options.topologyFile.empty()) {
     std::string path = std::filesystem::absolute(options.topologyFile).string();
     if (!std::filesystem::exists(path)) {
-      throw UsageError(fmt::format("--topo: there is no file {}", path));
+      throw UsageError(fmt::format("--topo: file not found: {}", path));
     }
     ::setenv("UNISONO_HOST_TOPOLOGY", path.c_str(), 1);
   }
@@ -42,7 +42,7 @@ void setEnvironment(const BenchOptions& options, int node) {
 std::vector<Side> loadSides(const BenchOptions& options, std::string* backend) {
   *backend = chooseBackend(options);
   if (*backend != "cuda" && options.graphLaunches > 0) {
-    throw UsageError("-G: only --backend cuda has graphs");
+    throw UsageError("-G: graphs need --backend cuda");
   }
   ::setenv("UNISONO_BACKEND", backend->c_str(), 1);
   std::vector<Side> sides;
@@ -70,7 +70,7 @@ Machine describe(const std::vector<Side>& sides, const std::string& backend) {
     machine.deviceNames.push_back(sides[0].device->deviceName(device));
   }
   if (devices == 0) {
-    throw invalidUsage("the backend {} has no device", backend)
+    throw invalidUsage("the backend {} has no devices", backend)
         .remedy("Use --backend host to simulate GPUs");
   }
   return machine;
@@ -116,18 +116,20 @@ Placement place(const BenchOptions& options, int devices, bool shareDevices) {
   const int64_t perNode = int64_t{gpus} * options.threads;
   if (perNode > devices && !shareDevices) {
     throw UsageError(
-        fmt::format("-t {} and -g {} ask for {} GPUs a node, but there are {}; give fewer, or set "
+        fmt::format("-t {} and -g {} need {} GPUs per node, but there are {}; use fewer, or set "
                     "NCCL_MULTI_RANK_GPU_ENABLE=1 to let ranks share a GPU",
                     options.threads, gpus, perNode, devices));
   }
   if (perNode * options.nodes > 65536) {
-    throw UsageError(fmt::format("{} ranks are too many; at most 65536", perNode * options.nodes));
+    throw UsageError(
+        fmt::format("{} ranks are too many; the limit is 65536", perNode * options.nodes));
   }
   placement.gpus = options.processPerGpu ? 1 : gpus;
   placement.processesPerNode = options.processPerGpu ? gpus : 1;
   if (options.root >= placement.ranks()) {
-    throw UsageError(fmt::format("-r: there is no rank {}; from 0 to {}, or -1 for each in turn",
-                                 options.root, placement.ranks() - 1));
+    throw UsageError(
+        fmt::format("-r: no rank {}; it must be from 0 to {}, or -1 for each rank in turn",
+                    options.root, placement.ranks() - 1));
   }
   return placement;
 }

@@ -9,20 +9,20 @@
 #include "library_table.h"
 #include "rank_set.h"
 
-// The machine that a run uses, and who drives which of its GPUs.
+// The machine that a run uses, and which worker drives which of its GPUs.
 namespace unisono::bench {
 
-// The libraries of a run with what reaches their devices: ours, then the other one.
+// A library and the access to its devices. A run has ours and perhaps another.
 struct Side {
   std::unique_ptr<Library> library;
-  std::unique_ptr<DeviceApi> device;  // goes before the library
+  std::unique_ptr<DeviceApi> device;  // destroyed before the library
 };
 
-// Sets what the libraries read when they are loaded: backend, machine file and, with several nodes,
-// which node this process is on. Call before the first library is loaded.
+// Sets the environment variables that the libraries read when they are loaded: the machine file
+// and, with several nodes, the node of this process. Call before the first library is loaded.
 void setEnvironment(const BenchOptions& options, int node);
 
-// Loads the libraries and decides on the backend. Throws unisono::Error.
+// Loads the libraries and chooses the backend. Throws unisono::Error.
 std::vector<Side> loadSides(const BenchOptions& options, std::string* backend);
 
 struct Machine {
@@ -54,8 +54,8 @@ struct Placement {
   std::vector<LocalRank> ranksOf(int worker) const;
 };
 
-// `shareDevices`: more ranks than GPUs are allowed and take the GPUs in turn. Throws UsageError
-// when the options do not fit the machine.
+// `shareDevices`: allows more ranks than GPUs and assigns the GPUs round-robin. Throws UsageError
+// if the options do not fit the machine.
 Placement place(const BenchOptions& options, int devices, bool shareDevices);
 
 }  // namespace unisono::bench

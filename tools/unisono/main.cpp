@@ -10,7 +10,7 @@
 
 namespace {
 
-// The program's version, and the library that its commands use.
+// The version of the program and of the library that it loads.
 std::string versionText() {
   using unisono::bench::Library;
   std::string text = fmt::format("unisono {}\n", UNISONO_VERSION);
@@ -25,9 +25,9 @@ std::string versionText() {
 
 int run(int argc, char** argv) {
   using namespace unisono::bench;
-  CLI::App app("Unisono: collective communication for GPUs, real and simulated", "unisono");
+  CLI::App app("Unisono: collective communication for GPUs, real or simulated", "unisono");
   bool wantsVersion = false;
-  app.add_flag("--version", wantsVersion, "Print the version and the library that is used");
+  app.add_flag("--version", wantsVersion, "Print the versions of this program and of its library");
   BenchArguments arguments;
   CLI::App* bench = addBenchCommand(app, arguments);
   unisono::topo::TopoOptions topoOptions;
@@ -35,12 +35,12 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    // Help is no error; all others are wrong options.
-    return app.exit(error) == 0 ? kExitRight : kExitUsage;
+    // Help is not an error; everything else is a wrong option.
+    return app.exit(error) == 0 ? kExitSuccess : kExitUsage;
   }
   if (wantsVersion) {
     fmt::print("{}\n", versionText());
-    return kExitRight;
+    return kExitSuccess;
   }
   if (topo->parsed()) return unisono::topo::runTopo(topoOptions);
   if (bench->parsed()) return runBench(finishOptions(arguments));

@@ -13,15 +13,16 @@ constexpr std::array<OperationInfo, 9> kOperations = {{
      false, true},
     {Operation::broadcast, "broadcast", "every rank gets the root's data", false, true, true},
     {Operation::reduce, "reduce", "the root gets the reduction of all", true, true, true},
-    {Operation::sendReceive, "sendrecv", "every rank sends to the next and receives from the last",
-     false, false, false},
-    {Operation::allToAll, "alltoall", "every rank sends a block to each", false, false, false},
+    {Operation::sendReceive, "sendrecv",
+     "every rank sends to the next and receives from the previous", false, false, false},
+    {Operation::allToAll, "alltoall", "every rank sends a block to every rank", false, false,
+     false},
     {Operation::gather, "gather", "the root gets the blocks of all", false, true, true},
     {Operation::scatter, "scatter", "every rank gets its block of the root's data", false, true,
      true},
 }};
 
-// Whether the size of the table is that of `ranks` blocks of `count` elements.
+// Whether the size in the table covers `ranks` blocks of `count` elements.
 bool sizeIsAllBlocks(Operation operation) {
   switch (operation) {
     case Operation::allGather:
@@ -167,7 +168,7 @@ std::vector<Segment> expectedSegments(const Shape& shape, int rank) {
     }
   }
 
-  // What the call had to leave alone: its input, and in the receive buffer all that it did not own.
+  // What the call must not modify: its input, and everything else in the receive buffer.
   const size_t end = at + layout.receiveBytes;
   if (layout.sendBuffer == Buffer::send) {
     add(Content::input, Buffer::send, 0, layout.sendBytes, rank, 0);
@@ -179,7 +180,7 @@ std::vector<Segment> expectedSegments(const Shape& shape, int rank) {
   }
   add(Content::poison, Buffer::send, 0, layout.bufferBytes, -1, 0);
   const size_t sendEnd = layout.sendOffset + layout.sendBytes;
-  auto leftAlone = [&](size_t first, size_t last) {  // [first, last) lies outside the result
+  auto leftAlone = [&](size_t first, size_t last) {  // [first, last) is outside the result
     size_t inputFirst = std::clamp(layout.sendOffset, first, last);
     size_t inputLast = std::clamp(sendEnd, first, last);
     add(Content::poison, Buffer::receive, first, inputFirst - first, -1, 0);

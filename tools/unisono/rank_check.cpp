@@ -1,4 +1,4 @@
-// Filling the buffers of a RankSet with inputs and comparing them with what a call should leave.
+// Fills the buffers of a RankSet with inputs and compares them with the expected content.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 
 // The piece of a buffer that one helper handles at a time; a multiple of every element size.
 constexpr size_t kChunkBytes = size_t{1} << 20;
-// Longer stretches are checked in their first and last chunks and in each kSampleStep-th between.
+// Longer ranges are checked in their first and last chunks and in every kSampleStep-th between.
 constexpr size_t kCheckAllBytes = size_t{1} << 30;
 constexpr size_t kSampleEdgeChunks = 64;
 constexpr size_t kSampleStep = 8;
@@ -148,7 +148,7 @@ void RankSet::verifySegment(const Rank& rank, const Segment& segment, const Call
                       fmt::format("expected {} of rank {}'s input, found {}{}",
                                   hexText(expected.data() + first, width), segment.source,
                                   hexText(actual.data() + first, width),
-                                  own ? "; the call wrote over its own input" : ""));
+                                  own ? "; the call overwrote its own input" : ""));
       }
       case Segment::Content::reduction: {
         size_t firstElement = (segment.sourceOffset + at) / width;

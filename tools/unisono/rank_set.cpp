@@ -13,8 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A wait polls without a pause for so long, and looks at errors and the clock once in so many
-// polls.
+// How long a wait polls without pausing, and how many polls pass between checks of errors and the
+// clock.
 constexpr double kPollSeconds = 200e-6;
 constexpr unsigned kPollsBetweenLooks = 16;
 
@@ -26,7 +26,7 @@ template <typename Function>
 Function available(Function function, const Library& library, const char* name) {
   if (function != nullptr) return function;
   throw invalidUsage("{} (version {}) has no {}", library.path(), library.versionText(), name)
-      .remedy("Leave out the option that needs it, or use a later library");
+      .remedy("Omit the option that needs it, or use a later library");
 }
 
 }  // namespace
@@ -127,8 +127,8 @@ void RankSet::finish() {
   release(false, false);
 }
 
-// Goes on after a failure, so that as much as possible is released; then throws the first one,
-// unless `quiet`.
+// Continues after a failure to release as much as possible, then throws the first error unless
+// `quiet`.
 void RankSet::release(bool abort, bool quiet) {
   if (released_) return;
   released_ = true;
@@ -143,7 +143,7 @@ void RankSet::release(bool abort, bool quiet) {
   auto call = [&](ncclResult_t result, const char* name) {
     attempt([&] { library_.check(result, name); });
   };
-  // Registrations of a communicator that is aborted go with it.
+  // ncclCommAbort releases registrations.
   if (!abort) {
     attempt([&] {
       forEachRank([&](Rank& rank) {
@@ -244,7 +244,7 @@ void RankSet::enqueueRank(const CallSpec& call, Rank& rank) {
     case Operation::sendReceive:
       sendTo((rank.rank + 1) % shape.ranks, 0);
       return receiveFrom((rank.rank + shape.ranks - 1) % shape.ranks, 0);
-    // Libraries before 2.28 lack the last three as calls of their own.
+    // Libraries before 2.28 lack the last three.
     case Operation::allToAll:
       if (library_.ncclAlltoAll != nullptr) {
         return check(library_.ncclAlltoAll(send, receive, count, type, comm, stream),
@@ -309,13 +309,13 @@ void RankSet::wait() {
         if (state != ncclInProgress) library_.check(state, "a call");
       }
       if (secondsSince(start) > config_.timeoutSeconds) {
-        throw Error(ErrorCode::timeout,
-                    fmt::format("the calls did not end within {:.0f} s", config_.timeoutSeconds))
+        throw Error(ErrorCode::timeout, fmt::format("the calls did not complete within {:.0f} s",
+                                                    config_.timeoutSeconds))
             .rank(rank.rank)
             .device(rank.device)
-            .remedy("Give more time with -T if the machine is that slow");
+            .remedy("Raise the limit with -T if the machine is that slow");
       }
-      // Simulated GPUs need the cores that a long wait would take.
+      // Simulated GPUs need the cores that a busy wait would occupy.
       if (secondsSince(start) < kPollSeconds) {
         ::sched_yield();
       } else {
@@ -335,10 +335,10 @@ double RankSet::measure(const CallSpec& call, int iterations, bool blocking, int
     } catch (...) {
       failure = std::current_exception();
     }
-    // A capture that stays open would poison whatever the thread does next.
+    // An open capture would break all later calls of this thread.
     forEachRank([&](Rank& rank) { graphs.push_back(device_.endCapture(rank.stream)); });
     if (failure) std::rethrow_exception(failure);
-    // The first launch of a graph uploads it, which is not what is measured.
+    // The first launch uploads the graph and is not part of the measurement.
     size_t next = 0;
     forEachRank([&](Rank&) { graphs[next++]->prepare(); });
     next = 0;

@@ -16,7 +16,7 @@ namespace unisono::bench {
 
 // Bytes before and after each buffer that a call must not touch.
 inline constexpr size_t kGuardBytes = 512;
-// What guards and outputs hold before a call.
+// The content of guards and outputs before a call.
 inline constexpr std::byte kPoison{0xa7};
 
 struct LocalRank {
@@ -42,8 +42,8 @@ class RankSet {
     double timeoutSeconds = 0;
   };
 
-  // Creates the communicators: all threads of all processes must do so together. `coordinator`
-  // ends waits when another worker fails.
+  // Creates the communicators. All threads of all processes must do so together. `coordinator` ends
+  // waits if another worker fails.
   RankSet(const Library& library, DeviceApi& device, Coordinator& coordinator, Config config,
           const ncclUniqueId& id);
   // Destroys the communicators, or aborts them unless finish() was called.
@@ -51,25 +51,25 @@ class RankSet {
   RankSet(const RankSet&) = delete;
   RankSet& operator=(const RankSet&) = delete;
 
-  // Waits for all work and destroys everything, with errors reported. All threads together.
+  // Waits for all work, destroys everything and reports errors. All threads together.
   void finish();
 
-  // Gives every rank the operators that a reference needs (mulsum has one a type and rank).
+  // Creates the operators that a reference needs (mulsum: one per type and rank).
   void prepareReduction(const Reference& reference, Reduction reduction);
 
-  // Writes poison and the inputs of `reference`; verify() then counts what differs from what the
-  // call should have left. `helpers`: threads to use.
+  // Writes poison and the inputs of `reference`. verify() then counts the differences from the
+  // expected content. `helpers`: number of threads to use.
   void fill(const CallSpec& call, const Reference& reference, int helpers);
   void verify(const CallSpec& call, const Reference& reference, int helpers, Contribution& result);
 
-  // Enqueues the call on all ranks' streams.
+  // Enqueues the call on the streams of all ranks.
   void enqueue(const CallSpec& call);
-  // Until all streams are done. Throws Error on an asynchronous error of a communicator and when
-  // nothing ended within the timeout, Aborted when another worker failed.
+  // Waits for all streams. Throws Error for an asynchronous error of a communicator or after the
+  // timeout, and Aborted if another worker failed.
   void wait();
 
-  // Runs `iterations` calls and returns the seconds of one. With `graphLaunches` > 0 they are one
-  // graph, launched so often. All threads together.
+  // Runs `iterations` calls and returns the seconds per call. With `graphLaunches` > 0 they are
+  // recorded as one graph, which is launched that many times. All threads together.
   double measure(const CallSpec& call, int iterations, bool blocking, int graphLaunches);
 
  private:

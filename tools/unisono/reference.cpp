@@ -61,8 +61,8 @@ Reference::Reference(uint64_t seed, ElementType type, int ranks)
 Reference::Reference(uint64_t seed, ElementType type, Reduction reduction, int ranks)
     : seed_(seed), info_(elementInfo(type)), reduction_(reduction), ranks_(ranks), reduces_(true) {
   for (int rank = 0; rank < ranks; rank++) {
-    // Small factors that the type holds exactly; for floats powers of two, so that exact elements
-    // stay exact.
+    // Small factors that the type represents exactly; for floats powers of two, so that exact
+    // elements stay exact.
     constexpr std::array<int, 4> kFactors = {1, 2, -1, -2};
     constexpr std::array<int, 4> kUnsignedFactors = {1, 2, 3, 5};
     bool withSign = info_.kind != NumberKind::unsignedInteger;
@@ -80,7 +80,7 @@ Reference::Reference(uint64_t seed, ElementType type, Reduction reduction, int r
 void Reference::makeIntegerPalette() {
   PaletteRandom random(seed_);
   const bool withSign = info_.kind == NumberKind::signedInteger;
-  // 2^62 is enough of the 64-bit types, and keeps the arithmetic here free of overflow.
+  // 2^62 suffices for the 64-bit types and avoids overflow in the arithmetic here.
   const int64_t largest = (int64_t{1} << std::min(info_.valueBits, 62)) - 1;
   int64_t limit = 0;  // 0: any bits
   if (reduction_ == Reduction::avg) {
@@ -313,7 +313,7 @@ size_t Reference::countWrongFloats(size_t first, size_t count, const std::byte* 
     floatResults(first + done, part, expected.data(), tolerances.data());
     decodeElements(info_.type, actual + done * info_.bytes, part, values.data());
     for (size_t i = 0; i < part; i++) {
-      // Written so that NaN is wrong.
+      // Written so that NaN counts as wrong.
       if (std::fabs(values[i] - expected[i]) <= tolerances[i]) continue;
       if (wrong++ == 0) *firstWrong = done + i;
     }

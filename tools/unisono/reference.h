@@ -7,20 +7,20 @@
 #include "element_types.h"
 #include "operations.h"
 
-// The inputs of a check and the results they must give. Every byte of every rank's input is a pure
-// function of (seed, rank, position), so that any process can say what any rank sent.
+// The inputs of a check and their expected results. Every byte of every rank's input is a pure
+// function of (seed, rank, position), so that any process can compute what any rank sent.
 namespace unisono::bench {
 
-// How inputs are drawn, and how close a result must be.
+// The choice of inputs and the tolerance of results.
 //
-// Operations that only move data get random bytes and must move every bit.
+// Operations that only move data use random bytes and must preserve every bit.
 //
-// Reductions draw each element from a palette of kPaletteSize values made for the type, the
+// Reductions draw each element from a palette of kPaletteSize values chosen for the type, the
 // operation and the number of ranks n:
 //   integers: compared exactly. sum, mulsum: any value, modulo 2^w. min, max: any value. prod and
 //     avg: magnitudes small enough that nothing overflows; avg rounds towards zero.
 //   floats: min, max exact. Otherwise half of the elements (exactElement) hold numbers whose
-//     partial results all are representable in any order, so that the result must be exact:
+//     partial results are all representable in any order, so that the result must be exact:
 //     whole numbers for sums, powers of two for products. The other half hold random numbers, and
 //     with p = valueBits of the type, u = 2^-p, w = `intermediate` of the type (computing in a
 //     wider type and rounding to this one errs by at most v = u + w + u*w a step) the result may
@@ -51,14 +51,14 @@ class Reference {
   // reductions.
   void input(int rank, size_t offset, size_t bytes, std::byte* out) const;
 
-  // The scalar that `rank` gives to mulsum, as stored bits.
+  // The scalar of `rank` for mulsum, as stored bits.
   uint64_t scalarBits(int rank) const;
 
-  // Counts the elements of `actual`, `count` of them from element `first` of the reduction, that
-  // are wrong; the position in `actual` of the first such goes to *firstWrong.
+  // Counts the wrong elements among the `count` of `actual`, which begin at element `first` of the
+  // reduction. *firstWrong becomes the position in `actual` of the first one.
   size_t countWrong(size_t first, size_t count, const std::byte* actual, size_t* firstWrong) const;
 
-  // The values behind one element, for a message.
+  // The inputs and the result of one element, for a message.
   struct Expectation {
     double value;
     double tolerance;
@@ -85,7 +85,7 @@ class Reference {
   Reduction reduction_ = Reduction::sum;
   int ranks_;
   bool reduces_ = false;
-  // Of `stride_` neighbouring ranks one takes part in an element; the others hold neutral_.
+  // Of `stride_` neighbouring ranks one contributes to an element; the others have neutral_.
   // Index 0: rounded elements, 1: exact ones. Integers only use index 0.
   int stride_[2] = {1, 1};
   Entry neutral_{};

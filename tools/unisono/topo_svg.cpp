@@ -263,8 +263,7 @@ class Drawing {
     if (topology_.node(index).type == NodeType::cpu) {
       own = {begin, 0, std::max(extent, 2 * kMinBox), kCpuHeight};
     } else {
-      const double width = std::min(extent, 220.0);
-      own = {begin + (extent - width) / 2, 0, width, kSwitchHeight};
+      own = {begin, 0, extent, kSwitchHeight};
       cursor_ += kGroupGap;
     }
     cursor_ = std::max(cursor_, own.right() + kGap);

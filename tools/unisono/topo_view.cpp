@@ -62,7 +62,7 @@ void renumberRanks(Topology& topology) {
 View makeView(const XmlTopology& file, const ViewSettings& settings) {
   const std::vector<GpuDescription> described = gpusOf(file);
   if (described.empty())
-    throw invalidArgument("{}: there is no <gpu>", file.source)
+    throw invalidArgument("{}: no <gpu> found", file.source)
         .remedy(
             "A cloud provider's file without GPUs is completed on its machine: set NCCL_TOPO_FILE "
             "there.");

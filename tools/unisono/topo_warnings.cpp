@@ -47,12 +47,14 @@ void warnOfMissingPorts(const View& view, std::vector<std::string>& warnings) {
       view.joined.nodes()));
 }
 
-// Ports as fast as those that the rings use, but used by none of them.
+// Warns of ports that no ring uses although they are as fast and as near to a GPU as those in use.
 void warnOfIdlePorts(const View& view, std::vector<std::string>& warnings) {
   if (view.joined.nodes() == 1) return;
   std::set<int> used;
   Bandwidth slowest = 0;
+  PathType farthest = PathType::loc;
   for (const Domain& domain : view.domains) {
+    farthest = std::max(farthest, domain.graphs.ring.typeInter);
     for (const Channel& channel : domain.graphs.ring.channels) {
       for (const int net : {channel.netIn, channel.netOut}) {
         if (net < 0) continue;
@@ -64,9 +66,14 @@ void warnOfIdlePorts(const View& view, std::vector<std::string>& warnings) {
   }
   if (used.empty()) return;
   const Topology& topology = view.whole.topology;
+  const auto& gpus = topology.of(NodeType::gpu);
   std::vector<int> idle;
   for (const int net : topology.of(NodeType::net)) {
-    if (!used.contains(net) && topology.node(net).net.bandwidth >= slowest) idle.push_back(net);
+    const bool near = std::any_of(gpus.begin(), gpus.end(), [&](int gpu) {
+      return view.whole.path(net, gpu).type <= farthest;
+    });
+    const bool fast = topology.node(net).net.bandwidth >= slowest;
+    if (near && fast && !used.contains(net)) idle.push_back(net);
   }
   if (idle.empty()) return;
   warnings.push_back(fmt::format("{} of {} {} idle, no ring uses {}: {}", idle.size(),
