@@ -86,7 +86,7 @@ constexpr Row kRows[] = {
      "topology file whose GPUs the host backend simulates"},
     {"UNISONO_HOST_DEVICES", Number{&S::hostDevices, 1, 1024}, "8",
      "number of simulated GPUs when no topology file is set"},
-    {"UNISONO_HOST_EXECUTOR", Choice{&S::hostExecutor, "fibers|threads"}, "fibers",
+    {"UNISONO_HOST_EXECUTOR", Choice{&S::hostExecutor, "fibers|threads|weak"}, "fibers",
      "how simulated GPUs run their kernels"},
     {"UNISONO_HOST_SEED", Number{&S::hostSeed, -1, kUnlimited}, "-1",
      "seed of the fiber schedule: 0 or more makes a run reproducible"},

@@ -16,7 +16,7 @@ struct Settings {
   std::string backend;           // UNISONO_BACKEND: host, cuda, or empty (cuda if present)
   std::string hostTopologyFile;  // UNISONO_HOST_TOPOLOGY
   int64_t hostDevices = 8;       // UNISONO_HOST_DEVICES
-  std::string hostExecutor;      // UNISONO_HOST_EXECUTOR: fibers (also if empty) or threads
+  std::string hostExecutor;      // UNISONO_HOST_EXECUTOR: fibers (also if empty), threads, weak
   int64_t hostSeed = -1;         // UNISONO_HOST_SEED: 0 or more makes a run reproducible
 
   // Log.

@@ -9,25 +9,29 @@ namespace {
 using namespace host_target;
 
 void collective(const void* arguments, const runtime::HostGroupContext& context) {
-  Group group;
+  Group group(context);
   collectiveBlock(group, context.block, *static_cast<const CollectiveArguments*>(arguments));
 }
 
 void sendReceive(const void* arguments, const runtime::HostGroupContext& context) {
-  Group group;
+  Group group(context);
   const auto& launch = *static_cast<const SendReceiveArguments*>(arguments);
   messageBlock(group, context.group == 0, context.block, launch);
 }
 
 void oneShot(const void* arguments, const runtime::HostGroupContext& context) {
   const auto& launch = *static_cast<const OneShotArguments*>(arguments);
+  // The roles of a group are the lanes of a block.
+  const int lanes = context.roles;
+  runtime::host::noteRead(launch.epochs + context.block, sizeof(uint32_t));
   uint32_t epoch = launch.epochs[context.block] + 1;
   visitReducer(launch.reduction, [&]<typename Element, Reduction kReduction>() {
     oneShotAllReduce<OneShotRanks<kOneShotMaxRanks, false>, Reducer<Element, kReduction>>(
-        launch, epoch, static_cast<uint64_t>(context.block), static_cast<uint64_t>(context.blocks),
-        context.block);
+        launch, epoch, static_cast<uint64_t>(context.block * lanes + context.role),
+        static_cast<uint64_t>(context.blocks * lanes), context.block);
   });
-  advanceEpochs(launch, epoch, context.block, context.blocks, 0, 1);
+  Group(context).syncAll();  // every lane has read its block's epoch
+  advanceEpochs(launch, epoch, context.block, context.blocks, context.role, lanes);
 }
 
 }  // namespace

@@ -114,7 +114,12 @@ struct HostGroupContext {
   int group;  // 0 .. groups - 1 inside the block
   int groups;
   void* blockShared;  // zeroed, LaunchShape::sharedBytes long, one for each block of a launch
+  // A group is one task, or one task for each of its roles.
+  int role = 0;
+  int roles = 1;
+  void* groupShared = nullptr;  // of the roles: zeroed, kGroupSharedBytes long
 };
+inline constexpr size_t kGroupSharedBytes = 64;
 
 // One kernel in its two forms; a backend uses its own.
 struct Kernel {

@@ -359,5 +359,21 @@ TEST(DescriptorServiceTest, ServesManyThreads) {
   EXPECT_EQ(fetched, 400);
 }
 
+// The weak executor keeps account of one process's memory: another's is refused, not ignored.
+TEST(HostMemoryTest, TheWeakExecutorRefusesOtherProcesses) {
+  HostRuntime runtime(hostSettings("weak"));
+  const auto memory = runtime.allocate(0, 64);
+  MemoryHandle handle = runtime.exportMemory(memory->address(), 64);
+  EXPECT_EQ(runtime.importMemory(handle, 1)->address(), memory->address());
+  handle.process ^= 1;
+  try {
+    runtime.importMemory(handle, 1);
+    ADD_FAILURE() << "mapped memory of another process";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("UNISONO_HOST_EXECUTOR=weak"), std::string::npos)
+        << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace unisono::runtime::host

@@ -81,6 +81,7 @@ UNISONO_DEVICE void oneShotAllReduce(const OneShotArguments& arguments, uint32_t
 UNISONO_DEVICE void advanceEpochs(const OneShotArguments& arguments, uint32_t epoch, int block,
                                   int blocks, int lane, int lanes) {
   for (int i = block + lane * blocks; i < kOneShotMaxBlocks; i += lanes * blocks) {
+    noteWrite(arguments.epochs + i, sizeof(epoch));
     arguments.epochs[i] = epoch;
   }
 }

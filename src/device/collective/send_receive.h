@@ -29,6 +29,7 @@ UNISONO_DEVICE MessagePart partOf(const Message& message, int channel) {
 UNISONO_DEVICE std::byte* takeOffer(Group& group, const Communicator& communicator,
                                     Connection& connection, int peer, int channel) {
   // offer[0] counts the messages offered, offer[1] is the address of the latest.
+  noteRead(&connection.offers, sizeof(connection.offers));
   const uint64_t wanted = connection.offers + 1;
   uint64_t* line = connection.offer;
   if (group.isWaiter(0)) {
@@ -40,9 +41,13 @@ UNISONO_DEVICE std::byte* takeOffer(Group& group, const Communicator& communicat
     loadAcquire(line);
   }
   group.syncAll();
+  noteRead(line + 1, sizeof(*line));
   std::byte* address = reinterpret_cast<std::byte*>(line[1]);
   group.syncAll();
-  if (group.isPoster()) connection.offers = wanted;
+  if (group.isPoster()) {
+    noteWrite(&connection.offers, sizeof(connection.offers));
+    connection.offers = wanted;
+  }
   return group.aborted() ? nullptr : address;
 }
 
@@ -99,6 +104,7 @@ UNISONO_DEVICE void receiveMessage(Group& group, const Communicator& communicato
   if (connection.offer != nullptr && group.isPoster() && !group.aborted()) {
     storeRelaxed(connection.offer + 1,
                  work.offerDirect ? reinterpret_cast<uint64_t>(message.buffer) : kStagedOffer);
+    noteWrite(&connection.offers, sizeof(connection.offers));
     storeRelease(connection.offer, ++connection.offers);
   }
   if (connection.offer != nullptr && work.offerDirect) {

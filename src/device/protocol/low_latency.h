@@ -19,12 +19,18 @@ UNISONO_DEVICE uint64_t lineData(const Line& line) {
   return uint64_t{line.data0} | uint64_t{line.data1} << 32;
 }
 
+// The bytes of a buffer of `bytes` bytes that its pack `index` holds.
+UNISONO_DEVICE uint64_t packBytes(uint64_t index, uint64_t bytes) {
+  return bytes - index * 8 < 8 ? bytes - index * 8 : 8;
+}
+
 // The 8 bytes from `index * 8` on of a buffer of `bytes` bytes; what lies behind the end is zero.
 // The buffer is aligned to its elements only.
 template <typename Element>
 UNISONO_DEVICE uint64_t loadPack(const void* buffer, uint64_t index, uint64_t bytes) {
   const uint64_t begin = index * 8;
   const std::byte* from = static_cast<const std::byte*>(buffer) + begin;
+  noteRead(from, packBytes(index, bytes));
   if (begin + 8 <= bytes && reinterpret_cast<uint64_t>(from) % 8 == 0) {
     return *reinterpret_cast<const uint64_t*>(from);
   }
@@ -42,6 +48,7 @@ template <typename Element>
 UNISONO_DEVICE void storePack(void* buffer, uint64_t index, uint64_t bytes, uint64_t pack) {
   const uint64_t begin = index * 8;
   std::byte* to = static_cast<std::byte*>(buffer) + begin;
+  noteWrite(to, packBytes(index, bytes));
   if (begin + 8 <= bytes && reinterpret_cast<uint64_t>(to) % 8 == 0) {
     *reinterpret_cast<uint64_t*>(to) = pack;
     return;

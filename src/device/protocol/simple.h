@@ -25,7 +25,9 @@ class FifoEnd {
         head_(connection->head),
         step_(connection->step),
         slotBytes_(slotBytes),
-        slotCount_(slots) {}
+        slotCount_(slots) {
+    noteRead(&connection->step, sizeof(connection->step));
+  }
 
   UNISONO_DEVICE bool connected() const { return connection_ != nullptr; }
   UNISONO_DEVICE void* slot() const { return slots_ + step_ % slotCount_ * slotBytes_; }
@@ -38,7 +40,10 @@ class FifoEnd {
   UNISONO_DEVICE void postCredit() const { storeRelease(head_, step_ + 1); }
   UNISONO_DEVICE void advance() { step_++; }
   UNISONO_DEVICE uint64_t step() const { return step_; }
-  UNISONO_DEVICE void save() const { connection_->step = step_; }
+  UNISONO_DEVICE void save() const {
+    noteWrite(&connection_->step, sizeof(connection_->step));
+    connection_->step = step_;
+  }
 
  private:
   Connection* connection_ = nullptr;

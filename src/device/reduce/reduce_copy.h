@@ -242,8 +242,11 @@ UNISONO_DEVICE bool needsArithmetic(const ReductionSpec& spec, const ReduceCopy&
 UNISONO_DEVICE_CALL void reduceCopy(const Group& group, const ReductionSpec& spec,
                                     const ReduceCopy& work) {
   if (work.elements == 0 || work.destinations == 0) return;
+  const uint64_t bytes = work.elements * elementBytes(spec.type);
+  for (int s = 0; s < work.sources; s++) noteRead(work.source[s], bytes);
+  for (int d = 0; d < work.destinations; d++) noteWrite(work.destination[d], bytes);
   if (!needsArithmetic(spec, work)) {
-    copyBytes(group, work, work.elements * elementBytes(spec.type));
+    copyBytes(group, work, bytes);
     return;
   }
   reduceFunction(spec)(group, spec, work);

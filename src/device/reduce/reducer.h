@@ -20,6 +20,7 @@ struct Reducer {
     if constexpr (kReduction == Reduction::preMulSum) {
       const uint64_t bits = spec.scalar;
       if (spec.scalarIsPointer) {
+        noteRead(reinterpret_cast<const void*>(bits), sizeof(Element));
         factor = Traits::widen(*reinterpret_cast<const Element*>(bits));
       } else {
         memcpy(&factor, &bits, sizeof(factor));

@@ -5,6 +5,7 @@
 
 #include "device/simt/common.h"
 #include "runtime/host/schedule.h"
+#include "runtime/runtime.h"
 
 #define UNISONO_DEVICE inline
 #define UNISONO_DEVICE_CALL inline
@@ -13,55 +14,103 @@
 #define UNISONO_TARGET host_target
 
 // On the host a group is one thread of execution with one lane: loops over group.size() run whole,
-// barriers inside a group are nothing. Orders are std::atomic_ref's, so that ThreadSanitizer checks
-// that a protocol publishes its data.
+// barriers inside a group are nothing. An executor that checks them splits it into the roles that a
+// GPU's warps have, one task each. Orders are those of std::atomic, which ThreadSanitizer and the
+// executors for docs/proof.md understand.
 namespace unisono::device::host_target {
 
 inline constexpr int kWarpSize = 1;
 // Lines that a lane sends before it polls for the peers' (see collective/one_shot.h).
 inline constexpr int kLinesPerPass = 64;
 
-class Group {
- public:
-  explicit Group(int warps = 1, int firstWarp = 0, int barrier = 1) {
-    (void)warps, (void)firstWarp, (void)barrier;
-  }
-  int rank() const { return 0; }
-  int size() const { return 1; }
-  bool isWorker() const { return true; }
-  bool isWaiter(int index = 0) const { return (void)index, true; }
-  bool isPoster() const { return true; }
-  void syncReady() const {}
-  void syncDone() const {}
-  void syncAll() const {}
-
-  void setAborted() { aborted_ = true; }
-  bool aborted() const { return aborted_; }
-
- private:
-  bool aborted_ = false;
-};
-
 template <typename T>
 T loadRelaxed(const T* address) {
-  runtime::host::schedulePoint();
-  return std::atomic_ref<T>(*const_cast<T*>(address)).load(std::memory_order_relaxed);
+  return runtime::host::load(address, std::memory_order_relaxed);
 }
 template <typename T>
 T loadAcquire(const T* address) {
-  runtime::host::schedulePoint();
-  return std::atomic_ref<T>(*const_cast<T*>(address)).load(std::memory_order_acquire);
+  return runtime::host::load(address, std::memory_order_acquire);
 }
 template <typename T>
 void storeRelaxed(T* address, T value) {
-  std::atomic_ref<T>(*address).store(value, std::memory_order_relaxed);
-  runtime::host::schedulePoint();
+  runtime::host::store(address, value, std::memory_order_relaxed);
 }
 template <typename T>
 void storeRelease(T* address, T value) {
-  std::atomic_ref<T>(*address).store(value, std::memory_order_release);
-  runtime::host::schedulePoint();
+  runtime::host::store(address, value, std::memory_order_release);
 }
+
+// Plain accesses that the next lines make.
+inline void noteRead(const void* address, uint64_t bytes) {
+  runtime::host::noteRead(address, bytes);
+}
+inline void noteWrite(const void* address, uint64_t bytes) {
+  runtime::host::noteWrite(address, bytes);
+}
+
+class Group {
+ public:
+  Group() = default;
+  explicit Group(const runtime::HostGroupContext& context)
+      : role_(context.roles == 1 ? Role::all : static_cast<Role>(context.role)),
+        shared_(static_cast<Shared*>(context.groupShared)) {}
+  int rank() const { return 0; }
+  int size() const { return 1; }
+  bool isWorker() const { return role_ == Role::all || role_ == Role::worker; }
+  bool isWaiter(int index = 0) const {
+    return (void)index, role_ == Role::all || role_ == Role::waiter;
+  }
+  bool isPoster() const { return role_ == Role::all || role_ == Role::poster; }
+
+  void syncReady() {
+    if (role_ == Role::worker || role_ == Role::waiter) sync(0, 2);
+  }
+  void syncDone() {
+    if (role_ == Role::worker || role_ == Role::poster) sync(1, 2);
+  }
+  void syncAll() {
+    if (role_ != Role::all) sync(2, 3);
+  }
+
+  void setAborted() {
+    aborted_ = true;
+    if (shared_ != nullptr) storeRelaxed(&shared_->aborted, uint32_t{1});
+  }
+  bool aborted() const {
+    return aborted_ || (shared_ != nullptr && loadRelaxed(&shared_->aborted) != 0);
+  }
+
+ private:
+  enum class Role { worker, waiter, poster, all };
+  static constexpr int kBarriers = 3;
+  struct Shared {
+    uint64_t arrived[kBarriers];
+    uint64_t opened[kBarriers];
+    uint32_t aborted;
+  };
+  static_assert(sizeof(Shared) <= runtime::kGroupSharedBytes);
+
+  // Whoever arrives releases what it did; whoever leaves has acquired what all did.
+  void sync(int barrier, uint64_t roles) {
+    const uint64_t round = ++rounds_[barrier];
+    uint64_t* opened = &shared_->opened[barrier];
+    if (runtime::host::fetchAdd(&shared_->arrived[barrier], uint64_t{1},
+                                std::memory_order_acq_rel) == roles * round - 1) {
+      storeRelease(opened, round);
+      return;
+    }
+    uint64_t seen;
+    while ((seen = loadAcquire(opened)) < round) {
+      runtime::host::poll({"the other roles of its group", -1, -1, -1, round, seen});
+    }
+    runtime::host::progress();
+  }
+
+  Role role_ = Role::all;
+  Shared* shared_ = nullptr;  // unless the group is split
+  bool aborted_ = false;
+  uint64_t rounds_[kBarriers] = {};
+};
 
 inline Vector16 loadVector(const void* address) {
   Vector16 value;

@@ -1,12 +1,19 @@
 #include "runtime/host/executor.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace unisono::runtime::host {
 
 std::unique_ptr<Executor> createExecutor(const Settings& settings) {
   if (settings.hostExecutor.empty() || settings.hostExecutor == "fibers") {
-    return createFiberExecutor(settings.hostSeed);
+    return createFiberExecutor({.seed = settings.hostSeed});
+  }
+  if (settings.hostExecutor == "weak") {
+    return createFiberExecutor({.seed = std::max<int64_t>(settings.hostSeed, 0),
+                                .memory = Schedule::Memory::weak,
+                                .splitsGroups = true});
   }
   if (settings.hostExecutor == "threads") {
     if (settings.hostSeed >= 0) {
@@ -17,13 +24,14 @@ std::unique_ptr<Executor> createExecutor(const Settings& settings) {
     return createThreadExecutor();
   }
   throw invalidArgument("UNISONO_HOST_EXECUTOR={} is not an executor", settings.hostExecutor)
-      .remedy("Set it to fibers or threads, or unset it");
+      .remedy("Set it to fibers, threads or weak, or unset it");
 }
 
 void Latch::arrive() {
   std::vector<Task*> ready;
   {
     std::lock_guard lock(mutex_);
+    if (Task* self = Task::current()) self->publish(arrived_);
     if (--count_ == 0) ready.swap(waiting_);
   }
   for (Task* task : ready) task->wake();
@@ -33,12 +41,13 @@ void Latch::wait() {
   Task* self = Task::current();
   {
     std::lock_guard lock(mutex_);
-    if (count_ == 0) return;
+    if (count_ == 0) return self->observe(arrived_);
     waiting_.push_back(self);
   }
   self->suspend();
   // Orders every arrival before what follows.
   std::lock_guard lock(mutex_);
+  self->observe(arrived_);
 }
 
 }  // namespace unisono::runtime::host

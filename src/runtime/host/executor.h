@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/settings.h"
@@ -18,6 +19,43 @@ struct TaskRequest {
   std::function<void()> body;  // must not throw
   // Runs when nothing of the task is left, outside of any task; may be empty; must not throw.
   std::function<void()> afterEnd;
+};
+
+class Explorer;
+
+// How a seeded schedule is chosen, and what its tasks see of memory.
+struct Schedule {
+  // The seed of every choice; negative: none, tasks run at once and in turn, and the rest of this
+  // does not apply.
+  int64_t seed = -1;
+
+  // 0: a random walk. Else probabilistic concurrency testing (Burckhardt et al., 2010): tasks have
+  // random priorities, the one with the highest runs, and at `depth` - 1 random ones of the first
+  // `steps` steps the running task falls below all others. A run finds a bug that takes `depth`
+  // ordering constraints with a probability of at least 1 / (tasks * steps^(depth - 1)).
+  int depth = 0;
+  uint64_t steps = 0;
+  // If not null, it decides in place of the seed.
+  Explorer* explorer = nullptr;
+
+  enum class Memory {
+    machine,     // what the processor does; on one thread that is sequential consistency
+    sequential,  // the same, and plain accesses are checked for data races
+    weak,        // the memory model of docs/proof.md
+  };
+  Memory memory = Memory::machine;
+  // Runs every group as a worker, a waiter and a poster with barriers between them, as on a GPU.
+  bool splitsGroups = false;
+
+  // Whether the executor takes each access for a step of its own.
+  bool isExact() const { return depth > 0 || explorer != nullptr || memory != Memory::machine; }
+};
+
+// What a schedule has come to since it was set.
+struct ScheduleCounts {
+  uint64_t tasks = 0;
+  uint64_t steps = 0;
+  uint64_t staleLoads = 0;
 };
 
 // Runs tasks that may wait on each other: every task that was spawned makes progress, however many
@@ -36,18 +74,30 @@ class Executor {
   // fixed number of steps before it returns.
   virtual void runSomeSteps() = 0;
 
-  // Restarts the schedule from `seed`; negative: no seed, tasks run at once and in turn. Throws
-  // invalidUsage if tasks are alive, or if this executor's order cannot be chosen.
-  virtual void setSeed(int64_t seed) = 0;
+  // Starts a schedule. Throws invalidUsage if tasks are alive, or if this executor's order cannot
+  // be chosen.
+  virtual void setSchedule(const Schedule& schedule) = 0;
+  virtual Schedule schedule() const { return {}; }
   // A hash of every choice since the seed was set.
   virtual uint64_t scheduleHash() const = 0;
+
+  // For exact schedules.
+  virtual ScheduleCounts scheduleCounts() const { return {}; }
+  // The last steps of each task of an exact schedule, in words.
+  virtual std::string lastSteps() const { return {}; }
+  // Lets reports call [address, address + bytes) by a name.
+  virtual void nameMemory(const void* address, size_t bytes, std::string name) {
+    static_cast<void>(address), static_cast<void>(bytes), static_cast<void>(name);
+  }
+  // How many tasks a group is run as.
+  virtual int rolesPerGroup() const { return 1; }
 
   // Whether "nothing can move while a thread waits" is an error, reported by ending the stuck
   // tasks, or (the default) a reason to wait for other processes and threads.
   virtual void setDeadlockIsError(bool value) = 0;
 };
 
-std::unique_ptr<Executor> createFiberExecutor(int64_t seed);
+std::unique_ptr<Executor> createFiberExecutor(const Schedule& schedule);
 std::unique_ptr<Executor> createThreadExecutor();
 // As settings.hostExecutor and settings.hostSeed say; throws invalidArgument.
 std::unique_ptr<Executor> createExecutor(const Settings& settings);
@@ -66,6 +116,7 @@ class Latch {
   std::mutex mutex_;
   uint32_t count_;
   std::vector<Task*> waiting_;
+  SyncPoint arrived_;
 };
 
 }  // namespace unisono::runtime::host

@@ -82,7 +82,49 @@ void FiberTask::poll(const WaitReason& reason) {
   }
 }
 
-void FiberTask::schedulePoint() {
+void FiberTask::progress() {
+  worked_ = true;
+  if (exact_ != nullptr) executor_.exact_->progressed(*exact_);
+}
+
+uint64_t FiberTask::access(const Access& access) {
+  if (exact_ == nullptr) {
+    walkPoint();
+    return access.kind == Access::Kind::none ? 0 : performNow(access);
+  }
+  sanitizer::IgnoreScope ignore;
+  if (executor_.exact_->givesWay(*exact_, access) || executor_.inboxFilled_) {
+    switchToScheduler(Left::yielding);
+  }
+  try {
+    return executor_.exact_->perform(*exact_, access);
+  } catch (const Error& error) {
+    executor_.failAll(error.what());
+    throw;
+  }
+}
+
+void FiberTask::notePlain(const void* address, size_t bytes, bool writes) {
+  if (exact_ == nullptr) return;
+  sanitizer::IgnoreScope ignore;
+  try {
+    executor_.exact_->notePlain(*exact_, address, bytes, writes);
+  } catch (const Error& error) {
+    executor_.failAll(error.what());
+    throw;
+  }
+}
+
+void FiberTask::publish(SyncPoint& what) {
+  if (exact_ != nullptr) what = executor_.exact_->published(*exact_, what);
+}
+
+void FiberTask::observe(const SyncPoint& what) {
+  if (exact_ != nullptr) executor_.exact_->observed(*exact_, what);
+}
+
+// A seeded walk that is not exact: switches now and then.
+void FiberTask::walkPoint() {
   uint32_t left = executor_.pointsToSwitch_.load(std::memory_order_relaxed);
   if (left > 0) {
     executor_.pointsToSwitch_.store(left - 1, std::memory_order_relaxed);
@@ -104,8 +146,8 @@ void FiberTask::wake() {
   executor_.put(this);
 }
 
-FiberExecutor::FiberExecutor(int64_t seed) {
-  setSeed(seed);
+FiberExecutor::FiberExecutor(const Schedule& schedule) {
+  setSchedule(schedule);
   bool started = false;
   std::unique_lock lock(mutex_);
   engine_ = startThread("unisono-fibers", [this, &started] {
@@ -140,6 +182,9 @@ FiberExecutor::~FiberExecutor() {
 
 void FiberExecutor::spawn(TaskRequest request) {
   auto* task = new FiberTask(*this, std::move(request));
+  auto* starter = static_cast<FiberTask*>(Task::current());
+  task->isRoot_ = starter == nullptr;
+  if (starter != nullptr) starter->publish(task->before_);
   alive_++;
   sanitizer::release(task);
   put(task);
@@ -171,7 +216,8 @@ void FiberExecutor::runSomeSteps() {
   stepsDone_.wait(lock, [&] { return steps_ == 0; });
 }
 
-void FiberExecutor::setSeed(int64_t seed) {
+void FiberExecutor::setSchedule(const Schedule& schedule) {
+  const int64_t seed = schedule.seed;
   std::lock_guard lock(mutex_);
   if (size_t alive = alive_; alive > 0) {
     throw invalidUsage("The seed of the schedule cannot change while {} tasks run", alive)
@@ -183,8 +229,24 @@ void FiberExecutor::setSeed(int64_t seed) {
   hash_ = random_;
   spawned_ = 0;
   next_ = 0;
+  schedule_ = schedule;
+  exact_ =
+      seed >= 0 && schedule.isExact() ? std::make_unique<ExactSchedule>(schedule, names_) : nullptr;
   seeded_ = seed >= 0;
   detail::seeded = seed >= 0;
+}
+
+ScheduleCounts FiberExecutor::scheduleCounts() const {
+  return exact_ != nullptr ? exact_->counts() : ScheduleCounts{};
+}
+
+std::string FiberExecutor::lastSteps() const {
+  return exact_ != nullptr ? exact_->lastSteps() : std::string();
+}
+
+void FiberExecutor::nameMemory(const void* address, size_t bytes, std::string name) {
+  std::lock_guard lock(mutex_);
+  names_.add(address, bytes, std::move(name));
 }
 
 bool FiberExecutor::mayRun() const {
@@ -206,9 +268,13 @@ void FiberExecutor::run() {
       sleep(0us);
       continue;
     }
-    size_t index = choose();
-    resume(*ready_[index]);
-    account(index);
+    const std::optional<size_t> index = choose();
+    if (!index) {
+      allPoll();
+      continue;
+    }
+    resume(*ready_[*index]);
+    account(*index);
     if (steps_ > 0) endStep();
   }
 }
@@ -247,7 +313,12 @@ void FiberExecutor::drainInbox() {
   }
   for (FiberTask* task : tasks) {
     sanitizer::acquire(task);
-    if (task->number_ == 0) task->number_ = ++spawned_;
+    if (task->number_ == 0) {
+      task->number_ = ++spawned_;
+      if (exact_ != nullptr) {
+        task->exact_ = &exact_->add(task->info(), task->number_, task->before_);
+      }
+    }
     ready_.push_back(task);
   }
   round_++;
@@ -255,10 +326,17 @@ void FiberExecutor::drainInbox() {
   idleRounds_ = 0;
 }
 
-size_t FiberExecutor::choose() {
+// Empty: every task that an exact schedule has waits for another.
+std::optional<size_t> FiberExecutor::choose() {
   size_t index;
   if (seeded_.load(std::memory_order_relaxed)) {
-    index = splitMix64(random_) % ready_.size();
+    if (exact_ == nullptr) {
+      index = splitMix64(random_) % ready_.size();
+    } else if (const auto chosen = chooseExactly()) {
+      index = *chosen;
+    } else {
+      return std::nullopt;
+    }
     uint64_t hash = hash_.load(std::memory_order_relaxed);
     hash_.store(mix64(hash ^ ready_[index]->number_), std::memory_order_release);
   } else {
@@ -266,6 +344,27 @@ size_t FiberExecutor::choose() {
     index = next_;
   }
   return index;
+}
+
+std::optional<size_t> FiberExecutor::chooseExactly() {
+  enabled_.clear();
+  enabledStates_.clear();
+  for (size_t i = 0; i < ready_.size(); i++) {
+    if (ready_[i]->exact_->blocked) continue;
+    enabled_.push_back(i);
+    enabledStates_.push_back(ready_[i]->exact_);
+  }
+  if (enabled_.empty()) return std::nullopt;
+  return enabled_[exact_->choose(enabledStates_)];
+}
+
+// Ends every task that polls, now or later, with an error.
+void FiberExecutor::failAll(const std::string& text) {
+  const std::string& kept = deadlocks_.emplace_back(text);
+  for (FiberTask* task : ready_) {
+    task->stuck_.store(&kept, std::memory_order_release);
+    if (task->exact_ != nullptr) task->exact_->blocked = false;
+  }
 }
 
 void FiberExecutor::resume(FiberTask& task) {
@@ -312,6 +411,7 @@ void FiberExecutor::account(size_t index) {
   switch (left) {
     case FiberTask::Left::ended: {
       removeReady(index);
+      if (task->exact_ != nullptr) exact_->end(*task->exact_, task->isRoot_);
       std::function<void()> afterEnd = std::move(task->request_.afterEnd);
       delete task;
       alive_--;
@@ -327,6 +427,10 @@ void FiberExecutor::account(size_t index) {
       break;
     case FiberTask::Left::polling: {
       next_ = index + 1;
+      if (task->exact_ != nullptr) {
+        if (task->stuck_.load(std::memory_order_relaxed) == nullptr) exact_->polled(*task->exact_);
+        break;
+      }
       // A look that was interrupted at a schedule point is older than what others did meanwhile.
       task->looksAnew_ = true;
       if (task->lookRound_ != round_ || task->round_ == round_) break;
@@ -342,9 +446,16 @@ void FiberExecutor::allPoll() {
   looked_ = 0;
   if (inboxFilled_.load(std::memory_order_relaxed)) return;
   if (deadlockIsError_ && gates_ > 0) {
-    const std::string& text = deadlocks_.emplace_back(describeWaits(pollingTasks()));
-    for (FiberTask* task : ready_) task->stuck_.store(&text, std::memory_order_release);
+    std::string text = describeWaits(pollingTasks());
+    if (exact_ != nullptr) {
+      text += ". The last steps of each task:\n" + exact_->lastSteps();
+    }
+    failAll(text);
     return;
+  }
+  // What they wait for may come from a thread that is no task.
+  for (FiberTask* task : ready_) {
+    if (task->exact_ != nullptr) task->exact_->blocked = false;
   }
   if (idleRounds_++ == 0) {
     idleSince_ = Clock::now();
@@ -369,8 +480,8 @@ std::vector<Waiter> FiberExecutor::pollingTasks() const {
   return waiters;
 }
 
-std::unique_ptr<Executor> createFiberExecutor(int64_t seed) {
-  return std::make_unique<FiberExecutor>(seed);
+std::unique_ptr<Executor> createFiberExecutor(const Schedule& schedule) {
+  return std::make_unique<FiberExecutor>(schedule);
 }
 
 }  // namespace unisono::runtime::host

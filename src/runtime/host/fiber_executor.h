@@ -6,11 +6,14 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "runtime/host/exact_schedule.h"
 #include "runtime/host/executor.h"
 #include "runtime/host/stack_pool.h"
 #include "runtime/host/wait_graph.h"
@@ -34,8 +37,11 @@ class FiberTask final : public Task {
   ~FiberTask() override;
 
   void poll(const WaitReason& reason) override;
-  void progress() override { worked_ = true; }
-  void schedulePoint() override;
+  void progress() override;
+  uint64_t access(const Access& access) override;
+  void notePlain(const void* address, size_t bytes, bool writes) override;
+  void publish(SyncPoint& what) override;
+  void observe(const SyncPoint& what) override;
   void suspend() override;
   void wake() override;
 
@@ -43,6 +49,7 @@ class FiberTask final : public Task {
   friend class FiberExecutor;
   enum class Left { polling, yielding, suspended, ended };
 
+  void walkPoint();
   static void enter(boost::context::detail::transfer_t from);
   void switchToScheduler(Left how);
 
@@ -67,6 +74,9 @@ class FiberTask final : public Task {
   bool looksAnew_ = false;  // it has polled since it was last resumed
   uint64_t lookRound_ = 0;  // the round in which its latest look began
   ExceptionState exceptions_;
+  ExactSchedule::TaskState* exact_ = nullptr;
+  bool isRoot_;       // no task started it
+  SyncPoint before_;  // what had happened when it was started
 
   std::atomic<const std::string*> stuck_{nullptr};
 };
@@ -77,7 +87,7 @@ class FiberTask final : public Task {
 // since any task last did something else.
 class FiberExecutor final : public Executor {
  public:
-  explicit FiberExecutor(int64_t seed);
+  explicit FiberExecutor(const Schedule& schedule);
   // Waits for the tasks to end.
   ~FiberExecutor() override;
 
@@ -85,7 +95,12 @@ class FiberExecutor final : public Executor {
   void openGate() override;
   void closeGate() override;
   void runSomeSteps() override;
-  void setSeed(int64_t seed) override;
+  void setSchedule(const Schedule& schedule) override;
+  Schedule schedule() const override { return schedule_; }
+  ScheduleCounts scheduleCounts() const override;
+  std::string lastSteps() const override;
+  void nameMemory(const void* address, size_t bytes, std::string name) override;
+  int rolesPerGroup() const override { return schedule_.splitsGroups ? kGroupRoles : 1; }
   uint64_t scheduleHash() const override { return hash_.load(std::memory_order_acquire); }
   void setDeadlockIsError(bool value) override { deadlockIsError_ = value; }
 
@@ -98,7 +113,9 @@ class FiberExecutor final : public Executor {
   void put(FiberTask* task);
   bool mayRun() const;
   void sleep(std::chrono::microseconds atMost);
-  size_t choose();
+  std::optional<size_t> choose();
+  std::optional<size_t> chooseExactly();
+  void failAll(const std::string& text);
   void resume(FiberTask& task);
   void account(size_t index);
   void removeReady(size_t index);
@@ -123,9 +140,15 @@ class FiberExecutor final : public Executor {
   std::atomic<uint64_t> pointState_{0};  // random state of schedule points, used by fibers
   std::atomic<uint32_t> pointsToSwitch_{0};
   StackPool stacks_;
+  Schedule schedule_;
+  // Of exact schedules; else null. Used by the engine's thread while tasks run.
+  std::unique_ptr<ExactSchedule> exact_;
+  MemoryNames names_;
 
   // The scheduler's.
   std::vector<FiberTask*> ready_;
+  std::vector<size_t> enabled_;  // those of ready_ that are not blocked
+  std::vector<ExactSchedule::TaskState*> enabledStates_;
   size_t next_ = 0;
   uint64_t random_ = 0;
   uint64_t spawned_ = 0;

@@ -130,6 +130,13 @@ MemoryHandle HostRuntime::exportMemory(const void* address, size_t bytes) {
 
 std::shared_ptr<MappedMemory> HostRuntime::importMemory(const MemoryHandle& handle, int device) {
   deviceAt(device);
+  if (handle.process != processToken() &&
+      executor_->schedule().memory != Schedule::Memory::machine) {
+    throw invalidUsage(
+        "A rank of another process cannot be reached: UNISONO_HOST_EXECUTOR=weak keeps account of "
+        "memory within one process")
+        .remedy("Run all ranks as threads of one process, or unset UNISONO_HOST_EXECUTOR");
+  }
   return memory_->importMemory(handle);
 }
 
@@ -173,7 +180,7 @@ void HostRuntime::fillAsync(void* destination, std::byte value, size_t bytes, St
 
 void HostRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
                          Stream stream) {
-  enqueue(std::make_unique<Launch>(kernel, shape, arguments), stream);
+  enqueue(std::make_unique<Launch>(kernel, shape, arguments, executor_->rolesPerGroup()), stream);
 }
 
 std::shared_ptr<void> HostRuntime::createStream(int device) {

@@ -59,7 +59,17 @@ class HostRuntime final : public Runtime {
   int deviceOf(Stream stream);
 
   // The schedule from here on (see Executor). Throws invalidUsage while work is not synchronized.
-  void setScheduleSeed(int64_t seed) { executor_->setSeed(seed); }
+  void setScheduleSeed(int64_t seed) {
+    Schedule schedule = executor_->schedule();
+    schedule.seed = seed;
+    executor_->setSchedule(schedule);
+  }
+  void setSchedule(const Schedule& schedule) { executor_->setSchedule(schedule); }
+  ScheduleCounts scheduleCounts() const { return executor_->scheduleCounts(); }
+  std::string lastSteps() const { return executor_->lastSteps(); }
+  void nameMemory(const void* address, size_t bytes, std::string name) {
+    executor_->nameMemory(address, bytes, std::move(name));
+  }
   uint64_t scheduleHash() const { return executor_->scheduleHash(); }
   // For tests in which one thread enqueues everything and then synchronizes: work that can never
   // move ends, and synchronize() throws Error(internalError) that tells who waits for whom.

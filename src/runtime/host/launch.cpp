@@ -1,5 +1,7 @@
 #include "runtime/host/launch.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "base/math.h"
@@ -45,13 +47,18 @@ AlignedStorage::AlignedStorage(size_t bytes) {
   std::memset(data_.get(), 0, bytes);
 }
 
-Launch::Launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments)
+Launch::Launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
+               int rolesPerGroup)
     : kernel_(kernel),
       shape_(checked(kernel, shape, arguments)),
       sharedStride_((shape.sharedBytes + 63) / 64 * 64),
       arguments_(shape.argumentBytes),
       shared_(sharedStride_ * static_cast<size_t>(shape.blocks)),
-      ended_(static_cast<uint32_t>(shape.blocks * shape.groupsPerBlock)) {
+      roles_(rolesPerGroup),
+      groupShared_(rolesPerGroup > 1 ? kGroupSharedBytes *
+                                           static_cast<size_t>(shape.blocks * shape.groupsPerBlock)
+                                     : 0),
+      ended_(static_cast<uint32_t>(shape.blocks * shape.groupsPerBlock * rolesPerGroup)) {
   if (shape.argumentBytes > 0) std::memcpy(arguments_.data(), arguments, shape.argumentBytes);
 }
 
@@ -59,18 +66,25 @@ uint64_t Launch::run(Executor& executor, int device, uint64_t clock) {
   clock_ = clock;
   for (int block = 0; block < shape_.blocks; block++) {
     for (int group = 0; group < shape_.groupsPerBlock; group++) {
-      try {
-        executor.spawn({.info = {kernel_.name, device, block, group},
-                        .clock = clock,
-                        .body = [this, block, group] { runGroup(block, group); },
-                        .afterEnd = {}});
-      } catch (...) {
-        // The groups that run may wait for this one for ever, but they look at the abort flag.
-        {
-          std::lock_guard lock(mutex_);
-          if (!failure_) failure_ = currentFailure();
+      if (roles_ > 1) {
+        executor.nameMemory(groupShared(block, group), kGroupSharedBytes,
+                            fmt::format("barriers of {} block {} group {} on device {}",
+                                        kernel_.name, block, group, device));
+      }
+      for (int role = 0; role < roles_; role++) {
+        try {
+          executor.spawn({.info = {kernel_.name, device, block, group, roles_ > 1 ? role : -1},
+                          .clock = clock,
+                          .body = [this, block, group, role] { runGroup(block, group, role); },
+                          .afterEnd = {}});
+        } catch (...) {
+          // The groups that run may wait for this one for ever, but they look at the abort flag.
+          {
+            std::lock_guard lock(mutex_);
+            if (!failure_) failure_ = currentFailure();
+          }
+          ended_.arrive();
         }
-        ended_.arrive();
       }
     }
   }
@@ -78,7 +92,13 @@ uint64_t Launch::run(Executor& executor, int device, uint64_t clock) {
   return clock_;
 }
 
-void Launch::runGroup(int block, int group) {
+void* Launch::groupShared(int block, int group) const {
+  if (roles_ == 1) return nullptr;
+  return groupShared_.data() +
+         kGroupSharedBytes * static_cast<size_t>(block * shape_.groupsPerBlock + group);
+}
+
+void Launch::runGroup(int block, int group, int role) {
   HostGroupContext context{
       .block = block,
       .blocks = shape_.blocks,
@@ -86,6 +106,9 @@ void Launch::runGroup(int block, int group) {
       .groups = shape_.groupsPerBlock,
       .blockShared =
           sharedStride_ > 0 ? shared_.data() + sharedStride_ * static_cast<size_t>(block) : nullptr,
+      .role = role,
+      .roles = roles_,
+      .groupShared = groupShared(block, group),
   };
   try {
     kernel_.hostFunction(arguments_.data(), context);

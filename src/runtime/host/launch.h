@@ -37,11 +37,11 @@ class AlignedStorage {
   std::unique_ptr<std::byte[], Delete> data_;
 };
 
-// One launch of a kernel: a task for each group of each block.
+// One launch of a kernel: a task, or one for each role, for each group of each block.
 class Launch {
  public:
   // Copies the arguments. Throws invalidArgument for a shape that cannot run.
-  Launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments);
+  Launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments, int rolesPerGroup);
 
   // Runs all groups to their end; called by a task. Returns the latest virtual clock of the groups
   // (ns), which start at `clock`.
@@ -51,13 +51,16 @@ class Launch {
   std::optional<Failure>& failure() { return failure_; }
 
  private:
-  void runGroup(int block, int group);
+  void runGroup(int block, int group, int role);
+  void* groupShared(int block, int group) const;
 
   Kernel kernel_;
   LaunchShape shape_;
   size_t sharedStride_;
   AlignedStorage arguments_;
   AlignedStorage shared_;
+  int roles_;
+  AlignedStorage groupShared_;
   Latch ended_;
   std::atomic<uint64_t> clock_{0};
   std::mutex mutex_;

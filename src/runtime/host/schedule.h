@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 // What device code on the host, and nothing else, calls to share the machine with the other tasks
@@ -28,15 +29,82 @@ void poll(const WaitReason& reason);
 // there is none.
 void progress();
 
+// An access to memory that other tasks may see, with its order at system scope.
+struct Access {
+  enum class Kind : uint8_t { none, load, store, exchange, add, fence };
+  Kind kind = Kind::none;
+  std::memory_order order = std::memory_order_relaxed;
+  uint8_t bytes = 0;  // 4 or 8
+  const void* address = nullptr;
+  uint64_t operand = 0;  // what is stored or added
+
+  bool writes() const { return kind >= Kind::store && kind <= Kind::add; }
+  bool reads() const { return kind == Kind::load || (kind >= Kind::exchange && writes()); }
+};
+
 namespace detail {
 extern constinit std::atomic<bool> seeded;
 void schedulePointSlow();
+// Returns what was read. A seeded schedule may let other tasks run first.
+uint64_t perform(const Access& access);
+void notePlain(const void* address, size_t bytes, bool writes);
 }  // namespace detail
 
-// A place where a seeded schedule may switch to another task (now and then); one load otherwise.
+// Whether schedules have a seed: only then tasks are more than ordinary code.
+inline bool isSeeded() {
+  return detail::seeded.load(std::memory_order_relaxed);
+}
+
+// A place where a seeded schedule may switch to another task; one load otherwise.
 inline void schedulePoint() {
-  if (detail::seeded.load(std::memory_order_relaxed)) [[unlikely]]
+  if (isSeeded()) [[unlikely]]
     detail::schedulePointSlow();
+}
+
+// Accesses to memory that tasks share. Without a seed they are those of std::atomic_ref.
+template <typename T>
+T load(const T* address, std::memory_order order) {
+  if (isSeeded()) [[unlikely]] {
+    return static_cast<T>(detail::perform({Access::Kind::load, order, sizeof(T), address}));
+  }
+  return std::atomic_ref<T>(*const_cast<T*>(address)).load(order);
+}
+template <typename T>
+void store(T* address, T value, std::memory_order order) {
+  if (isSeeded()) [[unlikely]] {
+    detail::perform({Access::Kind::store, order, sizeof(T), address, value});
+    return;
+  }
+  std::atomic_ref<T>(*address).store(value, order);
+}
+template <typename T>
+T exchange(T* address, T value, std::memory_order order) {
+  if (isSeeded()) [[unlikely]] {
+    return static_cast<T>(
+        detail::perform({Access::Kind::exchange, order, sizeof(T), address, value}));
+  }
+  return std::atomic_ref<T>(*address).exchange(value, order);
+}
+template <typename T>
+T fetchAdd(T* address, T value, std::memory_order order) {
+  if (isSeeded()) [[unlikely]] {
+    return static_cast<T>(detail::perform({Access::Kind::add, order, sizeof(T), address, value}));
+  }
+  return std::atomic_ref<T>(*address).fetch_add(value, order);
+}
+inline void fence(std::memory_order order) {
+  detail::perform({Access::Kind::fence, order});
+}
+
+// Announces plain accesses, before they are made, to an executor that checks them for data races:
+// one call for a range.
+inline void noteRead(const void* address, size_t bytes) {
+  if (isSeeded()) [[unlikely]]
+    detail::notePlain(address, bytes, false);
+}
+inline void noteWrite(const void* address, size_t bytes) {
+  if (isSeeded()) [[unlikely]]
+    detail::notePlain(address, bytes, true);
 }
 
 // The task's virtual clock, in nanoseconds. A launch starts at the clock of its stream and the

@@ -108,8 +108,8 @@ void ThreadExecutor::run(std::unique_ptr<ThreadTask> task) {
   if (--running_ == 0) ended_.notify_all();
 }
 
-void ThreadExecutor::setSeed(int64_t seed) {
-  if (seed < 0) return;
+void ThreadExecutor::setSchedule(const Schedule& schedule) {
+  if (schedule.seed < 0) return;
   throw invalidUsage("The threads executor's schedule has no seed")
       .remedy("Set UNISONO_HOST_EXECUTOR=fibers");
 }

@@ -23,7 +23,10 @@ class ThreadTask final : public Task {
 
   void poll(const WaitReason& reason) override;
   void progress() override;
-  void schedulePoint() override {}
+  uint64_t access(const Access& access) override { return performNow(access); }
+  void notePlain(const void*, size_t, bool) override {}
+  void publish(SyncPoint&) override {}
+  void observe(const SyncPoint&) override {}
   void suspend() override;
   void wake() override;
 
@@ -58,7 +61,7 @@ class ThreadExecutor final : public Executor {
   void openGate() override { gates_++; }
   void closeGate() override { gates_--; }
   void runSomeSteps() override {}
-  void setSeed(int64_t seed) override;
+  void setSchedule(const Schedule& schedule) override;
   uint64_t scheduleHash() const override { return 0; }
   void setDeadlockIsError(bool value) override { deadlockIsError_ = value; }
 

@@ -45,6 +45,12 @@ std::vector<int> cycleOf(const Edges& edges) {
 
 }  // namespace
 
+std::string describeTask(const TaskInfo& info) {
+  static constexpr const char* kRoles[] = {" worker", " waiter", " poster"};
+  return fmt::format("{} block {} group {}{} on device {}", info.name, info.block, info.group,
+                     info.role >= 0 ? kRoles[info.role] : "", info.device);
+}
+
 std::string describeWaits(const std::vector<Waiter>& waiters) {
   std::string text = fmt::format("{} {} wait and none can move: ", waiters.size(),
                                  waiters.size() == 1 ? "task" : "tasks");
@@ -54,8 +60,7 @@ std::string describeWaits(const std::vector<Waiter>& waiters) {
     const auto& [info, reason] = waiters[i];
     if (reason.rank >= 0 && reason.peer >= 0) edges[reason.rank].insert(reason.peer);
     if (i >= kMaxListed) continue;
-    fmt::format_to(out, "{}{} block {} group {} on device {}: ", i > 0 ? "; " : "", info.name,
-                   info.block, info.group, info.device);
+    fmt::format_to(out, "{}{}: ", i > 0 ? "; " : "", describeTask(info));
     if (reason.rank >= 0) fmt::format_to(out, "rank {} ", reason.rank);
     fmt::format_to(out, "waits");
     if (reason.peer >= 0) fmt::format_to(out, " for rank {}", reason.peer);
