@@ -116,6 +116,12 @@ Scenario::Scenario(World& world, Memories& memories, Random& random, const Scena
   static constexpr Call kCalls[] = {Call::allReduce, Call::allGather, Call::reduceScatter,
                                     Call::broadcast, Call::reduce,    Call::send,
                                     Call::allToAll,  Call::gather,    Call::scatter};
+  for (int g = 0; g < options_.groups; g++) {
+    Group group(rankCount());
+    addCall(options_.first, group);
+    groups_.push_back(std::move(group));
+  }
+  if (isFixed()) return;
   const uint64_t groups = 1 + below(random_, static_cast<uint64_t>(options_.mostGroups));
   for (uint64_t g = 0; g < groups; g++) {
     Group group(rankCount());
@@ -139,10 +145,12 @@ void Scenario::shuffle(std::vector<Task>& tasks) {
 }
 
 DataType Scenario::randomType() {
+  if (isFixed()) return DataType::int32;
   return static_cast<DataType>(below(random_, device::kDataTypes));
 }
 
 uint64_t Scenario::randomCount(size_t elementSize, uint64_t ranks) {
+  if (isFixed()) return options_.count;
   const uint64_t chunk =
       uint64_t{world_.geometry().slotBytes} * world_.geometry().slicesPerChunk / elementSize;
   const uint64_t most = options_.mostBytes / elementSize / ranks;
@@ -174,6 +182,10 @@ Operator Scenario::randomOperator(DataType type, bool& isAverage) {
                                               Reduction::preMulSum, Reduction::sumPostDivide};
   Operator op;
   op.type = type;
+  if (isFixed()) {
+    op.reduction = Reduction::sum;
+    return op;
+  }
   op.reduction = kReductions[below(random_, std::size(kReductions))];
   isAverage = op.reduction == Reduction::sumPostDivide;
   if (isAverage) {
@@ -388,7 +400,7 @@ void Scenario::addMessage(int from, int to, Group& group) {
   const DataType type = randomType();
   const auto size = device::elementBytes(type);
   const uint64_t count = randomCount(size, 1);
-  const bool open = below(random_, 2) == 0;
+  const bool open = isFixed() || below(random_, 2) == 0;
   text_ += fmt::format(" {}->{} {}x{}{};", from, to, count, size, open ? " open" : "");
   RankMemory& source = memories_[static_cast<size_t>(from)];
   RankMemory& destination = memories_[static_cast<size_t>(to)];
@@ -407,6 +419,7 @@ void Scenario::addMessage(int from, int to, Group& group) {
 
 void Scenario::addMessages(Group& group) {
   const int ranks = world_.ranks();
+  if (isFixed()) return addMessage(0, 1, group);
   auto any = [&] { return static_cast<int>(below(random_, rankCount())); };
   switch (below(random_, 4)) {
     case 0: {  // everybody to a neighbour
@@ -433,7 +446,7 @@ void Scenario::enqueue() {
   std::shuffle(turns.begin(), turns.end(), random_);
   std::vector<size_t> next(rankCount());
   for (int rank : turns) {
-    if (below(random_, 8) == 0) world_.enqueueDelay(rank, below(random_, 2000));
+    if (!isFixed() && below(random_, 8) == 0) world_.enqueueDelay(rank, below(random_, 2000));
     world_.enqueue(rank, groups_[next[static_cast<size_t>(rank)]++][static_cast<size_t>(rank)]);
   }
 }

@@ -48,6 +48,11 @@ struct ScenarioOptions {
   uint64_t mostBytes = 0;                    // of a rank's share of one call; 0: from the geometry
   int mostGroups = 3;
   int mostCalls = 4;  // of one group
+
+  // If not 0: exactly so many groups of one call of so many 4-byte integers, summed where it
+  // reduces; a message goes from rank 0 to rank 1.
+  int groups = 0;
+  uint64_t count = 0;
 };
 
 class Scenario {
@@ -72,6 +77,7 @@ class Scenario {
   };
   using Group = std::vector<std::vector<plan::Task>>;  // [rank]
 
+  bool isFixed() const { return options_.groups > 0; }
   size_t rankCount() const { return static_cast<size_t>(world_.ranks()); }
   void addCall(plan::Call call, Group& group);
   void addMessages(Group& group);

@@ -1,5 +1,7 @@
 #include "world.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -111,6 +113,62 @@ World::World(const Geometry& geometry, int ranks)
   testRuntime();
   network(0);
   onEveryRank(ranks, [this, ranks](int rank) { makeMember(rank, ranks); });
+  nameMemory();
+}
+
+// For reports.
+void World::nameMemory() const {
+  HostRuntime& runtime = testRuntime();
+  const auto nameConnection = [&](const device::Connection& send, const device::Connection& receive,
+                                  const std::string& which) {
+    runtime.nameMemory(send.head, sizeof(*send.head), "head of " + which);
+    runtime.nameMemory(send.tail, sizeof(*send.tail), "tail of " + which);
+    runtime.nameMemory(&send.step, sizeof(send.step), "sender's step of " + which);
+    runtime.nameMemory(&receive.step, sizeof(receive.step), "receiver's step of " + which);
+    runtime.nameMemory(&send.offers, sizeof(send.offers), "sender's offers of " + which);
+    runtime.nameMemory(&receive.offers, sizeof(receive.offers), "receiver's offers of " + which);
+    if (send.offer != nullptr) {
+      runtime.nameMemory(send.offer, sizeof(*send.offer), "offer count of " + which);
+      runtime.nameMemory(send.offer + 1, sizeof(*send.offer), "offered address of " + which);
+    }
+    for (uint32_t slot = 0; slot < geometry_.slots; slot++) {
+      runtime.nameMemory(send.slots + size_t{slot} * geometry_.slotBytes, geometry_.slotBytes,
+                         fmt::format("slot {} of {}", slot, which));
+    }
+  };
+  for (int rank = 0; rank < ranks(); rank++) {
+    const Member& member = members_[index(rank)];
+    const device::Communicator& sender = tables(rank);
+    runtime.nameMemory(abortFlag(rank), sizeof(uint32_t), fmt::format("abort flag of {}", rank));
+    runtime.nameMemory(&sender.stopped, sizeof(sender.stopped), fmt::format("stopped of {}", rank));
+    for (int channel = 0; ranks() > 1 && channel < geometry_.channels; channel++) {
+      const int next = sender.rings[channel].order[1];
+      nameConnection(sender.rings[channel].send, tables(next).rings[channel].receive,
+                     fmt::format("connection {} -> {}, channel {}", rank, next, channel));
+    }
+    for (int peer = 0; peer < ranks(); peer++) {
+      for (int channel = 0; channel < geometry_.peerChannels; channel++) {
+        const device::Connection& send = sender.send[peer * geometry_.peerChannels + channel];
+        if (send.slots == nullptr) continue;
+        nameConnection(
+            send, tables(peer).receive[rank * geometry_.peerChannels + channel],
+            fmt::format("connection for messages {} -> {}, channel {}", rank, peer, channel));
+      }
+    }
+    const transport::OneShotMemory& memory = member.connector->oneShot();
+    if (memory.epochs == nullptr) continue;
+    runtime.nameMemory(memory.epochs, device::kOneShotMaxBlocks * sizeof(uint32_t),
+                       fmt::format("epochs of {}", rank));
+    const size_t bytes = geometry_.oneShotMaxBytes / 8 * sizeof(device::Line);
+    for (int half = 0; half < 2; half++) {
+      for (int source = 0; source < ranks(); source++) {
+        const size_t at = static_cast<size_t>(half * ranks() + source) * bytes;
+        runtime.nameMemory(
+            memory.scratch[index(rank)] + at, bytes,
+            fmt::format("lines {} -> {} of {} epochs", source, rank, half == 0 ? "even" : "odd"));
+      }
+    }
+  }
 }
 
 void World::makeMember(int rank, int ranks) {

@@ -94,6 +94,7 @@ class World {
   void makeMember(int rank, int ranks);
   void resetConnection(device::Connection& send, device::Connection& receive, Random& random);
   void resetOneShot(Random& random);
+  void nameMemory() const;
 
   Geometry geometry_;
   std::vector<Member> members_;

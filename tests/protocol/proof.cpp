@@ -1,0 +1,83 @@
+#include "proof.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace unisono::protocol {
+
+using plan::Call;
+using runtime::host::Schedule;
+using runtime::host::ScheduleCounts;
+
+// Slots of 512 bytes hold 128 integers. Every connection of a ring passes more slices than it has
+// slots, one-shot uses each half of its scratch at least once more than it must.
+const std::vector<Instance>& instances() {
+  static const std::vector<Instance> kInstances = {
+      {"AllReduce2", "ring Simple", Call::allReduce, 2, "two slots", 512},
+      {"AllReduce3", "ring Simple", Call::allReduce, 3, "two slots", 384},
+      {"AllGather2", "ring Simple", Call::allGather, 2, "two slots", 384},
+      {"ReduceScatter2", "ring Simple", Call::reduceScatter, 2, "two slots", 384},
+      {"Broadcast3", "ring Simple", Call::broadcast, 3, "two slots", 384},
+      {"Reduce3", "ring Simple", Call::reduce, 3, "two slots", 384},
+      {"TwoLaunches2", "ring Simple", Call::allReduce, 2, "two slots", 200, 2},
+      {"Line2", "one-shot", Call::allReduce, 2, "one-shot", 2, 1},
+      {"Lines2", "one-shot", Call::allReduce, 2, "one-shot", 6, 1},
+      {"ThreeCalls2", "one-shot", Call::allReduce, 2, "one-shot", 2, 3},
+      {"FourCalls2", "one-shot", Call::allReduce, 2, "one-shot", 1, 4},
+      {"ThreeCalls3", "one-shot", Call::allReduce, 3, "one-shot", 2, 3},
+      {"Direct", "send and receive", Call::send, 2, "one process", 256},
+      {"TwoDirect", "send and receive", Call::send, 2, "one process", 64, 2},
+      {"Staged", "send and receive", Call::send, 2, "apart", 384},
+      {"TwoStaged", "send and receive", Call::send, 2, "apart", 256, 2},
+      {"AllToAll2", "send and receive", Call::allToAll, 2, "apart", 128},
+  };
+  return kInstances;
+}
+
+const Geometry& proofGeometry(const std::string& name) {
+  static const std::vector<Geometry> kGeometries = {
+      {.name = "two slots"},
+      {.name = "one-shot", .oneShotMaxBytes = 1024},
+      {.name = "one process", .directBytes = 1},
+      {.name = "apart", .oneProcess = false},
+  };
+  for (const Geometry& geometry : kGeometries) {
+    if (geometry.name == name) return geometry;
+  }
+  throw std::invalid_argument(name);
+}
+
+std::string runInstance(const Instance& instance, const Schedule& schedule) {
+  World& world = worldOf(proofGeometry(instance.geometry), instance.ranks);
+  Random random = randomOf(0, instance.name);
+  world.reset(random);
+  ScenarioOptions options;
+  options.first = instance.call;
+  options.groups = instance.groups;
+  options.count = instance.count;
+  Scenario scenario(world, memories(), random, options);
+  testRuntime().setSchedule(schedule);
+  std::string wrong = scenario.run();
+  if (!wrong.empty() && wrong.find("The last steps") == std::string::npos) {
+    wrong += " The last steps of each task:\n" + testRuntime().lastSteps();
+  }
+  return wrong;
+}
+
+ScheduleCounts measure(const Instance& instance, Schedule schedule) {
+  constexpr int64_t kRuns = 100;
+  ScheduleCounts largest;
+  for (int64_t seed = 0; seed < kRuns; seed++) {
+    schedule.seed = seed;
+    if (!runInstance(instance, schedule).empty()) {
+      discardWorlds();
+      break;
+    }
+    const ScheduleCounts counts = testRuntime().scheduleCounts();
+    largest.tasks = std::max(largest.tasks, counts.tasks);
+    largest.steps = std::max(largest.steps, counts.steps);
+  }
+  return largest;
+}
+
+}  // namespace unisono::protocol
