@@ -10,7 +10,11 @@ namespace {
 class PortBalancer {
  public:
   PortBalancer(const SearchSpace& space, Solution& solution)
-      : space_(space), solution_(solution), links_(space.linkBandwidth()) {
+      : space_(space),
+        solution_(solution),
+        traffic_(solution.attempt.pattern, solution.attempt.speedIntra, solution.attempt.speedInter,
+                 space.gpus()),
+        links_(space.linkBandwidth()) {
     uses_.assign(space.portBandwidth().size(), 0);
     for (const Channel& channel : solution.channels) {
       isSound_ = take(channel) && isSound_;
@@ -34,66 +38,20 @@ class PortBalancer {
   }
 
  private:
-  // Between a channel's port and one of its GPUs.
-  struct Part {
-    int gpu;
-    bool toPort;
-    Bandwidth speed;
-  };
-
-  std::vector<Part> partsOf(const Channel& channel) const {
-    const Bandwidth speed = solution_.attempt.speedInter;
-    const int first = channel.gpus.front();
-    const int second = channel.gpus.size() > 1 ? channel.gpus[1] : first;
-    switch (solution_.attempt.pattern) {
-      case Pattern::ring:
-        return {{first, false, speed}, {channel.gpus.back(), true, speed}};
-      case Pattern::splitTree:
-        return {{first, false, speed}, {second, true, speed}};
-      case Pattern::balancedTree:
-        return {
-            {first, false, speed}, {first, true, (speed + 1) / 2}, {second, true, (speed + 1) / 2}};
-      default:
-        return {{first, false, speed}, {first, true, speed}};
-    }
-  }
-
-  // A port may have several NETs: a channel can leave by another than it enters by.
-  const Route& routeOf(const Part& part, const Channel& channel) const {
-    return part.toPort ? space_.gpuToNet(part.gpu, channel.netOut)
-                       : space_.netToGpu(channel.netIn, part.gpu);
-  }
-  const Route& backOf(const Part& part, const Channel& channel) const {
-    return part.toPort ? space_.netToGpu(channel.netOut, part.gpu)
-                       : space_.gpuToNet(part.gpu, channel.netIn);
-  }
-
-  struct Load {
-    const Route* route;
-    Bandwidth speed;
-  };
-  std::vector<Load> loadsOf(const Channel& channel) const {
-    std::vector<Load> loads;
-    for (std::size_t i = 0; i + 1 < channel.gpus.size(); ++i)
-      loads.push_back(
-          {&space_.gpuToGpu(channel.gpus[i], channel.gpus[i + 1]), solution_.attempt.speedIntra});
-    for (const Part& part : partsOf(channel))
-      loads.push_back({&routeOf(part, channel), part.speed});
-    return loads;
-  }
-
   bool take(const Channel& channel) {
-    const std::vector<Load> loads = loadsOf(channel);
-    for (std::size_t i = 0; i < loads.size(); ++i) {
-      if (links_.take(*loads[i].route, loads[i].speed)) continue;
-      while (i-- > 0) links_.giveBack(*loads[i].route, loads[i].speed);
+    const std::vector<PathUse> uses = traffic_.all(channel);
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      if (links_.take(space_.routeOf(uses[i]), uses[i].speed)) continue;
+      while (i-- > 0) links_.giveBack(space_.routeOf(uses[i]), uses[i].speed);
       return false;
     }
     return true;
   }
 
   void giveBack(const Channel& channel) {
-    for (const Load& load : loadsOf(channel)) links_.giveBack(*load.route, load.speed);
+    for (const PathUse& use : traffic_.all(channel)) {
+      links_.giveBack(space_.routeOf(use), use.speed);
+    }
   }
 
   PathType nearness(int net) const {
@@ -107,16 +65,11 @@ class PortBalancer {
   // Whether no path of the channel is farther than the solution allows.
   bool isNear(const Channel& channel) const {
     const Attempt& attempt = solution_.attempt;
-    const bool tree = attempt.pattern != Pattern::ring;
-    for (std::size_t i = 0; i + 1 < channel.gpus.size(); ++i) {
-      const int from = channel.gpus[i], to = channel.gpus[i + 1];
-      if (space_.gpuToGpu(from, to).type > attempt.typeIntra) return false;
-      if (tree && space_.gpuToGpu(to, from).type > attempt.typeIntra) return false;
-    }
-    const std::vector<Part> parts = partsOf(channel);
-    return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
-      return routeOf(part, channel).type <= attempt.typeInter &&
-             (!tree || backOf(part, channel).type <= attempt.typeInter);
+    const std::vector<PathUse> uses = traffic_.all(channel);
+    return std::all_of(uses.begin(), uses.end(), [&](const PathUse& use) {
+      const PathType limit = use.isNetwork() ? attempt.typeInter : attempt.typeIntra;
+      return space_.routeOf(use).type <= limit &&
+             (!isTree(attempt.pattern) || space_.oppositeOf(use).type <= limit);
     });
   }
 
@@ -163,6 +116,7 @@ class PortBalancer {
 
   const SearchSpace& space_;
   Solution& solution_;
+  const ChannelTraffic traffic_;
   LinkBudget links_;
   bool isSound_ = true;  // the channels fit into the links before any moves
   std::vector<int> uses_;

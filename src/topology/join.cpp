@@ -283,18 +283,10 @@ int Joined::treeOf(int channel) const {
   return (channel / sources + channel % sources) % 2;
 }
 
-// The rank of a node that talks to the parent node.
-int Joined::parentSide(int channel, int node) const {
-  return slice(trees_[at(channel) % trees_.size()], node).front();
-}
-
-// The rank of a node that talks to child node 0 or 1.
-int Joined::childSide(int channel, int node, int child) const {
+// The rank of a node that serves an edge of the tree over the nodes.
+int Joined::edgeRank(int channel, int node, TreeEdge edge) const {
   const std::span<const int> chain = slice(trees_[at(channel) % trees_.size()], node);
-  const Pattern pattern = treePattern_[at(node)];
-  const bool second = chain.size() > 1 && (pattern == Pattern::splitTree ||
-                                           (pattern == Pattern::balancedTree && child == 1));
-  return chain[second ? 1 : 0];
+  return chain[at(treeEdgePlace(treePattern_[at(node)], edge, static_cast<int>(chain.size())))];
 }
 
 TreePlace Joined::treePlace(int channel, int rank) const {
@@ -308,12 +300,16 @@ TreePlace Joined::treePlace(int channel, int rank) const {
     place.up = chain[mine - 1];
   } else if (links.up >= 0) {
     const TreeLinks above = doubleTree(nodes(), links.up, treeOf(channel));
-    place.up = childSide(channel, links.up, above.down[0] == node ? 0 : 1);
+    place.up =
+        edgeRank(channel, links.up, above.down[0] == node ? TreeEdge::child0 : TreeEdge::child1);
   }
   if (mine + 1 < chain.size()) place.down.push_back(chain[mine + 1]);
-  for (int child = 0; child < 2; ++child)
-    if (links.down[at(child)] >= 0 && childSide(channel, node, child) == rank)
-      place.down.push_back(parentSide(channel, links.down[at(child)]));
+  for (int child = 0; child < 2; ++child) {
+    const int below = links.down[at(child)];
+    const TreeEdge edge = child == 0 ? TreeEdge::child0 : TreeEdge::child1;
+    if (below >= 0 && edgeRank(channel, node, edge) == rank)
+      place.down.push_back(edgeRank(channel, below, TreeEdge::parent));
+  }
   return place;
 }
 

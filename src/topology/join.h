@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "topology/channel_traffic.h"
 #include "topology/search.h"
 
 // From the channels of every node to those of a communicator. Pure, and the same on every rank.
@@ -95,8 +96,7 @@ class Joined {
 
   std::span<const int> slice(const std::vector<int>& order, int node) const;
   int neighbour(int channel, int rank, int step) const;
-  int parentSide(int channel, int node) const;
-  int childSide(int channel, int node, int child) const;
+  int edgeRank(int channel, int node, TreeEdge edge) const;
 
   int channels_ = 0;
   bool alternate_ = false;            // rings come in pairs that change over from node to node

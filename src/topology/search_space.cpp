@@ -46,6 +46,7 @@ SearchSpace::SearchSpace(const Machine& machine) : machine_(machine) {
   netNodes_ = topology.of(NodeType::net);
   gpus_ = static_cast<int>(gpuNodes_.size());
   nets_ = static_cast<int>(netNodes_.size());
+  for (int gpu = 0; gpu < gpus_; gpu++) gpuPositions_.push_back(gpu);
   hasSwitch_ = !topology.of(NodeType::nvs).empty();
   lowestSm_ = topology.lowestSm();
 
@@ -61,18 +62,18 @@ SearchSpace::SearchSpace(const Machine& machine) : machine_(machine) {
   }
 
   for (const int from : gpuNodes_)
-    for (const int to : gpuNodes_) between_.push_back(routeOf(from, to));
+    for (const int to : gpuNodes_) between_.push_back(makeRoute(from, to));
   for (const int gpu : gpuNodes_) {
     for (const int net : netNodes_) {
-      toNet_.push_back(routeOf(gpu, net));
-      fromNet_.push_back(routeOf(net, gpu));
+      toNet_.push_back(makeRoute(gpu, net));
+      fromNet_.push_back(makeRoute(net, gpu));
     }
   }
   if (hasSwitch_) {
     const int nvSwitch = topology.of(NodeType::nvs).front();
     for (const int gpu : gpuNodes_) {
-      toSwitch_.push_back(routeOf(gpu, nvSwitch));
-      fromSwitch_.push_back(routeOf(nvSwitch, gpu));
+      toSwitch_.push_back(makeRoute(gpu, nvSwitch));
+      fromSwitch_.push_back(makeRoute(nvSwitch, gpu));
     }
   }
 
@@ -115,7 +116,7 @@ SearchSpace::SearchSpace(const Machine& machine) : machine_(machine) {
   }
 }
 
-Route SearchSpace::routeOf(int from, int to) const {
+Route SearchSpace::makeRoute(int from, int to) const {
   const Topology& topology = machine_.topology;
   const Path& path = machine_.path(from, to);
   Route route;
@@ -147,6 +148,38 @@ Route SearchSpace::routeOf(int from, int to) const {
     route.loads.push_back(load);
   }
   return route;
+}
+
+const Route& SearchSpace::routeOf(const PathUse& use) const {
+  switch (use.kind) {
+    case PathUse::Kind::gpuToPort:
+      return gpuToNet(use.from, use.to);
+    case PathUse::Kind::portToGpu:
+      return netToGpu(use.from, use.to);
+    case PathUse::Kind::gpuToSwitch:
+      return gpuToSwitch(use.from);
+    case PathUse::Kind::switchToGpu:
+      return switchToGpu(use.to);
+    case PathUse::Kind::gpuToGpu:
+      break;
+  }
+  return gpuToGpu(use.from, use.to);
+}
+
+const Route& SearchSpace::oppositeOf(const PathUse& use) const {
+  switch (use.kind) {
+    case PathUse::Kind::gpuToPort:
+      return netToGpu(use.to, use.from);
+    case PathUse::Kind::portToGpu:
+      return gpuToNet(use.to, use.from);
+    case PathUse::Kind::gpuToSwitch:
+      return switchToGpu(use.from);
+    case PathUse::Kind::switchToGpu:
+      return gpuToSwitch(use.to);
+    case PathUse::Kind::gpuToGpu:
+      break;
+  }
+  return gpuToGpu(use.to, use.from);
 }
 
 Bandwidth SearchSpace::outOf(int gpu, PathType limit) const {

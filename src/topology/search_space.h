@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "topology/channel_traffic.h"
 #include "topology/graph.h"
 #include "topology/machine.h"
 
@@ -52,6 +53,8 @@ class SearchSpace {
   int netCount() const { return nets_; }
   bool hasSwitch() const { return hasSwitch_; }
   int lowestSm() const { return lowestSm_; }
+  // The positions of all GPUs.
+  const std::vector<int>& gpus() const { return gpuPositions_; }
   int gpuNode(int gpu) const { return gpuNodes_[static_cast<std::size_t>(gpu)]; }
   int netNode(int net) const { return netNodes_[static_cast<std::size_t>(net)]; }
   const NetInfo& net(int net) const { return machine_.topology.node(netNode(net)).net; }
@@ -61,6 +64,9 @@ class SearchSpace {
   const Route& netToGpu(int net, int gpu) const { return fromNet_[at(gpu, net, nets_)]; }
   const Route& gpuToSwitch(int gpu) const { return toSwitch_[static_cast<std::size_t>(gpu)]; }
   const Route& switchToGpu(int gpu) const { return fromSwitch_[static_cast<std::size_t>(gpu)]; }
+  // The path that a channel uses, and the opposite one.
+  const Route& routeOf(const PathUse& use) const;
+  const Route& oppositeOf(const PathUse& use) const;
 
   // What each directed link carries, by link number.
   const std::vector<Bandwidth>& linkBandwidth() const { return linkBandwidth_; }
@@ -90,13 +96,13 @@ class SearchSpace {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(columns) +
            static_cast<std::size_t>(column);
   }
-  Route routeOf(int from, int to) const;
+  Route makeRoute(int from, int to) const;
 
   const Machine& machine_;
   int gpus_ = 0, nets_ = 0;
   bool hasSwitch_ = false;
   int lowestSm_ = 0;
-  std::vector<int> gpuNodes_, netNodes_;
+  std::vector<int> gpuPositions_, gpuNodes_, netNodes_;
   std::vector<int> firstLink_;  // number of each node's first link
   std::vector<Bandwidth> linkBandwidth_;
   std::vector<Route> between_, toNet_, fromNet_, toSwitch_, fromSwitch_;

@@ -1,39 +1,13 @@
 #include "topology/search_try.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace unisono::topology {
 
-bool SearchTry::isTree() const {
-  return attempt_.pattern == Pattern::tree || attempt_.pattern == Pattern::balancedTree ||
-         attempt_.pattern == Pattern::splitTree;
-}
-
-bool SearchTry::hasHead() const {
-  return attempt_.pattern == Pattern::nvls || attempt_.pattern == Pattern::collnetDirect;
-}
-
 int SearchTry::leaveStep() const {
-  if (!hasNets()) return -1;
-  const int last = space_.gpuCount() - 1;
-  switch (attempt_.pattern) {
-    case Pattern::ring:
-      return leaves_ == 0 ? last : -1;
-    case Pattern::splitTree:
-      return leaves_ == 0 ? std::min(1, last) : -1;
-    case Pattern::balancedTree:
-      if (leaves_ == 0) return 0;
-      return leaves_ == 1 && last > 0 ? 1 : -1;
-    default:
-      return leaves_ == 0 ? 0 : -1;
-  }
-}
-
-Bandwidth SearchTry::leaveSpeed() const {
-  // A balanced tree sends half from its first GPU and half from its second.
-  if (attempt_.pattern == Pattern::balancedTree && space_.gpuCount() > 1)
-    return (attempt_.speedInter + 1) / 2;
-  return attempt_.speedInter;
+  const std::size_t leaves = static_cast<std::size_t>(leaves_);
+  return leaves < leavePlaces_.size() ? leavePlaces_[leaves] : -1;
 }
 
 SearchTry::Outcome SearchTry::run(const Attempt& attempt, Solution& solution, long long budget,
@@ -50,6 +24,11 @@ SearchTry::Outcome SearchTry::run(const Attempt& attempt, Solution& solution, lo
   hops_ = 0;
   frames_.clear();
   moves_.clear();
+  traffic_ = {attempt.pattern, attempt.speedIntra, attempt.speedInter, space_.gpus()};
+  leavePlaces_.clear();
+  const Channel anyChannel{space_.gpus(), -1, -1};
+  for (int place = 0; hasNets() && place < space_.gpuCount(); ++place)
+    if (traffic_.leave(anyChannel, place).speed > 0) leavePlaces_.push_back(place);
   startNets_ = space_.netsFor(-1, attempt.typeInter);
   leaveNets_.assign(static_cast<std::size_t>(space_.gpuCount()), {});
 
@@ -231,70 +210,44 @@ void SearchTry::addLeaves() {
   }
 }
 
-bool SearchTry::reserve(const Route& route, Bandwidth speed, PathType limit) {
+bool SearchTry::reserve(const PathUse& use) {
+  const PathType limit = use.isNetwork() ? attempt_.typeInter : attempt_.typeIntra;
+  const Route& route = space_.routeOf(use);
   if (route.type > limit || route.type >= PathType::net) return false;
-  return free_.take(route, speed);
-}
-
-bool SearchTry::reserveNet(const Route& route, const Route& back, int net, Bandwidth speed,
-                           std::vector<Bandwidth>& ports) {
-  Bandwidth& port = ports[static_cast<std::size_t>(space_.portOf(net))];
-  if (port < speed) return false;
   // A tree's traffic goes up and down.
-  if (isTree() && back.type > attempt_.typeInter) return false;
-  if (!reserve(route, speed, attempt_.typeInter)) return false;
-  port -= speed;
+  if (isTree() && space_.oppositeOf(use).type > limit) return false;
+  if (!free_.take(route, use.speed)) return false;
   hops_ += route.hops;
   return true;
 }
 
-void SearchTry::releaseNet(const Route& route, int net, Bandwidth speed,
-                           std::vector<Bandwidth>& ports) {
-  free_.giveBack(route, speed);
-  ports[static_cast<std::size_t>(space_.portOf(net))] += speed;
+void SearchTry::release(const PathUse& use) {
+  const Route& route = space_.routeOf(use);
+  free_.giveBack(route, use.speed);
   hops_ -= route.hops;
 }
 
-// The reservations of a channel with a head, one a step: NVLS takes one share between each GPU and
-// the switch in both directions and two at the head, which also moves the result; CollNet direct
-// spreads one share over all other GPUs, to the head and back.
-const Route* SearchTry::headRoute(int gpu, int step, Bandwidth& speed) const {
-  const int count = space_.gpuCount();
-  const int other = step % count;
-  if (step >= 2 * count) return nullptr;
-  const bool towards = step >= count;
-  if (attempt_.pattern == Pattern::nvls) {
-    speed = attempt_.speedIntra * (other == gpu ? 2 : 1);
-    return towards ? &space_.gpuToSwitch(other) : &space_.switchToGpu(other);
-  }
-  speed = other == gpu ? 0 : (attempt_.speedIntra + count - 2) / std::max(1, count - 1);
-  return towards ? &space_.gpuToGpu(other, gpu) : &space_.gpuToGpu(gpu, other);
-}
-
-bool SearchTry::reserveHead(int gpu) {
-  Bandwidth speed = 0;
-  for (int step = 0; const Route* route = headRoute(gpu, step, speed); ++step) {
-    if (reserve(*route, speed, attempt_.typeIntra)) continue;
-    releaseHead(gpu, step);
-    return false;
-  }
+bool SearchTry::reserveNet(const PathUse& use, std::vector<Bandwidth>& ports) {
+  const int net = use.kind == PathUse::Kind::gpuToPort ? use.to : use.from;
+  Bandwidth& port = ports[static_cast<std::size_t>(space_.portOf(net))];
+  if (port < use.speed || !reserve(use)) return false;
+  port -= use.speed;
   return true;
 }
 
-void SearchTry::releaseHead(int gpu, int steps) {
-  Bandwidth speed = 0;
-  for (int step = 0; step < steps; ++step)
-    if (const Route* route = headRoute(gpu, step, speed)) free_.giveBack(*route, speed);
+void SearchTry::releaseNet(const PathUse& use, std::vector<Bandwidth>& ports) {
+  const int net = use.kind == PathUse::Kind::gpuToPort ? use.to : use.from;
+  ports[static_cast<std::size_t>(space_.portOf(net))] += use.speed;
+  release(use);
 }
 
 bool SearchTry::apply(const Move& move) {
+  const auto lastPlace = [&] { return static_cast<int>(channels_.back().gpus.size()) - 1; };
   switch (move.kind) {
     case Kind::start: {
-      if (move.net >= 0 &&
-          !reserveNet(space_.netToGpu(move.net, move.gpu), space_.gpuToNet(move.gpu, move.net),
-                      move.net, attempt_.speedInter, portIn_))
-        return false;
-      channels_.push_back({{move.gpu}, move.net, -1});
+      Channel channel{{move.gpu}, move.net, -1};
+      if (move.net >= 0 && !reserveNet(traffic_.enter(channel), portIn_)) return false;
+      channels_.push_back(std::move(channel));
       orders_.push_back(move.order);
       used_[static_cast<std::size_t>(move.gpu)] = true;
       leaves_ = 0;
@@ -303,35 +256,39 @@ bool SearchTry::apply(const Move& move) {
       return true;
     }
     case Kind::next: {
-      const int from = channels_.back().gpus.back();
-      const Route& route = space_.gpuToGpu(from, move.gpu);
-      if (isTree() && space_.gpuToGpu(move.gpu, from).type > attempt_.typeIntra) return false;
-      if (!reserve(route, attempt_.speedIntra, attempt_.typeIntra)) return false;
-      hops_ += route.hops;
+      Channel& channel = channels_.back();
+      channel.gpus.push_back(move.gpu);
+      if (!reserve(traffic_.step(channel, lastPlace()))) {
+        channel.gpus.pop_back();
+        return false;
+      }
       used_[static_cast<std::size_t>(move.gpu)] = true;
-      channels_.back().gpus.push_back(move.gpu);
       return true;
     }
     case Kind::leave: {
-      if (!reserveNet(space_.gpuToNet(move.gpu, move.net), space_.netToGpu(move.net, move.gpu),
-                      move.net, leaveSpeed(), portOut_))
+      Channel& channel = channels_.back();
+      const int before = std::exchange(channel.netOut, move.net);
+      if (!reserveNet(traffic_.leave(channel, lastPlace()), portOut_)) {
+        channel.netOut = before;
         return false;
-      channels_.back().netOut = move.net;
+      }
       ++leaves_;
       return true;
     }
-    case Kind::close: {
-      const Channel& channel = channels_.back();
-      const Route& route = space_.gpuToGpu(channel.gpus.back(), channel.gpus.front());
-      if (!reserve(route, attempt_.speedIntra, attempt_.typeIntra)) return false;
-      hops_ += route.hops;
+    case Kind::close:
+      if (!reserve(traffic_.close(channels_.back()))) return false;
+      closed_ = true;
+      return true;
+    case Kind::head: {
+      const std::vector<PathUse> uses = traffic_.head(channels_.back());
+      for (std::size_t i = 0; i < uses.size(); ++i) {
+        if (reserve(uses[i])) continue;
+        while (i-- > 0) release(uses[i]);
+        return false;
+      }
       closed_ = true;
       return true;
     }
-    case Kind::head:
-      if (!reserveHead(move.gpu)) return false;
-      closed_ = true;
-      return true;
     case Kind::finish:
       std::fill(used_.begin(), used_.end(), false);
       working_ = false;
@@ -341,48 +298,39 @@ bool SearchTry::apply(const Move& move) {
 }
 
 void SearchTry::undo(const Move& move) {
+  const auto lastPlace = [&] { return static_cast<int>(channels_.back().gpus.size()) - 1; };
   switch (move.kind) {
     case Kind::start:
-      if (move.net >= 0)
-        releaseNet(space_.netToGpu(move.net, move.gpu), move.net, attempt_.speedInter, portIn_);
+      if (move.net >= 0) releaseNet(traffic_.enter(channels_.back()), portIn_);
       used_[static_cast<std::size_t>(move.gpu)] = false;
       channels_.pop_back();
       orders_.pop_back();
       working_ = false;
       return;
-    case Kind::next: {
+    case Kind::next:
+      release(traffic_.step(channels_.back(), lastPlace()));
       channels_.back().gpus.pop_back();
-      const Route& route = space_.gpuToGpu(channels_.back().gpus.back(), move.gpu);
-      free_.giveBack(route, attempt_.speedIntra);
-      hops_ -= route.hops;
       used_[static_cast<std::size_t>(move.gpu)] = false;
       return;
-    }
     case Kind::leave:
-      releaseNet(space_.gpuToNet(move.gpu, move.net), move.net, leaveSpeed(), portOut_);
+      releaseNet(traffic_.leave(channels_.back(), lastPlace()), portOut_);
       --leaves_;
       return;
-    case Kind::close: {
-      const Channel& channel = channels_.back();
-      const Route& route = space_.gpuToGpu(channel.gpus.back(), channel.gpus.front());
-      free_.giveBack(route, attempt_.speedIntra);
-      hops_ -= route.hops;
+    case Kind::close:
+      release(traffic_.close(channels_.back()));
       closed_ = false;
       return;
-    }
     case Kind::head:
-      releaseHead(move.gpu, 2 * space_.gpuCount());
+      for (const PathUse& use : traffic_.head(channels_.back())) release(use);
       closed_ = false;
       return;
-    case Kind::finish: {
+    case Kind::finish:
       // Back in the channel that was complete: all its GPUs, its exits and its end are in force.
       for (const int gpu : channels_.back().gpus) used_[static_cast<std::size_t>(gpu)] = true;
-      const bool twice = attempt_.pattern == Pattern::balancedTree && space_.gpuCount() > 1;
-      leaves_ = !hasNets() ? 0 : twice ? 2 : 1;
+      leaves_ = static_cast<int>(leavePlaces_.size());
       closed_ = hasHead() || (attempt_.pattern == Pattern::ring && !hasNets());
       working_ = true;
       return;
-    }
   }
 }
 

@@ -66,11 +66,10 @@ class SearchTry {
   };
 
   bool hasNets() const { return space_.netCount() > 0; }
-  bool isTree() const;
-  bool hasHead() const;
+  bool isTree() const { return topology::isTree(attempt_.pattern); }
+  bool hasHead() const { return topology::hasHead(attempt_.pattern); }
   // The step (position in the channel) at which the channel sends to the network next; -1: never.
   int leaveStep() const;
-  Bandwidth leaveSpeed() const;
 
   void pushMoves();
   void addStarts();
@@ -81,19 +80,18 @@ class SearchTry {
 
   bool apply(const Move& move);
   void undo(const Move& move);
-  bool reserve(const Route& route, Bandwidth speed, PathType limit);
-  bool reserveHead(int gpu);
-  void releaseHead(int gpu, int steps);
-  const Route* headRoute(int gpu, int step, Bandwidth& speed) const;
-  bool reserveNet(const Route& route, const Route& back, int net, Bandwidth speed,
-                  std::vector<Bandwidth>& ports);
-  void releaseNet(const Route& route, int net, Bandwidth speed, std::vector<Bandwidth>& ports);
+  bool reserve(const PathUse& use);
+  void release(const PathUse& use);
+  bool reserveNet(const PathUse& use, std::vector<Bandwidth>& ports);
+  void releaseNet(const PathUse& use, std::vector<Bandwidth>& ports);
   bool consider();
   const std::vector<int>& nextGpus(int gpu, int net, int towardsNet);
 
   const SearchSpace& space_;
   Attempt attempt_;
   Solution* solution_ = nullptr;
+  ChannelTraffic traffic_{Pattern::ring, 0, 0, {}};  // of channels of the attempt
+  std::vector<int> leavePlaces_;                     // places of GPUs that send to the network
   LinkBudget free_;
   std::vector<Bandwidth> portIn_, portOut_;
   std::vector<Channel> channels_;  // complete ones, then the one in work

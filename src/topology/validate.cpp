@@ -7,6 +7,8 @@
 #include <set>
 #include <tuple>
 
+#include "topology/channel_traffic.h"
+
 namespace unisono::topology {
 
 namespace {
@@ -14,7 +16,11 @@ namespace {
 class Validator {
  public:
   Validator(const ChannelGraph& graph, const Machine& machine)
-      : graph_(graph), machine_(machine), topology_(machine.topology) {}
+      : graph_(graph),
+        machine_(machine),
+        topology_(machine.topology),
+        traffic_(graph.pattern, graph.speedIntra, graph.speedInter,
+                 machine.topology.of(NodeType::gpu)) {}
 
   std::vector<std::string> run() {
     if (graph_.channels.empty()) return {};
@@ -42,9 +48,7 @@ class Validator {
  private:
   using Port = std::tuple<int, std::uint64_t, int>;  // host, adapter, port
 
-  bool hasChain() const {
-    return graph_.pattern != Pattern::nvls && graph_.pattern != Pattern::collnetDirect;
-  }
+  bool hasChain() const { return !hasHead(graph_.pattern); }
   bool isRing() const { return graph_.pattern == Pattern::ring; }
 
   template <typename... Args>
@@ -126,85 +130,21 @@ class Validator {
     for (const Hop& hop : machine_.paths.hops(from, to)) loads_[{hop.node, hop.link}] += speed;
   }
 
-  // What a channel moves between its port and GPUs: from the port, then to it.
-  struct PortTraffic {
-    int gpu = -1;
-    bool toPort = false;
-    Bandwidth speed = 0;
-  };
-  std::vector<PortTraffic> portTraffic(const Channel& channel) const {
-    const std::vector<int>& gpus = channel.gpus;
-    const Bandwidth speed = graph_.speedInter;
-    const int first = gpus.front(), second = gpus.size() > 1 ? gpus[1] : gpus[0];
-    std::vector<PortTraffic> traffic{{first, false, speed}};
-    switch (graph_.pattern) {
-      case Pattern::ring:
-        traffic.push_back({gpus.back(), true, speed});
-        break;
-      case Pattern::splitTree:
-        traffic.push_back({second, true, speed});
-        break;
-      case Pattern::balancedTree:
-        traffic.push_back({first, true, speed / 2});
-        traffic.push_back({second, true, speed / 2});
-        break;
-      default:
-        traffic.push_back({first, true, speed});
+  void addTraffic(const Channel& channel) {
+    const std::vector<int>& switches = topology_.of(NodeType::nvs);
+    if (graph_.pattern == Pattern::nvls && switches.empty()) {
+      violated("channel {} needs an NVSwitch, and there is none", number_);
+      return;
     }
-    return traffic;
-  }
-
-  void addNetwork(const Channel& channel) {
+    const auto nodeOf = [&](int end) { return end < 0 ? switches.front() : end; };
+    for (const PathUse& use : traffic_.all(channel)) {
+      addPath(nodeOf(use.from), nodeOf(use.to), use.speed,
+              use.isNetwork() ? graph_.typeInter : graph_.typeIntra);
+    }
     if (channel.netIn < 0) return;
-    for (const PortTraffic& part : portTraffic(channel)) {
-      if (part.toPort)
-        addPath(part.gpu, channel.netOut, part.speed, graph_.typeInter);
-      else
-        addPath(channel.netIn, part.gpu, part.speed, graph_.typeInter);
-    }
     in_[portOf(channel.netIn)] += graph_.speedInter;
     ++uses_[portOf(channel.netIn)];
     out_[portOf(channel.netOut)] += graph_.speedInter;
-  }
-
-  void addTraffic(const Channel& channel) {
-    const std::vector<int>& gpus = channel.gpus;
-    const int first = gpus.front(), last = gpus.back();
-    addNetwork(channel);
-    if (hasChain())
-      for (std::size_t i = 0; i + 1 < gpus.size(); ++i)
-        addPath(gpus[i], gpus[i + 1], graph_.speedIntra, graph_.typeIntra);
-    switch (graph_.pattern) {
-      case Pattern::ring:
-        if (channel.netIn < 0) addPath(last, first, graph_.speedIntra, graph_.typeIntra);
-        return;
-      case Pattern::splitTree:
-      case Pattern::balancedTree:
-      case Pattern::tree:
-        return;
-      case Pattern::nvls: {
-        const int nvSwitch =
-            topology_.of(NodeType::nvs).empty() ? -1 : topology_.of(NodeType::nvs).front();
-        if (nvSwitch < 0) {
-          violated("channel {} needs an NVSwitch, and there is none", number_);
-          return;
-        }
-        for (const int gpu : topology_.of(NodeType::gpu)) {
-          const Bandwidth speed = graph_.speedIntra * (gpu == first ? 2 : 1);
-          addPath(gpu, nvSwitch, speed, graph_.typeIntra);
-          addPath(nvSwitch, gpu, speed, graph_.typeIntra);
-        }
-        return;
-      }
-      case Pattern::collnetDirect: {
-        const Bandwidth others = static_cast<Bandwidth>(std::max<std::size_t>(1, gpus.size() - 1));
-        for (const int gpu : gpus) {
-          addPath(gpu, first, graph_.speedIntra / others, graph_.typeIntra);
-          addPath(first, gpu, graph_.speedIntra / others, graph_.typeIntra);
-        }
-        return;
-      }
-    }
   }
 
   void checkLoads() {
@@ -276,20 +216,17 @@ class Validator {
 
   bool couldMove(const Channel& channel, int net) const {
     auto loads = loads_;
-    const bool tree = graph_.pattern != Pattern::ring;
     std::vector<std::pair<int, int>> touched;
-    for (const PortTraffic& part : portTraffic(channel)) {
-      const auto ends = [&](int port) {
-        return part.toPort ? std::pair(part.gpu, port) : std::pair(port, part.gpu);
-      };
-      const auto [oldFrom, oldTo] = ends(part.toPort ? channel.netOut : channel.netIn);
-      for (const Hop& hop : machine_.paths.hops(oldFrom, oldTo))
-        loads[{hop.node, hop.link}] -= part.speed;
-      const auto [from, to] = ends(net);
+    for (const PathUse& use : traffic_.all(channel)) {
+      if (!use.isNetwork()) continue;
+      for (const Hop& hop : machine_.paths.hops(use.from, use.to))
+        loads[{hop.node, hop.link}] -= use.speed;
+      const bool sends = use.kind == PathUse::Kind::gpuToPort;
+      const int from = sends ? use.from : net, to = sends ? net : use.to;
       if (machine_.path(from, to).type > graph_.typeInter) return false;
-      if (tree && machine_.path(to, from).type > graph_.typeInter) return false;
+      if (isTree(graph_.pattern) && machine_.path(to, from).type > graph_.typeInter) return false;
       for (const Hop& hop : machine_.paths.hops(from, to)) {
-        loads[{hop.node, hop.link}] += part.speed;
+        loads[{hop.node, hop.link}] += use.speed;
         touched.emplace_back(hop.node, hop.link);
         touched.push_back(opposite(hop));
       }
@@ -305,6 +242,7 @@ class Validator {
   const ChannelGraph& graph_;
   const Machine& machine_;
   const Topology& topology_;
+  const ChannelTraffic traffic_;
   std::size_t number_ = 0;
   std::vector<bool> sound_;
   std::vector<std::string> violations_;
