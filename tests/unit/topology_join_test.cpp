@@ -406,5 +406,92 @@ TEST(Join, RanksThatShareAGpuFollowEachOther) {
   for (const auto& head : joined.nvlsHeads()) EXPECT_LT(head.front(), 4);
 }
 
+// `nodes` equal machines, each GPU of them one rank.
+std::vector<RankPlace> equalNodes(const Machine& machine, const GraphSet& graphs, int nodes) {
+  const auto& gpus = machine.topology.of(NodeType::gpu);
+  std::vector<std::vector<int>> ranksOf(machine.topology.nodes.size());
+  for (size_t i = 0; i < gpus.size(); i++) ranksOf[at(gpus[i])] = {static_cast<int>(i)};
+  std::vector<RankPlace> places;
+  for (int node = 0; node < nodes; node++) {
+    for (size_t rank = 0; rank < gpus.size(); rank++) {
+      places.push_back(
+          placeOf(graphs, ranksOf, static_cast<int>(rank), static_cast<uint64_t>(node)));
+    }
+  }
+  return places;
+}
+
+// What the edges of the joined trees take of a GPU and of its channel's port, and what the search
+// reserved there.
+struct PortLoad {
+  Bandwidth in = 0, out = 0;
+
+  bool operator==(const PortLoad&) const = default;
+};
+
+TEST(Join, TreesCarryWhatTheirNodesReserved) {
+  // Edges between nodes at the first and at the second GPU of each chain.
+  using Edges = std::pair<int, int>;
+  const std::map<int, std::map<Edges, int>> expectedEdges = {
+      {2, {{{1, 0}, 16}}},
+      {3, {{{1, 0}, 16}, {{1, 1}, 8}}},
+      {5, {{{1, 0}, 24}, {{1, 1}, 8}, {{2, 1}, 8}}},
+      {16, {{{1, 0}, 72}, {{2, 1}, 56}}}};
+  const Machine machine = testing::machineOf(describeMachine(preset("dgx-a100")), 0);
+  const GraphSet graphs = searchGraphs(machine, {});
+  const auto& gpus = machine.topology.of(NodeType::gpu);
+  const int ranksOfNode = static_cast<int>(gpus.size());
+  ASSERT_EQ(graphs.tree.pattern, Pattern::balancedTree);
+  ASSERT_EQ(graphs.tree.channels.size(), 8u);
+  const ChannelTraffic traffic(graphs.tree.pattern, graphs.tree.speedIntra, graphs.tree.speedInter,
+                               gpus);
+  const Bandwidth speed = graphs.tree.speedInter;
+  for (const auto& [nodes, expected] : expectedEdges) {
+    SCOPED_TRACE(::testing::Message() << nodes << " nodes");
+    const Joined joined = join(equalNodes(machine, graphs, nodes), {});
+    std::map<Edges, int> edges;
+    for (int c = 0; c < 8; c++) {
+      const Channel& channel = graphs.tree.channels[at(c)];
+      std::map<int, PortLoad> reserved;
+      for (const PathUse& use : traffic.all(channel)) {
+        if (use.kind == PathUse::Kind::portToGpu) reserved[use.to].in += use.speed;
+        if (use.kind == PathUse::Kind::gpuToPort) reserved[use.from].out += use.speed;
+      }
+      for (int node = 0; node < nodes; node++) {
+        std::map<int, PortLoad> carried;
+        PortLoad port;
+        int parents = 0, children = 0;
+        Edges atGpu{0, 0};
+        for (int local = 0; local < ranksOfNode; local++) {
+          const TreePlace place = joined.treePlace(c, node * ranksOfNode + local);
+          const int gpu = gpus[at(local)];
+          const bool hasParent = place.up >= 0 && joined.nodeOf(place.up) != node;
+          const auto below = std::count_if(place.down.begin(), place.down.end(),
+                                           [&](int rank) { return joined.nodeOf(rank) != node; });
+          if (!hasParent && below == 0) continue;
+          ASSERT_TRUE(reserved.contains(gpu)) << "a GPU without a reservation serves the network";
+          PortLoad& load = carried[gpu];
+          load = {hasParent ? speed : 0, below * speed / 2};
+          EXPECT_LE(load.in, reserved[gpu].in);
+          EXPECT_LE(load.out, reserved[gpu].out);
+          port.in += load.in;
+          port.out += load.out;
+          parents += hasParent ? 1 : 0;
+          children += static_cast<int>(below);
+          (gpu == channel.gpus[0] ? atGpu.first : atGpu.second) +=
+              static_cast<int>(below) + (hasParent ? 1 : 0);
+        }
+        edges[atGpu]++;
+        EXPECT_LE(port.in, speed);
+        EXPECT_LE(port.out, speed);
+        if (parents == 1 && children == 2) {
+          EXPECT_EQ(carried, reserved);
+        }
+      }
+    }
+    EXPECT_EQ(edges, expected);
+  }
+}
+
 }  // namespace
 }  // namespace unisono::topology
