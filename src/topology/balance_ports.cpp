@@ -55,11 +55,8 @@ class PortBalancer {
   }
 
   PathType nearness(int net) const {
-    PathType nearest = PathType::dis;
-    for (int gpu = 0; gpu < space_.gpuCount(); ++gpu)
-      nearest = std::min(nearest,
-                         std::max(space_.netToGpu(net, gpu).type, space_.gpuToNet(gpu, net).type));
-    return nearest;
+    const Machine& machine = space_.machine();
+    return distanceToGpus(machine.topology, machine.paths, space_.netNode(net));
   }
 
   // Whether no path of the channel is farther than the solution allows.

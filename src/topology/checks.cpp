@@ -44,7 +44,7 @@ PeerVerdict checkPeer(const Topology& topology, const PathTable& paths,
   PeerVerdict verdict;
   const Node& a = topology.node(gpuA);
   const Node& b = topology.node(gpuB);
-  const Path& path = paths.wirePath(gpuA, gpuB);
+  const Path path = paths.wirePath(gpuA, gpuB);
   verdict.level = settings.p2pLevel.value_or(defaultPeerLevel(topology));
   const auto refuse = [&](std::string reason) {
     verdict.reason = std::move(reason);
@@ -122,7 +122,7 @@ GdrVerdict checkGdr(const Topology& topology, const PathTable& paths, const Path
               "GPUs before Ampere without NVLink are not read by a NIC by default "
               "(NCCL_NET_GDR_READ=1 allows it)"};
   }
-  const Path& path = paths.wirePath(gpu, net);
+  const Path path = paths.wirePath(gpu, net);
   const PathType level =
       settings.gdrLevel.value_or(settings.gdrC2c ? PathType::p2c : PathType::pxb);
   if (path.type > level)
@@ -140,8 +140,8 @@ namespace {
 // Whether `peer`, one of the GPUs nearest to the port, can stand in for `gpu`.
 PxnVerdict checkPxnThrough(const Topology& topology, const PathTable& paths,
                            const PathSettings& settings, int gpu, int net, int peer) {
-  const Path& own = paths.wirePath(gpu, net);
-  const Path& far = paths.wirePath(peer, net);
+  const Path own = paths.wirePath(gpu, net);
+  const Path far = paths.wirePath(peer, net);
   const std::string name = topology.nameOf(peer);
   const PathType level = settings.pxnC2c ? PathType::p2c : PathType::pxb;
   if (topology.node(peer).host != topology.node(gpu).host)
@@ -154,7 +154,7 @@ PxnVerdict checkPxnThrough(const Topology& topology, const PathTable& paths,
     return {false, -1, fmt::format("no NVLink leads to {}, the GPU near the port", name)};
   if (!checkPeer(topology, paths, settings, gpu, peer).allowed)
     return {false, -1, fmt::format("P2P to {}, the GPU near the port, is not allowed", name)};
-  if (const GdrVerdict gdr = checkGdr(topology, paths, settings, peer, net, true); !gdr.allowed)
+  if (const GdrVerdict gdr = checkGdr(topology, paths, settings, peer, net, false); !gdr.allowed)
     return {false, -1, fmt::format("{} cannot use GPUDirect with the port: {}", name, gdr.reason)};
   if (far.bandwidth <= own.bandwidth && own.type <= PathType::pxn)
     return {false, -1, fmt::format("the way through {} has no more bandwidth", name)};
@@ -169,12 +169,12 @@ PxnVerdict checkPxnThrough(const Topology& topology, const PathTable& paths,
 PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const PathSettings& settings,
                     int gpu, int net) {
   if (settings.pxnDisable) return {false, -1, "NCCL_PXN_DISABLE=1 forbids it"};
-  const std::vector<int> near = nearest(topology, paths, net, NodeType::gpu);
+  const std::vector<int>& near = paths.nearest(net);
   if (near.empty()) return {false, -1, "no GPU is near the port"};
   if (std::find(near.begin(), near.end(), gpu) != near.end())
     return {false, -1, "no other GPU is nearer to the port"};
   // Of several GPUs as near, first the one of the port's own place, so that ports share the work.
-  const std::vector<int> ports = nearest(topology, paths, near.front(), NodeType::net);
+  const std::vector<int>& ports = paths.nearest(near.front());
   const std::size_t place =
       static_cast<std::size_t>(std::find(ports.begin(), ports.end(), net) - ports.begin());
   PxnVerdict first;
@@ -215,7 +215,7 @@ Verdict preferNet(const Topology& topology, const PathTable& paths, int gpuA, in
 std::string explainPath(const Topology& topology, const PathTable& paths,
                         const PathSettings& settings, int from, int to) {
   const Path& path = paths.path(from, to);
-  const Path& wire = paths.wirePath(from, to);
+  const Path wire = paths.wirePath(from, to);
   std::string text =
       fmt::format("{} -> {}: {}", topology.nameOf(from), topology.nameOf(to), nameOf(path.type));
   if (path.type < PathType::net) {

@@ -33,42 +33,72 @@ bool isBase(NodeType type) {
          type == NodeType::nvs;
 }
 
+// The type of two paths that follow each other. PCI on one side of a CPU and the chip-to-chip link
+// on the other are a type of their own.
+PathType mergedType(PathType a, PathType b) {
+  if (std::min(a, b) == PathType::c2c && std::max(a, b) == PathType::phb) return PathType::p2c;
+  return std::max(a, b);
+}
+
 }  // namespace
 
 PathTable::PathTable(const Topology& topology, const PathSettings& settings)
-    : count_(topology.nodes.size()), wires_(count_ * count_), final_(count_ * count_) {
-  for (int base = 0; base < static_cast<int>(count_); ++base)
-    if (isBase(topology.node(base).type)) spread(topology, settings, base);
-  for (std::size_t i = 0; i < wires_.size(); ++i) final_[i] = wires_[i].path;
+    : nodes_(topology.nodes.size()), baseNumber_(nodes_, -1), near_(nodes_) {
+  OppositeLinks opposite(nodes_);
+  std::vector<int> bases;
+  for (int node = 0; node < static_cast<int>(nodes_); ++node) {
+    if (isBase(topology.node(node).type)) {
+      baseNumber_[static_cast<std::size_t>(node)] = static_cast<int>(bases.size());
+      bases.push_back(node);
+    }
+    for (const Link& link : topology.node(node).links) {
+      const auto& back = topology.node(link.to).links;
+      const auto found = std::find_if(back.begin(), back.end(), [&](const Link& other) {
+        return other.to == node && other.type == link.type;
+      });
+      opposite[static_cast<std::size_t>(node)].push_back(
+          found == back.end() ? -1 : static_cast<int>(found - back.begin()));
+    }
+  }
+  bases_ = bases.size();
+  wires_.resize(bases_ * nodes_);
+  final_.resize(bases_ * bases_);
+  for (const int base : bases) spread(topology, settings, opposite, base);
+  for (const int to : bases) {
+    for (const int from : bases) final_[finalIndex(from, to)] = wirePath(from, to);
+  }
+  findNearest(topology);
   applyPeerRules(topology, settings);
   applyNetRules(topology, settings);
 }
 
-void PathTable::spread(const Topology& topology, const PathSettings& settings, int base) {
-  Wire* const to = &wires_[index(0, base)];
-  to[base].path = {PathType::loc, kLocalBandwidth, 0, -1};
+void PathTable::spread(const Topology& topology, const PathSettings& settings,
+                       const OppositeLinks& opposite, int base) {
+  Wire* const to = &wires_[wireIndex(0, base)];
+  to[base].type = PathType::loc;
+  to[base].bandwidth = kLocalBandwidth;
   std::vector<int> layer{base}, next;
+  std::vector<bool> isNext(nodes_, false);
   while (!layer.empty()) {
     next.clear();
     for (const int at : layer) {
       const Node& node = topology.node(at);
       const Wire from = to[at];
-      for (const Link& link : node.links) {
+      for (std::size_t number = 0; number < node.links.size(); ++number) {
+        const Link& link = node.links[number];
         const Node& far = topology.node(link.to);
         // Through a GPU only from NVLink to NVLink, and only one.
         if (at != base && node.type == NodeType::gpu &&
             (settings.nvbDisable || link.type != LinkType::nvlink || far.type != NodeType::gpu ||
-             from.path.hops > 1))
+             from.hops > 1))
           continue;
         Wire& known = to[link.to];
-        const bool isNew = known.path.type == PathType::dis;
-        const auto back = std::find_if(far.links.begin(), far.links.end(), [&](const Link& other) {
-          return other.to == at && other.type == link.type;
-        });
-        if (back == far.links.end()) continue;
-        const Bandwidth bandwidth = std::min(from.path.bandwidth, back->bandwidth);
-        if (!isNew && (known.path.hops <= from.path.hops || known.path.bandwidth >= bandwidth))
-          continue;
+        const bool isNew = known.type == PathType::dis;
+        const int back = opposite[static_cast<std::size_t>(at)][number];
+        if (back < 0) continue;
+        const Bandwidth bandwidth =
+            std::min(from.bandwidth, far.links[static_cast<std::size_t>(back)].bandwidth);
+        if (!isNew && (known.hops <= from.hops || known.bandwidth >= bandwidth)) continue;
 
         PathType type = typeOf(link.type);
         bool chipLink = from.chipLink || link.type == LinkType::c2c;
@@ -76,26 +106,44 @@ void PathTable::spread(const Topology& topology, const PathSettings& settings, i
         if (link.type == LinkType::pci && (node.type == NodeType::cpu || far.type == NodeType::cpu))
           type = PathType::phb;
         if (at != base && node.type == NodeType::gpu && type == PathType::nvl) type = PathType::nvb;
-        type = std::max(type, from.path.type);
+        type = std::max(type, from.type);
         // PCI on one side of a CPU and the chip-to-chip link on the other.
         if (type == PathType::phb && chipLink) type = PathType::p2c;
-        known.path = {type, bandwidth, from.path.hops + 1, -1};
-        known.nextLink = static_cast<int>(back - far.links.begin());
-        known.nextNode = at;
-        known.chipLink = chipLink;
-        if (std::find(next.begin(), next.end(), link.to) == next.end()) next.push_back(link.to);
+        known = {bandwidth, back, at, static_cast<std::int16_t>(from.hops + 1), type, chipLink};
+        if (!isNext[static_cast<std::size_t>(link.to)]) next.push_back(link.to);
+        isNext[static_cast<std::size_t>(link.to)] = true;
       }
     }
+    for (const int node : next) isNext[static_cast<std::size_t>(node)] = false;
     std::sort(next.begin(), next.end());
     layer.swap(next);
   }
 }
 
+void PathTable::findNearest(const Topology& topology) {
+  for (const auto& [own, others] :
+       {std::pair(NodeType::gpu, NodeType::net), std::pair(NodeType::net, NodeType::gpu)}) {
+    for (const int node : topology.of(own)) {
+      std::vector<int>& near = near_[static_cast<std::size_t>(node)];
+      std::tuple<Bandwidth, PathType> best;
+      for (const int other : topology.of(others)) {
+        const Path path = wirePath(node, other);
+        if (path.type == PathType::dis) continue;
+        const std::tuple quality(-path.bandwidth, path.type);
+        if (!near.empty() && quality > best) continue;
+        if (!near.empty() && quality < best) near.clear();
+        best = quality;
+        near.push_back(other);
+      }
+    }
+  }
+}
+
 void PathTable::divert(const Topology& topology, int from, int via, int to) {
-  const Path& first = wirePath(from, via);
-  const Path& second = wirePath(via, to);
-  Path& path = final_[index(from, to)];
-  path.type = std::max(first.type, second.type);
+  const Path first = wirePath(from, via);
+  const Path second = wirePath(via, to);
+  Path& path = final_[finalIndex(from, to)];
+  path.type = mergedType(first.type, second.type);
   if (topology.node(via).type == NodeType::gpu) path.type = PathType::pxn;
   path.bandwidth = std::min(first.bandwidth, second.bandwidth);
   path.hops = first.hops + second.hops;
@@ -110,30 +158,29 @@ void PathTable::applyPeerRules(const Topology& topology, const PathSettings& set
       const int cpu = localCpu(topology, *this, b);
       if (cpu >= 0 && wirePath(a, cpu).type != PathType::dis) divert(topology, a, cpu, b);
       if (!checkSharedMemory(topology, settings, a, b).allowed)
-        final_[index(a, b)].type = PathType::net;
+        final_[finalIndex(a, b)].type = PathType::net;
     }
   }
 }
 
 void PathTable::applyNetRules(const Topology& topology, const PathSettings& settings) {
   for (const int gpu : topology.of(NodeType::gpu)) {
+    const int cpu = localCpu(topology, *this, gpu);
     for (const int net : topology.of(NodeType::net)) {
       if (wirePath(gpu, net).type == PathType::dis) continue;
       const PxnVerdict pxn = checkPxn(topology, *this, settings, gpu, net);
       if (pxn.used) divert(topology, gpu, pxn.through, net);
-      const int cpu = localCpu(topology, *this, gpu);
-      if (cpu < 0) continue;
-      if (!pxn.used && !checkGdr(topology, *this, settings, gpu, net, true).allowed)
-        divert(topology, gpu, cpu, net);
-      if (!checkGdr(topology, *this, settings, gpu, net, false).allowed)
-        divert(topology, net, cpu, gpu);
+      // Both directions by the rule for writes, as in NCCL (docs/decisions/0007).
+      if (cpu < 0 || checkGdr(topology, *this, settings, gpu, net, false).allowed) continue;
+      if (!pxn.used) divert(topology, gpu, cpu, net);
+      divert(topology, net, cpu, gpu);
     }
   }
 }
 
 void PathTable::appendWire(int from, int to, std::vector<Hop>& hops) const {
   while (from != to) {
-    const Wire& wire = wires_[index(from, to)];
+    const Wire& wire = wires_[wireIndex(from, to)];
     if (wire.nextLink < 0) return;
     hops.push_back({from, wire.nextLink});
     from = wire.nextNode;
@@ -151,27 +198,19 @@ std::vector<Hop> PathTable::hops(int from, int to) const {
 int localCpu(const Topology& topology, const PathTable& paths, int node) {
   int best = -1;
   for (const int cpu : topology.of(NodeType::cpu)) {
-    const Path& path = paths.wirePath(node, cpu);
+    const Path path = paths.wirePath(node, cpu);
     if (path.type == PathType::dis) continue;
     if (best < 0 || path.hops < paths.wirePath(node, best).hops) best = cpu;
   }
   return best;
 }
 
-std::vector<int> nearest(const Topology& topology, const PathTable& paths, int node,
-                         NodeType type) {
-  std::vector<int> best;
-  const auto quality = [&](int other) {
-    const Path& path = paths.wirePath(node, other);
-    return std::tuple(path.type, -path.bandwidth);
-  };
-  for (const int other : topology.of(type)) {
-    if (other == node || paths.wirePath(node, other).type == PathType::dis) continue;
-    if (!best.empty() && quality(other) > quality(best.front())) continue;
-    if (!best.empty() && quality(other) < quality(best.front())) best.clear();
-    best.push_back(other);
+PathType distanceToGpus(const Topology& topology, const PathTable& paths, int net) {
+  PathType nearest = PathType::dis;
+  for (const int gpu : topology.of(NodeType::gpu)) {
+    nearest = std::min(nearest, std::max(paths.path(net, gpu).type, paths.path(gpu, net).type));
   }
-  return best;
+  return nearest;
 }
 
 }  // namespace unisono::topology

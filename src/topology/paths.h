@@ -65,37 +65,57 @@ class PathTable {
   // reached through the CPU.
   PathTable(const Topology& topology, const PathSettings& settings);
 
-  const Path& path(int from, int to) const { return final_[index(from, to)]; }
-  // Before the rules: what the wires alone give.
-  const Path& wirePath(int from, int to) const { return wires_[index(from, to)].path; }
+  // Both nodes are GPUs, NETs, CPUs or NVSwitches.
+  const Path& path(int from, int to) const { return final_[finalIndex(from, to)]; }
+  // Before the rules: what the wires alone give. `to` is a GPU, NET, CPU or NVSwitch.
+  Path wirePath(int from, int to) const {
+    const Wire& wire = wires_[wireIndex(from, to)];
+    return {wire.type, wire.bandwidth, wire.hops, -1};
+  }
   // The links of path(from, to), in order.
   std::vector<Hop> hops(int from, int to) const;
 
+  // The NETs nearest to a GPU, or the GPUs nearest to a NET, by the wires and in node order: those
+  // with the most bandwidth, and of these those with the best type.
+  const std::vector<int>& nearest(int node) const { return near_[static_cast<std::size_t>(node)]; }
+
  private:
   struct Wire {
-    Path path;
-    int nextLink = -1;      // link of the node that leads on towards the base
-    int nextNode = -1;      // where that link leads
+    Bandwidth bandwidth = 0;
+    int nextLink = -1;  // link of the node that leads on towards the base
+    int nextNode = -1;  // where that link leads
+    std::int16_t hops = 0;
+    PathType type = PathType::dis;
     bool chipLink = false;  // passes a chip-to-chip link
   };
+  // For each link of each node, the place of the opposite link in the node that it leads to.
+  using OppositeLinks = std::vector<std::vector<int>>;
 
-  std::size_t index(int from, int to) const {
-    return static_cast<std::size_t>(to) * count_ + static_cast<std::size_t>(from);
+  std::size_t base(int node) const {
+    return static_cast<std::size_t>(baseNumber_[static_cast<std::size_t>(node)]);
   }
-  void spread(const Topology& topology, const PathSettings& settings, int base);
+  std::size_t wireIndex(int from, int to) const {
+    return base(to) * nodes_ + static_cast<std::size_t>(from);
+  }
+  std::size_t finalIndex(int from, int to) const { return base(to) * bases_ + base(from); }
+  void spread(const Topology& topology, const PathSettings& settings, const OppositeLinks& opposite,
+              int base);
+  void findNearest(const Topology& topology);
   void divert(const Topology& topology, int from, int via, int to);
   void applyPeerRules(const Topology& topology, const PathSettings& settings);
   void applyNetRules(const Topology& topology, const PathSettings& settings);
   void appendWire(int from, int to, std::vector<Hop>& hops) const;
 
-  std::size_t count_;
-  std::vector<Wire> wires_;  // [base][node]: from node to base
-  std::vector<Path> final_;
+  std::size_t nodes_, bases_ = 0;
+  std::vector<int> baseNumber_;  // by node: its number among those that paths lead to, or -1
+  std::vector<Wire> wires_;      // [base][node]: from node to base
+  std::vector<Path> final_;      // [base][base]
+  std::vector<std::vector<int>> near_;
 };
 
 // The CPU nearest to a node; the first of equals; -1 if none can be reached.
 int localCpu(const Topology& topology, const PathTable& paths, int node);
-// GPUs nearest to a NET, or NETs nearest to a GPU, by the wires: best type, then bandwidth.
-std::vector<int> nearest(const Topology& topology, const PathTable& paths, int node, NodeType type);
+// How near a NET is to the GPU nearest to it, there and back.
+PathType distanceToGpus(const Topology& topology, const PathTable& paths, int net);
 
 }  // namespace unisono::topology

@@ -88,18 +88,19 @@ SearchSpace::SearchSpace(const Machine& machine) : machine_(machine) {
     ports_.push_back(entry->second);
   }
 
-  const auto positions = [](const std::vector<int>& found, const std::vector<int>& all) {
+  std::vector<int> position(topology.nodes.size(), -1);
+  for (const auto* nodes : {&gpuNodes_, &netNodes_})
+    for (std::size_t i = 0; i < nodes->size(); ++i)
+      position[static_cast<std::size_t>((*nodes)[i])] = static_cast<int>(i);
+  const auto nearestTo = [&](int node) {
     std::vector<int> result;
-    for (const int node : found)
-      result.push_back(static_cast<int>(std::find(all.begin(), all.end(), node) - all.begin()));
+    for (const int other : machine.paths.nearest(node))
+      result.push_back(position[static_cast<std::size_t>(other)]);
     return result;
   };
-  for (const int net : netNodes_)
-    localGpus_.push_back(
-        positions(nearest(topology, machine.paths, net, NodeType::gpu), gpuNodes_));
+  for (const int net : netNodes_) localGpus_.push_back(nearestTo(net));
   for (int gpu = 0; gpu < gpus_; ++gpu) {
-    std::vector<int> nets =
-        positions(nearest(topology, machine.paths, gpuNode(gpu), NodeType::net), netNodes_);
+    std::vector<int> nets = nearestTo(gpuNode(gpu));
     if (!nets.empty()) {
       // GPUs that share their nearest ports start at different ones.
       const std::vector<int>& sharers = localGpus_[static_cast<std::size_t>(nets.front())];

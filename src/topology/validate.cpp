@@ -180,10 +180,7 @@ class Validator {
     if (!hasChain() || graph_.crossNic != 0) return;
     std::map<Port, std::pair<Bandwidth, PathType>> kinds;
     for (const int net : topology_.of(NodeType::net)) {
-      PathType nearest = PathType::dis;
-      for (const int gpu : topology_.of(NodeType::gpu))
-        nearest =
-            std::min(nearest, std::max(machine_.path(net, gpu).type, machine_.path(gpu, net).type));
+      const PathType nearest = distanceToGpus(topology_, machine_.paths, net);
       kinds.emplace(portOf(net), std::pair(topology_.node(net).net.bandwidth, nearest));
     }
     for (number_ = 0; number_ < graph_.channels.size(); ++number_) {

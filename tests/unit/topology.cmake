@@ -1,7 +1,7 @@
 unisono_test(topology_test
   SOURCES topology_xml_test.cpp topology_graph_test.cpp topology_search_test.cpp
     topology_golden_test.cpp topology_known_test.cpp topology_layouts_test.cpp
-    topology_merge_test.cpp
+    topology_merge_test.cpp topology_paths_test.cpp
   DEPENDS unisono_topology
   LABELS unit)
 unisono_test(topology_join_test SOURCES topology_join_test.cpp DEPENDS unisono_topology LABELS unit)

@@ -17,7 +17,7 @@ namespace {
 // Names the ports nearest to a GPU and says whether `net` is one of them.
 std::string choiceOfPort(const View& view, int gpu, int net) {
   const Machine& machine = view.whole;
-  const std::vector<int> near = nearest(machine.topology, machine.paths, gpu, NodeType::net);
+  const std::vector<int>& near = machine.paths.nearest(gpu);
   std::vector<std::string> names;
   bool chosen = false;
   for (const int port : near) {
@@ -25,11 +25,11 @@ std::string choiceOfPort(const View& view, int gpu, int net) {
     chosen |= port == net;
   }
   if (near.empty()) return "nearest ports: the GPU reaches none\n";
-  const Path& best = machine.paths.wirePath(gpu, near.front());
+  const Path best = machine.paths.wirePath(gpu, near.front());
   std::string text =
       fmt::format("nearest ports of {}: {} ({}, {:g} GB/s)\n", machine.topology.nameOf(gpu),
                   fmt::join(names, ", "), nameOf(best.type), toGigabytes(best.bandwidth));
-  const Path& own = machine.paths.wirePath(gpu, net);
+  const Path own = machine.paths.wirePath(gpu, net);
   if (!chosen)
     text += fmt::format("{} is not among them: {}, {:g} GB/s\n", machine.topology.nameOf(net),
                         nameOf(own.type), toGigabytes(own.bandwidth));
