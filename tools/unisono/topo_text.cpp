@@ -387,10 +387,14 @@ std::string wrapped(const std::string& line, std::size_t indent, std::size_t col
 }
 
 NetworkGpus networkGpus(Pattern pattern, const Channel& channel) {
-  const int first = channel.gpus.front();
-  if (pattern == Pattern::ring) return {first, channel.gpus.back()};
-  const bool shared = pattern == Pattern::splitTree || pattern == Pattern::balancedTree;
-  return {first, shared && channel.gpus.size() > 1 ? channel.gpus[1] : first};
+  NetworkGpus ends{channel.gpus.front(), channel.gpus.front()};
+  constexpr Bandwidth kAnySpeed = 1000;
+  for (const PathUse& use :
+       ChannelTraffic(pattern, kAnySpeed, kAnySpeed, channel.gpus).all(channel)) {
+    if (use.kind == PathUse::Kind::portToGpu) ends.receives = use.to;
+    if (use.kind == PathUse::Kind::gpuToPort) ends.sends = use.from;
+  }
+  return ends;
 }
 
 std::string treeText(const View& view, JoinedPart joined) {
