@@ -1,18 +1,19 @@
 // The C API of Unisono: collective communication between GPUs.
 //
 // Source- and binary-compatible with NCCL 2.28.9: a program compiled against either header runs
-// on either library. Every function ncclX has a twin pncclX that does the same; a profiler may
-// define ncclX itself and reach the library through pncclX.
+// on either library. Every function ncclX is also exported as pncclX, so that a profiler can define
+// ncclX itself and call the library through pncclX.
 //
-// What holds for every function unless its own text says otherwise:
-// - It returns ncclSuccess, or the class of the error. ncclGetLastError then gives a text that
-//   says what happened, where, and what to do. Results are written only on success.
+// Rules for every function, unless its own comment says otherwise:
+// - It returns ncclSuccess or the class of the error. ncclGetLastError then returns a message that
+//   says what happened, where, and what to do. Output parameters are written only on success.
 // - It may be called from any thread. Calls on one communicator must not overlap in time, except
 //   ncclCommAbort, ncclCommGetAsyncError and ncclGetLastError.
-// - A communication call returns once the work is queued on `stream`, not once it is done. Buffers
-//   must stay valid until the stream has passed the work.
-// - Counts are in elements of `datatype`, sizes in bytes, and a rank is a number from 0 to one
-//   less than the communicator's size.
+// - A communication call returns once the work is queued on `stream`, not once it has completed.
+//   Buffers must stay valid until the stream has executed the work.
+// - Counts are in elements of `datatype` and sizes in bytes. Ranks are numbered from 0 to the
+// number
+//   of ranks minus 1.
 //
 // CUDA's headers are included where the compiler finds them. Without them, or with
 // UNISONO_NO_CUDA_HEADERS defined, only cudaStream_t is declared.
@@ -41,14 +42,15 @@
 typedef struct CUstream_st* cudaStream_t;
 #endif
 
-// The version whose API and ABI this header has; ncclGetVersion gives the same number.
+// The NCCL version whose API and ABI this header implements; ncclGetVersion returns the same
+// number.
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 28
 #define NCCL_PATCH 9
 #define NCCL_SUFFIX ""
 #define NCCL_VERSION_CODE 22809
 
-// Version X.Y.Z as one number: two digits for Y and Z after 2.8, one digit for Y up to then.
+// Version X.Y.Z as one number: two digits each for Y and Z after 2.8, one digit for Y before.
 #define NCCL_VERSION(X, Y, Z) \
   ((X) > 2 || (Y) > 8 ? (X)*10000 + (Y)*100 + (Z) : (X)*1000 + (Y)*100 + (Z))
 
@@ -61,15 +63,15 @@ extern "C" {
 
 // ---- Handles ----
 
-// A communicator as one rank holds it. A handle belongs to the process that made it.
+// One rank's communicator. A handle is valid only in the process that created it.
 typedef struct ncclComm* ncclComm_t;
 #define NCCL_COMM_NULL NULL
 
 // A buffer that all ranks of a communicator registered together.
 typedef struct ncclWindow_vidmem* ncclWindow_t;
 
-// What the ranks of a communicator find each other by. One process makes it and gives the bytes to
-// the others by any means of its own.
+// Identifies a communicator while its ranks find each other. One process creates it and passes the
+// bytes to the others by its own means.
 #define NCCL_UNIQUE_ID_BYTES 128
 typedef struct {
   char internal[NCCL_UNIQUE_ID_BYTES];
@@ -82,61 +84,61 @@ typedef enum {
   ncclUnhandledCudaError = 1,  // a CUDA call failed
   ncclSystemError = 2,         // a call to the operating system or to another library failed
   ncclInternalError = 3,       // a fault in the library itself, or memory overwritten
-  ncclInvalidArgument = 4,     // one argument is wrong by itself
-  ncclInvalidUsage = 5,        // the call does not fit the calls before it or the other ranks
-  ncclRemoteError = 6,         // another rank failed or went away
-  ncclInProgress = 7,          // a nonblocking communicator is still at work
+  ncclInvalidArgument = 4,     // an argument is invalid in itself
+  ncclInvalidUsage = 5,        // the call does not match earlier calls or the other ranks
+  ncclRemoteError = 6,         // another rank failed or exited
+  ncclInProgress = 7,          // an operation on a nonblocking communicator has not completed
   ncclNumResults = 8
 } ncclResult_t;
 
 // ---- Settings of a communicator ----
 
-// Values of a field of ncclConfig_t or ncclSimInfo_t that nobody set.
+// Values of the fields of ncclConfig_t and ncclSimInfo_t that are not set.
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_UNDEF_PTR NULL
 #define NCCL_UNDEF_FLOAT -1.0f
 
-// The color of a rank that joins no new communicator in ncclCommSplit.
+// The color of a rank that is in no new communicator of ncclCommSplit.
 #define NCCL_SPLIT_NOCOLOR -1
 
-// winFlags of ncclCommWindowRegister, and the alignment in bytes that a window's address needs.
+// winFlags of ncclCommWindowRegister, and the required alignment of the address in bytes.
 #define NCCL_WIN_DEFAULT 0x00
 #define NCCL_WIN_COLL_SYMMETRIC 0x01  // every rank passes the same offset in its own window
 #define NCCL_WIN_REQUIRED_ALIGNMENT 4096
 
-// CTAPolicy of ncclConfig_t: the library's own balance; fewer thread blocks at a small loss of
-// speed; none at all where copy engines can do the work.
+// CTAPolicy of ncclConfig_t: the library's default; fewer thread blocks at a small loss of speed;
+// no thread blocks where copy engines can do the work.
 #define NCCL_CTA_POLICY_DEFAULT 0x00
 #define NCCL_CTA_POLICY_EFFICIENCY 0x01
 #define NCCL_CTA_POLICY_ZERO 0x02
 
-// shrinkFlags of ncclCommShrink: the parent is idle; or its running work is to be ended first.
+// shrinkFlags of ncclCommShrink: the parent is idle; or abort the parent's running work first.
 #define NCCL_SHRINK_DEFAULT 0x00
 #define NCCL_SHRINK_ABORT 0x01
 
-// revokeFlags of ncclCommRevoke: the only value there is.
+// revokeFlags of ncclCommRevoke. There is no other value.
 #define NCCL_REVOKE_DEFAULT 0x00
 
 // Settings of one communicator. Start from NCCL_CONFIG_INITIALIZER and assign the fields to change;
-// the first three say which version of the structure the program was compiled with.
+// the first three tell which version of the structure the program was compiled with.
 typedef struct ncclConfig_v22800 {
   size_t size;  // bytes
   unsigned int magic;
   unsigned int version;
   int blocking;             // 1: calls return when done; 0: they may return ncclInProgress
   int cgaClusterSize;       // thread blocks in a cluster, 0 to 8
-  int minCTAs;              // least number of thread blocks of a kernel
-  int maxCTAs;              // greatest number of thread blocks of a kernel
-  const char* netName;      // the network to use, by its name ("Socket", "IB", a plug-in's)
+  int minCTAs;              // minimum number of thread blocks of a kernel
+  int maxCTAs;              // maximum number of thread blocks of a kernel
+  const char* netName;      // the network to use: "Socket", "IB", or the name of a plug-in
   int splitShare;           // 1: communicators split from this one share its resources
   int trafficClass;         // the network's traffic class of this communicator's data
   const char* commName;     // a name for logs and reports
-  int collnetEnable;        // 1: let switches reduce in the network
-  int CTAPolicy;            // NCCL_CTA_POLICY_*, or-ed
+  int collnetEnable;        // 1: use reductions in the network's switches
+  int CTAPolicy;            // bitwise or of NCCL_CTA_POLICY_*
   int shrinkShare;          // 1: communicators shrunk from this one share its resources
   int nvlsCTAs;             // thread blocks of kernels that use NVLink multicast
   int nChannelsPerNetPeer;  // channels to each peer that is reached over the network
-  int nvlinkCentricSched;   // 1: order sends and receives for NVLink first
+  int nvlinkCentricSched;   // 1: schedule sends and receives for NVLink first
 } ncclConfig_t;
 
 // clang-format off
@@ -206,8 +208,8 @@ typedef enum {
 // As wide as ncclRedOp_t, which cannot name its own size while it is being defined.
 typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t;
 
-// Values from ncclNumOps up are operators that ncclRedOpCreatePreMulSum made; ncclMaxRedOp is the
-// greatest that the type can hold.
+// Values from ncclNumOps on are operators created by ncclRedOpCreatePreMulSum; ncclMaxRedOp is the
+// largest value of the type.
 typedef enum {
   ncclSum = 0,
   ncclProd = 1,
@@ -218,160 +220,162 @@ typedef enum {
   ncclMaxRedOp = 0x7fffffff >> (32 - 8 * (int)sizeof(ncclRedOp_dummy_t))
 } ncclRedOp_t;
 
-// Where a scalar argument lies: in memory that the device reads while the collective runs, or in
+// Where a scalar argument resides: in memory that the device reads while the collective runs, or in
 // host memory that is read before the call returns.
 typedef enum { ncclScalarDevice = 0, ncclScalarHostImmediate = 1 } ncclScalarResidence_t;
 
 // ---- The library ----
 
-// Gives NCCL_VERSION_CODE of the library that is loaded, which may differ from the header's.
+// Returns NCCL_VERSION_CODE of the loaded library, which may differ from that of the header.
 ncclResult_t ncclGetVersion(int* version);
 ncclResult_t pncclGetVersion(int* version);
 
-// A fixed text for each result; never NULL, for values out of range either.
+// Returns a fixed description of the result; never NULL, even for values out of range.
 const char* ncclGetErrorString(ncclResult_t result);
 const char* pncclGetErrorString(ncclResult_t result);
 
-// The text of the last error: of `comm`, or of the calling thread where `comm` is NULL. Never NULL.
-// The text stays valid until the next call of the same thread.
+// Returns the message of the last error of `comm`, or of the calling thread if `comm` is NULL.
+// Never NULL. The message is valid until the thread's next call.
 const char* ncclGetLastError(ncclComm_t comm);
 const char* pncclGetLastError(ncclComm_t comm);
 
-// Reads the settings of the log anew.
+// Re-reads the logging settings.
 __attribute__((deprecated("set NCCL_DEBUG before the first call instead"))) void ncclResetDebugInit(
     void);
 __attribute__((deprecated("set NCCL_DEBUG before the first call instead"))) void
 pncclResetDebugInit(void);
 
-// ---- Making a communicator ----
+// ---- Creating communicators ----
 
-// Makes the id of one new communicator, whose ranks meet at the calling process, or at NCCL_COMM_ID
-// where that is set. The process has to live until every rank has joined.
+// Creates the id of one new communicator. Its ranks connect to the calling process, or to the
+// address in NCCL_COMM_ID if that is set. The process must not exit before every rank has joined.
 ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId);
 ncclResult_t pncclGetUniqueId(ncclUniqueId* uniqueId);
 
 // Joins the communicator `commId` as `rank` of `nranks` with the thread's current device. Returns
-// when all ranks have joined: one thread that makes several ranks puts the calls into one group.
+// when all ranks have joined: a thread that creates several ranks must call it within one group.
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank);
 ncclResult_t pncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank);
 
-// As ncclCommInitRank, with settings; `config` NULL means the defaults.
+// Like ncclCommInitRank, with settings; NULL for `config` means the defaults.
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t* config);
 ncclResult_t pncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank,
                                      ncclConfig_t* config);
 
-// As ncclCommInitRankConfig with `nId` ids, so that the ranks meet at several processes. Every rank
-// passes the same ids in the same order, at most one for each rank.
+// Like ncclCommInitRankConfig with `nId` ids, so that the ranks connect to several processes
+// instead of one. Every rank passes the same ids in the same order, and `nId` is at most `nranks`.
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
                                       ncclUniqueId* commIds, ncclConfig_t* config);
 ncclResult_t pncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
                                        ncclUniqueId* commIds, ncclConfig_t* config);
 
-// Makes a communicator of `ndev` ranks inside the process: `comm` has room for `ndev` handles, and
-// rank i runs on devlist[i], or on device i where `devlist` is NULL.
+// Creates a communicator of `ndev` ranks inside the process. `comm` is an array of `ndev` handles,
+// and rank i runs on devlist[i], or on device i if `devlist` is NULL.
 ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist);
 ncclResult_t pncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist);
 
-// Every rank calls it. Ranks of one color become one new communicator, in the order of `key` and
-// then of their old rank. A rank with NCCL_SPLIT_NOCOLOR gets NULL. `config` NULL: as the parent.
+// Called by every rank. The ranks of each color form a new communicator, ordered by `key` and then
+// by their old rank. A rank with NCCL_SPLIT_NOCOLOR gets NULL. NULL for `config` means the
+// parent's.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
                            ncclConfig_t* config);
 ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
                             ncclConfig_t* config);
 
-// Called by the ranks that stay: makes a communicator without the `excludeRanksCount` ranks of
-// `excludeRanksList`, the others in their old order. shrinkFlags: one of NCCL_SHRINK_*.
+// Called by the remaining ranks. Creates a communicator without the `excludeRanksCount` ranks in
+// `excludeRanksList`; the others keep their order. shrinkFlags: one of NCCL_SHRINK_*.
 ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
                             ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags);
 ncclResult_t pncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
                              ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags);
 
-// ---- Ending a communicator ----
+// ---- Destroying communicators ----
 
-// Every rank calls it: completes what was queued and says goodbye to the other ranks. After it,
-// ncclCommDestroy waits for nobody.
+// Called by every rank. Waits until queued work has completed and releases what other ranks use.
+// ncclCommDestroy does not wait for other ranks afterwards.
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 
-// Frees this rank's communicator, after finalizing it where that was not done.
+// Frees this rank's communicator, and finalizes it first if necessary.
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 
-// Ends what is running on the communicator without waiting for other ranks, and frees it.
+// Aborts running work without waiting for other ranks, and frees the communicator.
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 
-// Ends what is running but keeps the communicator, so that it can be split, shrunk or destroyed.
+// Aborts running work but keeps the communicator, which can then be split, shrunk or destroyed.
 // revokeFlags: NCCL_REVOKE_DEFAULT.
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags);
 
-// ---- Asking a communicator ----
+// ---- Queries ----
 
-// Gives the error that befell the communicator outside of a call, ncclInProgress while a
-// nonblocking call is at work, or ncclSuccess.
+// Returns the error that occurred outside of a call, ncclInProgress while a nonblocking call has
+// not completed, or ncclSuccess.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError);
 ncclResult_t pncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError);
 
-// Gives the number of ranks.
+// Returns the number of ranks.
 ncclResult_t ncclCommCount(const ncclComm_t comm, int* count);
 ncclResult_t pncclCommCount(const ncclComm_t comm, int* count);
 
-// Gives the device of this rank, in CUDA's numbering for this process.
+// Returns this rank's device, in CUDA's numbering for this process.
 ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device);
 ncclResult_t pncclCommCuDevice(const ncclComm_t comm, int* device);
 
-// Gives this rank's number.
+// Returns the rank of the caller.
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank);
 ncclResult_t pncclCommUserRank(const ncclComm_t comm, int* rank);
 
 // ---- Memory ----
 
-// Allocates at least `size` bytes on the current device, such that other ranks can map them.
+// Allocates at least `size` bytes on the current device, in memory that other ranks can map.
 ncclResult_t ncclMemAlloc(void** ptr, size_t size);
 ncclResult_t pncclMemAlloc(void** ptr, size_t size);
 
-// Frees what ncclMemAlloc gave; NULL is allowed.
+// Frees memory from ncclMemAlloc; NULL is allowed.
 ncclResult_t ncclMemFree(void* ptr);
 ncclResult_t pncclMemFree(void* ptr);
 
-// Tells the communicator of a buffer that many calls will use, so that its data may move without a
-// copy. Only this rank is concerned.
+// Registers a buffer that many calls will use, so that its data can be transferred without a copy.
+// Affects only this rank.
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buff, size_t size, void** handle);
 ncclResult_t pncclCommRegister(const ncclComm_t comm, void* buff, size_t size, void** handle);
 
-// Takes back a registration, before the memory is freed.
+// Removes a registration. Must be called before the memory is freed.
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle);
 ncclResult_t pncclCommDeregister(const ncclComm_t comm, void* handle);
 
-// Every rank calls it: registers the buffers of all ranks as one window. The buffer comes from
-// ncclMemAlloc and starts at a multiple of NCCL_WIN_REQUIRED_ALIGNMENT. winFlags: NCCL_WIN_*.
+// Called by every rank: registers the buffers of all ranks as one window. The buffer must come from
+// ncclMemAlloc and be aligned to NCCL_WIN_REQUIRED_ALIGNMENT. winFlags: NCCL_WIN_*.
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, ncclWindow_t* win,
                                     int winFlags);
 ncclResult_t pncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, ncclWindow_t* win,
                                      int winFlags);
 
-// Takes a window back.
+// Removes a window.
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
 ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
 
-// ---- Operators of one's own ----
+// ---- User-defined operators ----
 
-// Makes the operator that multiplies this rank's values by *scalar, of type `datatype`, and then
-// sums over the ranks. It serves calls on `comm` with that type.
+// Creates an operator that multiplies this rank's values by *scalar, of type `datatype`, and then
+// sums over the ranks. It is valid for calls on `comm` with that type.
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t datatype,
                                       ncclScalarResidence_t residence, ncclComm_t comm);
 ncclResult_t pncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t datatype,
                                        ncclScalarResidence_t residence, ncclComm_t comm);
 
-// Ends such an operator. Calls that already returned keep it as long as they need it.
+// Destroys such an operator. Work that is already queued may still use it.
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 ncclResult_t pncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 
-// ---- Collectives: every rank of the communicator makes the same call ----
+// ---- Collectives: every rank of the communicator must make the same call ----
 
-// recvbuff of every rank: `count` elements, reduced over all ranks. In place: the same buffer.
+// Reduces `count` elements over all ranks into recvbuff of every rank. In place: sendbuff equals
+// recvbuff.
 ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
                            ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                            cudaStream_t stream);
@@ -379,16 +383,16 @@ ncclResult_t pncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
                             ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                             cudaStream_t stream);
 
-// recvbuff of `root`: `count` elements, reduced over all ranks; others may pass NULL.
-// In place: the same buffer.
+// Reduces `count` elements over all ranks into recvbuff of `root`; other ranks may pass NULL for
+// recvbuff. In place: sendbuff equals recvbuff.
 ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclReduce(const void* sendbuff, void* recvbuff, size_t count,
                          ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm,
                          cudaStream_t stream);
 
-// recvbuff of every rank: `count` elements of root's sendbuff; others may pass NULL for that.
-// In place: the same buffer.
+// Copies `count` elements from root's sendbuff to recvbuff of every rank; other ranks may pass NULL
+// for sendbuff. In place: sendbuff equals recvbuff.
 ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count,
                            ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclBroadcast(const void* sendbuff, void* recvbuff, size_t count,
@@ -401,8 +405,8 @@ ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int ro
 ncclResult_t pncclBcast(void* buff, size_t count, ncclDataType_t datatype, int root,
                         ncclComm_t comm, cudaStream_t stream);
 
-// sendbuff: a block of `recvcount` elements for each rank; recvbuff of rank i: block i, reduced
-// over all ranks. In place: recvbuff is block i of sendbuff.
+// Reduces blocks of `recvcount` elements, one for each rank in sendbuff, over all ranks, and stores
+// block i in recvbuff of rank i. In place: recvbuff of rank i is block i of its sendbuff.
 ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount,
                                ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                cudaStream_t stream);
@@ -410,43 +414,43 @@ ncclResult_t pncclReduceScatter(const void* sendbuff, void* recvbuff, size_t rec
                                 ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                 cudaStream_t stream);
 
-// recvbuff of every rank: block i is the `sendcount` elements of rank i. In place: sendbuff is this
-// rank's block of recvbuff.
+// Collects `sendcount` elements from each rank in recvbuff of every rank, where block i comes from
+// rank i. In place: sendbuff of rank i is block i of its recvbuff.
 ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount,
                            ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount,
                             ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
 
-// Blocks of `count` elements: block j of rank i's sendbuff becomes block i of rank j's recvbuff.
+// Copies blocks of `count` elements: block j of rank i's sendbuff to block i of rank j's recvbuff.
 ncclResult_t ncclAlltoAll(const void* sendbuff, void* recvbuff, size_t count,
                           ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclAlltoAll(const void* sendbuff, void* recvbuff, size_t count,
                            ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
 
-// recvbuff of `root`: block i is the `count` elements of rank i; others may pass NULL. In place:
-// root's sendbuff is its block of recvbuff.
+// Collects `count` elements from each rank in recvbuff of `root`, where block i comes from rank i;
+// other ranks may pass NULL for recvbuff. In place: root's sendbuff is its own block of recvbuff.
 ncclResult_t ncclGather(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
                         int root, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclGather(const void* sendbuff, void* recvbuff, size_t count,
                          ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream);
 
-// recvbuff of rank i: block i of root's sendbuff, `count` elements; others may pass NULL for that.
-// In place: root's recvbuff is its block of sendbuff.
+// Copies block i of root's sendbuff, of `count` elements, to recvbuff of rank i; other ranks may
+// pass NULL for sendbuff. In place: root's recvbuff is its own block of sendbuff.
 ncclResult_t ncclScatter(const void* sendbuff, void* recvbuff, size_t count,
                          ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclScatter(const void* sendbuff, void* recvbuff, size_t count,
                           ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream);
 
-// ---- Between two ranks ----
+// ---- Point-to-point ----
 
-// Sends `count` elements to rank `peer`, which receives the same count and type. The stream waits
-// for the peer: sends and receives that depend on each other go into one group.
+// Sends `count` elements to rank `peer`, which must receive the same count and type. The stream
+// waits for the peer, so sends and receives that depend on each other must be in one group.
 ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer,
                        ncclComm_t comm, cudaStream_t stream);
 
-// Receives what rank `peer` sends to this rank.
+// Receives `count` elements from rank `peer`, which must send the same count and type.
 ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer,
@@ -454,16 +458,16 @@ ncclResult_t pncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, in
 
 // ---- Groups ----
 
-// Opens a group for the calling thread: calls are kept until the matching ncclGroupEnd and then
-// start together. Groups nest; only the outermost end starts the work.
+// Starts a group in the calling thread: calls are collected until the matching ncclGroupEnd and
+// then started together. Groups can be nested; only the outermost end starts the work.
 ncclResult_t ncclGroupStart(void);
 ncclResult_t pncclGroupStart(void);
 
-// Closes the group. Gives the first error of the calls in it.
+// Ends the group and returns the first error of its calls.
 ncclResult_t ncclGroupEnd(void);
 ncclResult_t pncclGroupEnd(void);
 
-// Closes the group without starting its calls and estimates how long they would have taken.
+// Ends the group without starting its calls, and estimates how long they would have taken.
 // `simInfo` may be NULL.
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo);
 ncclResult_t pncclGroupSimulateEnd(ncclSimInfo_t* simInfo);
