@@ -1,4 +1,4 @@
-# Compiler settings and the helpers with which every folder declares its targets.
+# Compiler settings, and the functions that declare the targets of each folder.
 
 add_library(unisono_options INTERFACE)
 target_include_directories(unisono_options INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
@@ -17,8 +17,8 @@ if(UNISONO_CUDA)
 endif()
 
 # unisono_layer(NAME SOURCES ... DEPENDS ...): one folder of src/ as a static library unisono_NAME.
-# DEPENDS names the layers and libraries it may use; the order of the layers in
-# docs/architecture is kept by listing only what lies below.
+# DEPENDS names the layers and libraries that it may use. Listing only lower layers makes the linker
+# enforce their order (CONTRIBUTING.md).
 function(unisono_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   add_library(unisono_${name} STATIC ${ARG_SOURCES})

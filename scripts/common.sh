@@ -1,4 +1,4 @@
-# Shared by the scripts beside it; sourced, not run.
+# Functions of the other scripts in this folder. Sourced, not run.
 # shellcheck shell=bash disable=SC2034
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -54,17 +54,17 @@ class CheckExports(unittest.TestCase):
     def test_accepts_what_keeps_the_rules(self):
         status, text, _ = self.check(self.build(GOOD, "-lm", "-lpthread"))
         self.assertEqual(status, 0, text)
-        self.assertEqual(text, "exports: 2 names with their twins, 0 problems\n")
+        self.assertEqual(text, "exports: 2 names with their aliases, 0 problems\n")
 
     def test_names_missing(self):
         source = GOOD.replace("ncclTwo", "ncclTwice")
         self.assertRefused(self.build(source), "missing: ncclTwo", "missing: pncclTwo")
 
-    def test_twin_missing(self):
+    def test_alias_missing(self):
         source = GOOD.replace('int pncclOne(void) __attribute__((alias("ncclOne")));', "")
         self.assertRefused(self.build(source), "missing: pncclOne")
 
-    def test_twin_is_another_function(self):
+    def test_alias_is_another_function(self):
         source = GOOD.replace('pncclOne(void) __attribute__((alias("ncclOne")));',
                               "pncclOne(void) { return 5; }")
         self.assertRefused(self.build(source), "not the same function: ncclOne and pncclOne")
