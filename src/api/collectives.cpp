@@ -29,8 +29,7 @@ ncclResult_t enqueue(ncclComm_t id, cudaStream_t stream, MakeTask makeTask) {
       const auto communicator = comm::findHandle(id)->communicator();
       group.add(id, {makeTask(*communicator), stream});
     });
-    group.end();
-    return ncclSuccess;
+    return group.end() ? ncclSuccess : ncclInProgress;
   });
 }
 

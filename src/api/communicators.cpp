@@ -52,10 +52,10 @@ HandleId* slotOf(ncclComm_t* comm) {
 
 // Puts the making of a communicator into the thread's group; the handle is there at once.
 void addMaking(ncclComm_t* comm, int device, bool blocking, Handle::Maker make,
-               std::shared_ptr<Handle> keeper = nullptr) {
+               bool isMember = true) {
   auto& runtime = runtime::Runtime::get();
   *slotOf(comm) = comm::registerHandle(std::make_shared<Handle>(runtime, device, blocking));
-  Group::current().add(slotOf(comm), std::move(make), std::move(keeper));
+  Group::current().add(slotOf(comm), std::move(make), isMember);
 }
 
 // Runs `body`, which adds to the group, as a group of its own or inside the caller's.
@@ -244,17 +244,18 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
                               : isBlocking(parent->settings(), read);
     const int device = parent->device();
     addMaking(newcomm, device, blocking, comm::makeFromSplit(parent, color, key, options),
-              color == NCCL_SPLIT_NOCOLOR ? std::move(handle) : nullptr);
+              color != NCCL_SPLIT_NOCOLOR);
   });
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  return api::guarded([&] { comm::findHandle(comm)->finalize(); });
+  return api::guarded(
+      [&] { return comm::findHandle(comm)->finalize() ? ncclSuccess : ncclInProgress; });
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return api::guarded([&] {
-    if (comm != nullptr) comm::releaseHandle(comm);
+    if (comm != nullptr) comm::releaseHandle(comm)->destroy();
   });
 }
 

@@ -1,6 +1,7 @@
 #include "base/error.h"
 
 #include <cstring>
+#include <new>
 
 namespace unisono {
 
@@ -48,6 +49,13 @@ void Error::compose() {
 Error systemError(int errnoValue, std::string_view call) {
   return Error(ErrorCode::systemError, fmt::format("{} failed: {} (errno {})", call,
                                                    std::strerror(errnoValue), errnoValue));
+}
+
+Error asError(const std::exception& exception) {
+  if (const auto* error = dynamic_cast<const Error*>(&exception)) return *error;
+  const bool memory = dynamic_cast<const std::bad_alloc*>(&exception) != nullptr;
+  return Error(memory ? ErrorCode::systemError : ErrorCode::internalError,
+               memory ? "Out of host memory" : exception.what());
 }
 
 }  // namespace unisono

@@ -71,4 +71,7 @@ Error internalError(fmt::format_string<Args...> format, Args&&... args) {
 // A failed system call: appends the text of `errnoValue`.
 Error systemError(int errnoValue, std::string_view call);
 
+// Returns any exception as an Error: itself, or one with its text.
+Error asError(const std::exception& exception);
+
 }  // namespace unisono

@@ -32,7 +32,7 @@ AbortSignal::AbortSignal(runtime::Runtime& runtime)
     : flag_(runtime.allocatePinned(sizeof(uint32_t))) {}
 
 void AbortSignal::raise() {
-  raised_.store(true, std::memory_order_release);
+  endWaits();
   std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(flag_->hostAddress()))
       .store(1, std::memory_order_release);
 }

@@ -13,12 +13,15 @@
 
 namespace unisono::comm {
 
-// Ends every wait of a communicator, on the CPU and in kernels. Made before the communicator, so
-// that its making can be aborted too.
+// Ends the waits of a communicator. Exists before the communicator does, so that its initialization
+// can be aborted too.
 class AbortSignal {
  public:
   explicit AbortSignal(runtime::Runtime& runtime);
+  // Ends all waits, on the CPU and in kernels.
   void raise();
+  // Ends the waits on the CPU. Kernels that were launched still come to their end.
+  void endWaits() { raised_.store(true, std::memory_order_release); }
   bool raised() const { return raised_.load(std::memory_order_acquire); }
   const uint32_t* deviceFlag() const;
 
@@ -67,6 +70,7 @@ class Communicator {
   const Settings& settings() const { return settings_; }
   const Options& options() const { return options_; }
   bootstrap::Bootstrap& bootstrap() { return *bootstrap_; }
+  bool aborted() const { return abort_->raised(); }
   // The order of collectives over bootstrap(), such as those of splits.
   Turns& turns() { return *turns_; }
   runtime::Runtime& runtime() { return runtime_; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <future>
+#include <utility>
 
 #include "base/thread.h"
 
@@ -15,12 +16,9 @@ void runTogether(const std::vector<std::function<void()>>& jobs) {
   auto run = [&](const std::function<void()>& job) {
     try {
       job();
-    } catch (const Error& error) {
-      std::lock_guard lock(mutex);
-      if (!first) first = error;
     } catch (const std::exception& error) {
-      std::lock_guard lock(mutex);
-      if (!first) first = internalError("{}", error.what());
+      const std::lock_guard lock(mutex);
+      if (!first) first = asError(error);
     }
   };
   // The jobs wait for each other, so none begins before every thread has started.
@@ -50,8 +48,8 @@ Group& Group::current() {
   return group;
 }
 
-void Group::add(HandleId* id, Handle::Maker make, std::shared_ptr<Handle> keeper) {
-  makings_.push_back({id, *id, findHandle(*id), std::move(make), std::move(keeper)});
+void Group::add(HandleId* id, Handle::Maker make, bool isMember) {
+  makings_.push_back({id, *id, findHandle(*id), std::move(make), isMember});
 }
 
 void Group::add(HandleId communicator, const StreamTask& task) {
@@ -80,28 +78,26 @@ bool Group::end() {
   }
   if (--depth_ > 0) return true;
   // Whatever happens, the next group of this thread starts empty.
-  auto makings = std::move(makings_);
-  auto calls = std::move(calls_);
-  auto error = std::move(error_);
-  makings_.clear();
-  calls_.clear();
-  error_.reset();
-  if (error) {
+  auto makings = std::exchange(makings_, {});
+  auto calls = std::exchange(calls_, {});
+  auto error = std::exchange(error_, {});
+  try {
+    if (error) throw *error;
+    checkBlocking(makings, calls);
+    for (Calls& entry : calls) entry.prepared = entry.communicator->prepare(entry.tasks);
+    const bool allMade = makeAll(makings);
+    return runAll(std::move(calls)) && allMade;
+  } catch (...) {
     drop(makings);
-    throw *error;
+    throw;
   }
-  const bool allMade = makeAll(makings);
-  runAll(calls);
-  return allMade;
-}
-
-void Group::forget(Making& making) {
-  releaseIfLive(making.handleId);
-  *making.id = nullptr;
 }
 
 void Group::drop(std::vector<Making>& makings) {
-  for (Making& making : makings) forget(making);
+  for (Making& making : makings) {
+    if (const auto handle = releaseIfLive(making.handleId)) handle->destroy();
+    *making.id = nullptr;
+  }
 }
 
 void Group::discard() {
@@ -112,63 +108,108 @@ void Group::discard() {
   error_.reset();
 }
 
+// A nonblocking communicator must not wait for what a blocking one waits for.
+void Group::checkBlocking(const std::vector<Making>& makings, const std::vector<Calls>& calls) {
+  bool blocking = false, nonblocking = false;
+  for (const auto& entry : makings) (entry.handle->blocking() ? blocking : nonblocking) = true;
+  for (const auto& entry : calls) (entry.handle->blocking() ? blocking : nonblocking) = true;
+  if (blocking && nonblocking) {
+    throw invalidArgument("The group has both blocking and nonblocking communicators")
+        .remedy("Use one group for each kind, or set ncclConfig_t.blocking alike");
+  }
+}
+
 bool Group::makeAll(std::vector<Making>& makings) {
   bool allMade = true;
   std::vector<std::function<void()>> jobs;
   for (Making& making : makings) {
     if (making.handle->blocking()) {
       jobs.emplace_back([&making] {
-        making.handle->build(making.make);
-        making.handle->communicator();  // throws what the making threw
+        making.handle->build(std::exchange(making.make, {}));
+        making.handle->communicator();  // throws the error of the initialization
       });
     } else {
-      making.handle->buildInBackground(making.make);
-      if (making.keeper != nullptr) {
-        making.keeper->keep(making.handle);
-        forget(making);
-      }
+      making.handle->buildInBackground(std::exchange(making.make, {}));
       allMade = false;
     }
   }
-  try {
-    runTogether(jobs);
-  } catch (const Error&) {
-    drop(makings);
-    throw;
-  }
+  runTogether(jobs);
   for (Making& making : makings) {
-    if (making.keeper != nullptr && making.handle->blocking()) forget(making);
+    if (making.isMember) continue;
+    releaseIfLive(making.handleId);
+    *making.id = nullptr;
   }
   return allMade;
 }
 
-void Group::runAll(std::vector<Calls>& calls) {
-  std::vector<Communicator::Prepared> prepared;
-  prepared.reserve(calls.size());
-  for (Calls& entry : calls) prepared.push_back(entry.communicator->prepare(entry.tasks));
+bool Group::runAll(std::vector<Calls> calls) {
+  const bool connected = std::all_of(calls.begin(), calls.end(), [](const Calls& entry) {
+    return entry.communicator->isConnected(entry.prepared);
+  });
+  if (connected || calls.front().handle->blocking()) {
+    if (!connected) connectAll(calls);
+    launchAll(calls);
+    return true;
+  }
+  std::vector<std::shared_ptr<Handle>> handles;
+  for (const Calls& entry : calls) handles.push_back(entry.handle);
+  const auto operation = Background::start("unisono-connect", [calls = std::move(calls)]() mutable {
+    try {
+      connectAll(calls);
+      launchAll(calls);
+    } catch (const std::exception& error) {
+      for (Calls& entry : calls) entry.handle->fail(asError(error));
+    }
+  });
+  for (const auto& handle : handles) handle->setBackground(operation);
+  return false;
+}
 
-  std::vector<std::function<void()>> connections;
-  for (size_t i = 0; i < calls.size(); i++) {
-    if (calls[i].communicator->isConnected(prepared[i])) continue;
-    connections.emplace_back([&entry = calls[i], &plan = prepared[i]] {
+void Group::connectAll(std::vector<Calls>& calls) {
+  std::mutex mutex;
+  std::optional<Error> cause;
+  std::vector<std::function<void()>> jobs;
+  for (Calls& entry : calls) {
+    if (entry.communicator->isConnected(entry.prepared)) continue;
+    jobs.emplace_back([&mutex, &cause, &calls, &entry] {
       try {
-        entry.communicator->connect(plan);
-      } catch (const Error& error) {
-        // Peers may have connected half: nothing that follows would fit theirs.
-        entry.handle->fail(error);
+        entry.communicator->connect(entry.prepared);
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex);
+        if (cause) throw;
+        cause = failAll(calls, entry, asError(error));
         throw;
       }
     });
   }
-  runTogether(connections);
-  for (size_t i = 0; i < calls.size(); i++) {
+  try {
+    runTogether(jobs);
+  } catch (const Error&) {
+    if (cause) throw *cause;
+    throw;
+  }
+}
+
+void Group::launchAll(std::vector<Calls>& calls) {
+  for (Calls& entry : calls) {
     try {
-      calls[i].communicator->launch(prepared[i]);
-    } catch (const Error& error) {
-      calls[i].handle->fail(error);
-      throw;
+      entry.handle->launch(entry.prepared);
+    } catch (const std::exception& error) {
+      throw failAll(calls, entry, asError(error));
     }
   }
+}
+
+// Returns the first error of `cause`, the communicator that has failed. Ends the waits of the
+// others too, as none of them can be used any more.
+Error Group::failAll(std::vector<Calls>& calls, const Calls& cause, const Error& error) {
+  Error first = cause.handle->fail(error);
+  for (Calls& entry : calls) {
+    entry.handle->fail(
+        Error(first.code(),
+              fmt::format("Another communicator of the same group failed: {}", first.what())));
+  }
+  return first;
 }
 
 }  // namespace unisono::comm

@@ -16,10 +16,14 @@ class Group {
   static Group& current();
 
   void start() { depth_++; }
-  // Closes one level; the last one runs everything, in this order: communicators are made (at
-  // once, each on a thread), then calls are planned, peers connected, kernels launched. Throws the
-  // first error of the group, which then did nothing: no call of it was launched, and what it made
-  // is gone. Returns false when nonblocking communicators are still being made.
+  // Closes one level; closing the last one runs the group: calls are planned, communicators are
+  // initialized (each on a thread), peers are connected, and kernels are launched. Nonblocking
+  // communicators are initialized and connected in the background; then it returns false.
+  //
+  // Throws the first error. An error before any peer was connected leaves the communicators of the
+  // calls as they were. After one that occurs while the calls are connected or launched, some ranks
+  // may have launched a call and others not, so all communicators of the calls have failed.
+  // Communicators that the group was to initialize are gone in both cases.
   bool end();
 
   // Closes one level; the last one drops everything.
@@ -27,10 +31,9 @@ class Group {
 
   int depth() const { return depth_; }
 
-  // A communicator to make. `id` is where the caller has its handle; it is cleared on failure. With
-  // `keeper`, `make` gives none, so that the handle is cleared in any case; a making in the
-  // background then belongs to `keeper`.
-  void add(HandleId* id, Handle::Maker make, std::shared_ptr<Handle> keeper = nullptr);
+  // Adds a communicator to initialize. `id` is where the caller has its handle; it is cleared on
+  // failure, and in any case if `make` returns no communicator (`isMember` false).
+  void add(HandleId* id, Handle::Maker make, bool isMember = true);
   void add(HandleId communicator, const StreamTask& task);
 
   // Runs `body`, a call of this group. If it throws, the group will fail with that error; inside
@@ -39,10 +42,8 @@ class Group {
   void attempt(Body&& body) {
     try {
       body();
-    } catch (const Error& error) {
-      refuse(error);
     } catch (const std::exception& error) {
-      refuse(Error(ErrorCode::systemError, error.what()));
+      refuse(asError(error));
     }
   }
 
@@ -52,20 +53,24 @@ class Group {
     HandleId handleId;  // *id, which the caller may have changed since
     std::shared_ptr<Handle> handle;
     Handle::Maker make;
-    std::shared_ptr<Handle> keeper;
+    bool isMember;
   };
   struct Calls {
     HandleId id;
     std::shared_ptr<Handle> handle;
     std::shared_ptr<Communicator> communicator;
     std::vector<StreamTask> tasks;
+    Communicator::Prepared prepared{};
   };
 
   void refuse(const Error& error);
-  static void forget(Making& making);
   static void drop(std::vector<Making>& makings);
+  static void checkBlocking(const std::vector<Making>& makings, const std::vector<Calls>& calls);
   static bool makeAll(std::vector<Making>& makings);
-  static void runAll(std::vector<Calls>& calls);
+  static bool runAll(std::vector<Calls> calls);
+  static void connectAll(std::vector<Calls>& calls);
+  static void launchAll(std::vector<Calls>& calls);
+  static Error failAll(std::vector<Calls>& calls, const Calls& cause, const Error& error);
 
   int depth_ = 0;
   std::optional<Error> error_;

@@ -33,8 +33,8 @@ Handle::Maker makeFromSplit(const std::shared_ptr<Communicator>& parent, int col
   // Splits of one parent talk over its network one after the other, in the order of the calls.
   return [=, turn = parent->turns().announce()](
              std::shared_ptr<AbortSignal> abort) -> std::shared_ptr<Communicator> {
-    if (!turn->await([&] { return abort->raised(); })) {
-      throw invalidUsage("A split was aborted").rank(parent->rank());
+    if (!turn->await([&] { return abort->raised() || parent->aborted(); })) {
+      throw invalidUsage("The split was aborted").rank(parent->rank());
     }
     bootstrap::Bootstrap& network = parent->bootstrap();
     std::vector<SplitChoice> members = network.allGather(SplitChoice{color, key, network.rank()});

@@ -1,99 +1,154 @@
 #include "comm/registry.h"
 
+#include <chrono>
 #include <deque>
+#include <exception>
 #include <shared_mutex>
 #include <unordered_map>
 
-#include "base/thread.h"
-
 namespace unisono::comm {
 
-Handle::~Handle() {
-  if (thread_.joinable()) {
-    // Only the making is given up: what was launched since then still has to come to its end.
-    if (building_.load(std::memory_order_acquire)) abort_->raise();
-    thread_.join();
-  }
-}
+namespace {
+
+// A launch takes microseconds unless the queue of the stream is full.
+constexpr std::chrono::milliseconds kLongestLaunch{50};
+
+}  // namespace
 
 void Handle::build(const Maker& make) {
+  std::shared_ptr<Communicator> made;
   try {
-    auto made = make(abort_);
-    std::lock_guard lock(mutex_);
-    communicator_ = std::move(made);
-  } catch (const Error& error) {
-    std::lock_guard lock(mutex_);
-    error_ = error;
+    made = make(abort_);
   } catch (const std::exception& error) {
-    std::lock_guard lock(mutex_);
-    error_ = internalError("{}", error.what());
+    fail(asError(error));
   }
-  building_.store(false, std::memory_order_release);
+  const std::lock_guard lock(mutex_);
+  communicator_ = std::move(made);
+  building_ = false;
 }
 
 void Handle::buildInBackground(Maker make) {
   try {
-    thread_ = startThread("unisono-init", [this, make = std::move(make)] { build(make); });
+    setBackground(Background::start(
+        "unisono-init",
+        [self = shared_from_this(), make = std::move(make)] { self->build(make); }));
   } catch (const Error& error) {
     build([&](const auto&) -> std::shared_ptr<Communicator> { throw error; });
   }
 }
 
+void Handle::setBackground(std::shared_ptr<Background> operation) {
+  const std::lock_guard lock(mutex_);
+  background_ = std::move(operation);
+}
+
+bool Handle::inProgress() const {
+  return building_ || (background_ != nullptr && !background_->done());
+}
+
 ErrorCode Handle::state() const {
-  if (building_.load(std::memory_order_acquire)) return ErrorCode::inProgress;
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);
+  if (inProgress()) return ErrorCode::inProgress;
   return error_ ? error_->code() : ErrorCode::success;
 }
 
 std::shared_ptr<Communicator> Handle::communicator() const {
-  if (building_.load(std::memory_order_acquire)) {
-    throw invalidArgument("The communicator is still being made")
+  const std::lock_guard lock(mutex_);
+  if (inProgress()) {
+    throw invalidArgument("An earlier operation on the communicator is still in progress")
         .remedy(
-            "Wait until ncclCommGetAsyncError no longer says ncclInProgress (or, inside a "
-            "group, until ncclGroupEnd)");
+            "Wait until ncclCommGetAsyncError no longer reports ncclInProgress (or, for a "
+            "communicator that is initialized in a group, until ncclGroupEnd)");
   }
-  std::lock_guard lock(mutex_);
   if (error_) throw *error_;
   return communicator_;
 }
 
 std::shared_ptr<Communicator> Handle::usable() const {
   auto made = communicator();
+  const std::lock_guard lock(mutex_);
   if (finalized_) {
     throw invalidUsage("The communicator was finalized")
-        .remedy("Make all calls before ncclCommFinalize; afterwards only ncclCommDestroy is left");
+        .remedy("Make all calls before ncclCommFinalize, and only ncclCommDestroy after it");
   }
   return made;
 }
 
-void Handle::finalize() {
-  auto made = communicator();
-  if (finalized_.exchange(true)) {
-    throw invalidArgument("The communicator was finalized before")
-        .remedy("Call ncclCommFinalize once, then ncclCommDestroy");
+void Handle::launch(Communicator::Prepared& prepared) {
+  std::unique_lock lock(mutex_);
+  if (error_) throw *error_;
+  launching_ = true;
+  lock.unlock();
+  std::exception_ptr failure;
+  try {
+    communicator_->launch(prepared);
+  } catch (...) {
+    failure = std::current_exception();
   }
-  made->finish();
+  lock.lock();
+  launching_ = false;
+  launched_.notify_all();
+  if (failure) std::rethrow_exception(failure);
 }
 
-void Handle::fail(const Error& error) {
-  std::lock_guard lock(mutex_);
+bool Handle::finalize() {
+  auto made = communicator();
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(finalized_, true)) {
+      throw invalidArgument("The communicator was finalized before")
+          .remedy("Call ncclCommFinalize once, then ncclCommDestroy");
+    }
+  }
+  if (blocking_) {
+    made->finish();
+    return true;
+  }
+  setBackground(
+      Background::start("unisono-finish", [self = shared_from_this(), made = std::move(made)] {
+        try {
+          made->finish();
+        } catch (const std::exception& error) {
+          self->fail(asError(error));
+        }
+      }));
+  return false;
+}
+
+Error Handle::fail(const Error& error) {
+  const std::lock_guard lock(mutex_);
   if (!error_) error_ = error;
+  abort_->endWaits();
+  return *error_;
 }
 
 std::string Handle::lastError() const {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);
   return error_ ? error_->what() : "";
 }
 
 void Handle::abort() {
   abort_->raise();
-  fail(invalidUsage("The communicator was aborted").remedy("Destroy it and make another"));
+  fail(invalidUsage("The communicator was aborted").remedy("Destroy it and make another one"));
+  // A call in the background may be launching, on a stream that the user may destroy after this.
+  std::unique_lock lock(mutex_);
+  launched_.wait_for(lock, kLongestLaunch, [this] { return !launching_; });
 }
 
-void Handle::keep(std::shared_ptr<Handle> other) {
-  std::lock_guard lock(mutex_);
-  std::erase_if(kept_, [](const auto& kept) { return kept->state() != ErrorCode::inProgress; });
-  kept_.push_back(std::move(other));
+void Handle::destroy() {
+  std::shared_ptr<Background> operation;
+  bool finalizing = false;
+  {
+    const std::lock_guard lock(mutex_);
+    operation = background_;
+    finalizing = finalized_;
+  }
+  if (operation == nullptr || operation->done()) return;
+  if (!finalizing) {
+    fail(invalidUsage("The communicator was destroyed while an operation on it was in progress")
+             .remedy("Wait until ncclCommGetAsyncError no longer reports ncclInProgress"));
+  }
+  operation->wait();
 }
 
 namespace {

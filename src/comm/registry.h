@@ -1,28 +1,30 @@
 #pragma once
 
-#include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "base/error.h"
+#include "comm/background.h"
 #include "comm/communicator.h"
 
 namespace unisono::comm {
 
 // What a user's ncclComm_t stands for: a communicator in one of its states. Handles are looked up,
 // never dereferenced unseen, so a stale one is an error and not a crash.
-class Handle {
+//
+// An operation of a nonblocking communicator (initialization, calls that have to connect,
+// finalization) runs in the background and owns the handle until it is done. The state is
+// inProgress until then, and other calls are refused.
+class Handle : public std::enable_shared_from_this<Handle> {
  public:
   Handle(runtime::Runtime& runtime, int device, bool blocking)
       : abort_(std::make_shared<AbortSignal>(runtime)), device_(device), blocking_(blocking) {}
-  ~Handle();
 
-  // Runs `make` and keeps its result or its error, here or on a thread of its own.
+  // Runs `make` and keeps its result or its error, here or in the background.
   using Maker = std::function<std::shared_ptr<Communicator>(std::shared_ptr<AbortSignal>)>;
   void build(const Maker& make);
   void buildInBackground(Maker make);
@@ -30,35 +32,41 @@ class Handle {
   bool blocking() const { return blocking_; }
   int device() const { return device_; }
 
-  // success, inProgress, or what the making or a later call failed with.
+  // success, inProgress, or the error of the initialization or of a later call.
   ErrorCode state() const;
-  // The communicator once it is made. Throws Error(invalidArgument) while it is being made, and the
-  // error with which that failed.
+  // The initialized communicator. Throws Error(invalidArgument) while an operation is in progress,
+  // and otherwise the error that the communicator has failed with.
   std::shared_ptr<Communicator> communicator() const;
-  // The same, for calls that ncclCommFinalize ends: Error(invalidUsage) after it.
+  // The same, for calls that are not allowed after ncclCommFinalize: throws Error(invalidUsage).
   std::shared_ptr<Communicator> usable() const;
-  // Waits for all that was launched. Once: Error(invalidArgument) the second time.
-  void finalize();
-  // An error after which the communicator is of no use, for ncclCommGetAsyncError.
-  void fail(const Error& error);
+  // Launches unless the communicator has failed or was aborted: throws that error.
+  void launch(Communicator::Prepared& prepared);
+  // Names the operation that `state` depends on from now on.
+  void setBackground(std::shared_ptr<Background> operation);
+  // Waits for everything that was launched, or returns false and does so in the background if the
+  // communicator is nonblocking. Throws Error(invalidArgument) the second time.
+  bool finalize();
+  // Records an error that makes the communicator unusable, unless there is one already. From then
+  // on it waits for no other rank. Returns the error that it has failed with.
+  Error fail(const Error& error);
   std::string lastError() const;
-  // Ends all waits; the communicator can only be destroyed afterwards.
+  // Ends all waits and launches nothing more; the communicator can only be destroyed afterwards.
   void abort();
-
-  // Owns the making of another handle, which nobody else has, until this one goes.
-  void keep(std::shared_ptr<Handle> other);
+  // Gives up an initialization or a call that is in progress and waits until it has ended.
+  void destroy();
 
  private:
+  bool inProgress() const;  // with the lock held
+
   std::shared_ptr<AbortSignal> abort_;
   const int device_;
   const bool blocking_;
   mutable std::mutex mutex_;
+  std::condition_variable launched_;
+  bool building_ = true, launching_ = false, finalized_ = false;
   std::optional<Error> error_;
   std::shared_ptr<Communicator> communicator_;
-  std::atomic<bool> building_{true};
-  std::atomic<bool> finalized_{false};
-  std::thread thread_;
-  std::vector<std::shared_ptr<Handle>> kept_;
+  std::shared_ptr<Background> background_;
 };
 
 // The handles that live. Addresses are not used again while the process lives.

@@ -16,17 +16,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 
-// The state in which a nonblocking communicator ends up.
-ncclResult_t waitWhileInProgress(ncclComm_t comm) {
-  const auto deadline = steady_clock::now() + seconds(60);
-  ncclResult_t state = ncclInProgress;
-  while (state == ncclInProgress && steady_clock::now() < deadline) {
-    check(ncclCommGetAsyncError(comm, &state));
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return state;
-}
-
 ncclConfig_t nonblocking() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -255,7 +244,8 @@ TEST(Communicators, DestroyOfANonblockingOneEndsItsWork) {
     DeviceBuffer buffer(rank, kCount * sizeof(int));
     DeviceStream stream(rank);
     for (size_t i = 0; i < kCount; i++) buffer.as<int>()[i] = 1;
-    check(ncclAllReduce(buffer.as(), buffer.as(), kCount, ncclInt, ncclSum, comm, stream));
+    checkFinished(comm,
+                  ncclAllReduce(buffer.as(), buffer.as(), kCount, ncclInt, ncclSum, comm, stream));
     check(ncclCommDestroy(comm));
     stream.synchronize();
     const int* sums = buffer.as<int>();
@@ -278,6 +268,160 @@ TEST(Communicators, NonblockingIsBusyUntilThePeerComes) {
   const auto start = steady_clock::now();
   EXPECT_OK(ncclCommAbort(comm));
   EXPECT_LT(steady_clock::now() - start, seconds(10));
+}
+
+// Two nonblocking ranks on devices 0 and 1, driven by one thread: no call may wait for the other
+// rank.
+class Nonblocking : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const ncclUniqueId id = newId();
+    ncclConfig_t config = nonblocking();
+    for (int rank = 0; rank < 2; rank++) {
+      ASSERT_OK(unisonoHostSetDevice(rank));
+      ASSERT_EQ(ncclCommInitRankConfig(&comms_[rank], 2, id, rank, &config), ncclInProgress);
+    }
+    for (ncclComm_t comm : comms_) ASSERT_EQ(waitWhileInProgress(comm), ncclSuccess);
+  }
+  void TearDown() override {
+    for (int rank = 0; rank < 2; rank++) destroy(rank);
+  }
+
+  void destroy(int rank) {
+    if (comms_[rank] != nullptr) {
+      EXPECT_OK(ncclCommDestroy(std::exchange(comms_[rank], nullptr)));
+    }
+  }
+  ncclResult_t sum(int rank, size_t count) {
+    int* data = buffers_[rank].as<int>();
+    std::fill_n(data, count, rank + 1);
+    return ncclAllReduce(data, data, count, ncclInt, ncclSum, comms_[rank], streams_[rank]);
+  }
+  void expectSums(size_t count) {
+    for (int rank = 0; rank < 2; rank++) {
+      streams_[rank].synchronize();
+      const int* data = buffers_[rank].as<int>();
+      EXPECT_EQ(std::count(data, data + count, 3), static_cast<ptrdiff_t>(count)) << rank;
+    }
+  }
+  // Both ranks make the call, so that they are connected for it.
+  void connect(size_t count) {
+    for (int rank = 0; rank < 2; rank++) EXPECT_EQ(sum(rank, count), ncclInProgress);
+    for (ncclComm_t comm : comms_) ASSERT_EQ(waitWhileInProgress(comm), ncclSuccess);
+    expectSums(count);
+  }
+  ncclResult_t state(int rank) {
+    ncclResult_t result = ncclInternalError;
+    EXPECT_OK(ncclCommGetAsyncError(comms_[rank], &result));
+    return result;
+  }
+
+  static constexpr size_t kLarge = 200'000;  // not for one-shot
+  ncclComm_t comms_[2] = {};
+  DeviceBuffer buffers_[2] = {{0, kLarge * sizeof(int)}, {1, kLarge * sizeof(int)}};
+  DeviceStream streams_[2] = {DeviceStream(0), DeviceStream(1)};
+};
+
+TEST_F(Nonblocking, FirstCallDoesNotWaitForThePeer) {
+  for (const size_t count : {size_t{100}, kLarge}) {
+    EXPECT_EQ(sum(0, count), ncclInProgress);
+    EXPECT_EQ(state(0), ncclInProgress);
+    // Until it is done, nothing else can be called.
+    EXPECT_EQ(sum(0, count), ncclInvalidArgument);
+    int ranks = 0;
+    EXPECT_EQ(ncclCommCount(comms_[0], &ranks), ncclInvalidArgument);
+    EXPECT_EQ(ncclCommFinalize(comms_[0]), ncclInvalidArgument);
+    EXPECT_EQ(state(0), ncclInProgress);
+    EXPECT_EQ(sum(1, count), ncclInProgress);
+    for (ncclComm_t comm : comms_) ASSERT_EQ(waitWhileInProgress(comm), ncclSuccess);
+    expectSums(count);
+    // Connected ranks launch at once.
+    for (int rank = 0; rank < 2; rank++) EXPECT_OK(sum(rank, count));
+    expectSums(count);
+  }
+}
+
+TEST_F(Nonblocking, GroupsOfSeveralCommunicatorsDoNotWait) {
+  ncclComm_t first[2] = {comms_[0], comms_[1]};
+  Nonblocking::SetUp();  // comms_ is another communicator now
+  DeviceBuffer others[2] = {{0, sizeof(int)}, {1, sizeof(int)}};
+  for (int rank = 0; rank < 2; rank++) {
+    *others[rank].as<int>() = 10 * (rank + 1);
+    ASSERT_OK(ncclGroupStart());
+    EXPECT_OK(sum(rank, 100));
+    EXPECT_OK(ncclAllReduce(others[rank].as(), others[rank].as(), 1, ncclInt, ncclSum, first[rank],
+                            streams_[rank]));
+    EXPECT_EQ(ncclGroupEnd(), ncclInProgress);
+  }
+  for (ncclComm_t comm : {first[0], first[1], comms_[0], comms_[1]}) {
+    EXPECT_EQ(waitWhileInProgress(comm), ncclSuccess);
+  }
+  expectSums(100);
+  for (const DeviceBuffer& buffer : others) EXPECT_EQ(*buffer.as<int>(), 30);
+  for (ncclComm_t comm : first) EXPECT_OK(ncclCommDestroy(comm));
+}
+
+TEST_F(Nonblocking, GroupsDoNotMixWithBlockingOnes) {
+  const Member blocking(newId(), 0, 1);
+  ASSERT_OK(ncclGroupStart());
+  EXPECT_OK(sum(0, 100));
+  EXPECT_OK(ncclAllReduce(buffers_[1].as(), buffers_[1].as(), 1, ncclInt, ncclSum, blocking.comm,
+                          streams_[1]));
+  EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+  connect(100);
+}
+
+TEST_F(Nonblocking, AbortEndsACallInProgress) {
+  EXPECT_EQ(sum(0, 100), ncclInProgress);
+  EXPECT_OK(ncclCommAbort(std::exchange(comms_[0], nullptr)));
+  streams_[0].synchronize();
+}
+
+TEST_F(Nonblocking, DestroyGivesUpACallInProgress) {
+  connect(100);
+  EXPECT_EQ(sum(0, kLarge), ncclInProgress);
+  destroy(0);
+  streams_[0].synchronize();
+  // The peer does not wait for ever either.
+  EXPECT_EQ(sum(1, kLarge), ncclInProgress);
+  EXPECT_EQ(waitWhileInProgress(comms_[1]), ncclRemoteError);
+}
+
+// It ends the calls of all communicators of the group.
+TEST_F(Nonblocking, AbortEndsTheGroup) {
+  ncclComm_t other[2] = {comms_[0], comms_[1]};
+  Nonblocking::SetUp();
+  ASSERT_OK(ncclGroupStart());
+  EXPECT_OK(sum(0, 100));
+  int* data = buffers_[0].as<int>() + 100;
+  EXPECT_OK(ncclAllReduce(data, data, 1, ncclInt, ncclSum, other[0], streams_[0]));
+  EXPECT_EQ(ncclGroupEnd(), ncclInProgress);
+  EXPECT_OK(ncclCommAbort(std::exchange(comms_[0], nullptr)));
+  EXPECT_EQ(waitWhileInProgress(other[0]), ncclInvalidUsage);
+  for (ncclComm_t comm : other) EXPECT_OK(ncclCommDestroy(comm));
+}
+
+TEST_F(Nonblocking, FinalizeDoesNotWaitForThePeer) {
+  connect(kLarge);
+  EXPECT_OK(sum(0, kLarge));
+  EXPECT_EQ(ncclCommFinalize(comms_[0]), ncclInProgress);
+  EXPECT_EQ(state(0), ncclInProgress);
+  EXPECT_EQ(ncclCommFinalize(comms_[0]), ncclInvalidArgument);
+  EXPECT_OK(sum(1, kLarge));
+  EXPECT_EQ(waitWhileInProgress(comms_[0]), ncclSuccess);
+  expectSums(kLarge);
+  EXPECT_EQ(sum(0, kLarge), ncclInvalidUsage);
+  EXPECT_EQ(ncclCommFinalize(comms_[0]), ncclInvalidArgument);
+}
+
+TEST_F(Nonblocking, DestroyWaitsForAFinalizeInProgress) {
+  connect(kLarge);
+  EXPECT_OK(sum(0, kLarge));
+  EXPECT_EQ(ncclCommFinalize(comms_[0]), ncclInProgress);
+  EXPECT_OK(sum(1, kLarge));
+  destroy(0);
+  const int* data = buffers_[0].as<int>();
+  EXPECT_EQ(std::count(data, data + kLarge, 3), static_cast<ptrdiff_t>(kLarge));
 }
 
 TEST(Communicators, NonblockingInitWithoutAThreadFails) {

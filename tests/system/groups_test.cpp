@@ -1,4 +1,5 @@
 #include <chrono>
+#include <future>
 #include <memory>
 #include <random>
 #include <thread>
@@ -209,6 +210,72 @@ TEST(GroupsOfSeveral, Communicators) {
   }
   for (ncclComm_t comm : first) EXPECT_OK(ncclCommDestroy(comm));
   for (ncclComm_t comm : second) EXPECT_OK(ncclCommDestroy(comm));
+}
+
+// Two communicators of devices 0 and 1, of which the second rank of the first one is gone.
+class GroupsThatFail : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(ncclCommInitAll(broken_, 2, nullptr));
+    ASSERT_OK(ncclCommInitAll(whole_, 2, nullptr));
+    EXPECT_OK(ncclCommDestroy(broken_[1]));
+  }
+  void TearDown() override {
+    for (ncclComm_t comm : {broken_[0], whole_[0], whole_[1]}) EXPECT_OK(ncclCommDestroy(comm));
+  }
+  ncclResult_t sum(ncclComm_t comm) {
+    return ncclAllReduce(buffer_.as(), buffer_.as(), 4, ncclInt, ncclSum, comm, stream_);
+  }
+  ncclResult_t sumOfBoth() {
+    check(ncclGroupStart());
+    EXPECT_OK(sum(broken_[0]));
+    EXPECT_OK(sum(whole_[0]));
+    return ncclGroupEnd();
+  }
+  static ncclResult_t stateOf(ncclComm_t comm) {
+    ncclResult_t state = ncclSuccess;
+    check(ncclCommGetAsyncError(comm, &state));
+    return state;
+  }
+
+  ncclComm_t broken_[2], whole_[2];
+  DeviceBuffer buffer_{0, 64};
+  DeviceStream stream_{0};
+};
+
+// The peer of the other communicator may have launched its call: the next one here would be matched
+// with it.
+TEST_F(GroupsThatFail, LeaveNoCommunicatorInUse) {
+  onThreads(2, [&](int rank) { useOnce(whole_[rank]); });
+  EXPECT_EQ(sumOfBoth(), ncclRemoteError);
+  EXPECT_EQ(stateOf(broken_[0]), ncclRemoteError);
+  EXPECT_EQ(stateOf(whole_[0]), ncclRemoteError);
+  EXPECT_EQ(sum(whole_[0]), ncclRemoteError);
+}
+
+// The other communicator waits for a peer that makes no call.
+TEST_F(GroupsThatFail, DoNotWaitForTheOthers) {
+  EXPECT_EQ(sumOfBoth(), ncclRemoteError);
+  EXPECT_EQ(stateOf(whole_[0]), ncclRemoteError);
+}
+
+// Its peer lives, and never maps what it was sent.
+TEST_F(GroupsThatFail, DestroyWaitsForNobody) {
+  EXPECT_EQ(sumOfBoth(), ncclRemoteError);
+  auto ending =
+      std::async(std::launch::async, [&] { return ncclCommDestroy(std::exchange(whole_[0], {})); });
+  EXPECT_EQ(ending.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  EXPECT_OK(ending.get());
+}
+
+TEST_F(GroupsThatFail, DropTheCommunicatorsOfTheGroup) {
+  ncclComm_t made = nullptr;
+  const ncclUniqueId id = newId();
+  check(ncclGroupStart());
+  EXPECT_OK(ncclCommInitRank(&made, 1, id, 0));
+  EXPECT_OK(sum(broken_[0]));
+  EXPECT_EQ(ncclGroupEnd(), ncclRemoteError);
+  EXPECT_EQ(made, nullptr);
 }
 
 // All streams of a group wait for it, and it waits for all of them.

@@ -1,5 +1,6 @@
 #include "testing.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
@@ -99,6 +100,20 @@ ncclUniqueId newId() {
   return id;
 }
 
+ncclResult_t waitWhileInProgress(ncclComm_t comm) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  ncclResult_t state = ncclInProgress;
+  while (state == ncclInProgress && std::chrono::steady_clock::now() < deadline) {
+    check(ncclCommGetAsyncError(comm, &state));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return state;
+}
+
+void checkFinished(ncclComm_t comm, ncclResult_t result) {
+  check(result == ncclInProgress ? waitWhileInProgress(comm) : result);
+}
+
 void useOnce(ncclComm_t comm, size_t count) {
   int device = 0, ranks = 0, rank = 0;
   check(ncclCommCuDevice(comm, &device));
@@ -108,7 +123,8 @@ void useOnce(ncclComm_t comm, size_t count) {
   DeviceStream stream(device);
   std::vector<int> values(count, rank + 1);
   device::copy(buffer.as(), values.data(), buffer.bytes());
-  check(ncclAllReduce(buffer.as(), buffer.as(), count, ncclInt, ncclSum, comm, stream));
+  checkFinished(comm,
+                ncclAllReduce(buffer.as(), buffer.as(), count, ncclInt, ncclSum, comm, stream));
   stream.synchronize();
   device::copy(values.data(), buffer.as(), buffer.bytes());
   for (size_t i = 0; i < count; i++) {

@@ -124,6 +124,13 @@ class Member {
 
 ncclUniqueId newId();
 
+// Waits until the last operation of a nonblocking communicator is no longer in progress, for 60 s
+// at most, and returns the communicator's state.
+ncclResult_t waitWhileInProgress(ncclComm_t comm);
+
+// As check(), and waits for an operation that is in progress.
+void checkFinished(ncclComm_t comm, ncclResult_t result);
+
 // Sums `rank + 1` over all ranks and throws unless the result is right: whether a communicator
 // works.
 void useOnce(ncclComm_t comm, size_t count = 1000);
