@@ -163,6 +163,8 @@ TEST(TopoText, WrapsAtSpaces) {
   EXPECT_EQ(wrapped("  " + word + word + word + " end", 4),
             "  " + word + word + word + "\n    end");
   EXPECT_EQ(wrapped(word + word + word, 4), word + word + word);
+  EXPECT_EQ(wrapped(word + " | 0 1 " + word + " 2 3", 4, 100),
+            word + "\n    | 0 1 " + word + " 2 3");
 }
 
 TEST(TopoText, NothingHarmfulFromFilesIsPrinted) {
@@ -232,18 +234,19 @@ TEST(TopoWarnings, IdlePortsAndSlowTrees) {
   EXPECT_THAT(findWarnings(view),
               ::testing::ElementsAre("trees carry 24 GB/s to the network, rings 384 GB/s"));
   graphs.tree = graphs.ring;
-  for (topology::Channel& channel : graphs.ring.channels) {
-    channel.netIn = channel.netOut = graphs.ring.channels[0].netIn;
-  }
-  EXPECT_THAT(
-      findWarnings(view),
-      ::testing::ElementsAre(HasSubstr("7 of 8 NET ports are idle, no ring uses them: NET/1-7")));
+  graphs.ring.channels.resize(2);
+  EXPECT_THAT(findWarnings(view),
+              ::testing::ElementsAre("6 of 8 NET ports are idle, no ring uses them: NET/1-6"));
+  // Rings that fill the links of a GPU need no more ports.
+  graphs.ring.speedInter *= 4;
+  EXPECT_THAT(findWarnings(view), ::testing::IsEmpty());
+  graphs.ring.speedInter /= 4;
   // Nobody misses farther or slower ports, such as one for management.
   graphs.ring.typeInter = topology::PathType::loc;
   EXPECT_THAT(findWarnings(view), ::testing::IsEmpty());
   graphs.ring.typeInter = topology::PathType::pix;
   for (topology::Node& node : view.whole.topology.nodes) {
-    if (node.type == topology::NodeType::net && node.net.dev != 0) node.net.bandwidth /= 2;
+    if (node.type == topology::NodeType::net) node.net.bandwidth /= 2;
   }
   EXPECT_THAT(findWarnings(view), ::testing::IsEmpty());
 }
@@ -554,6 +557,66 @@ TEST(TopoPicture, IsReadable) {
       }
     }
   }
+}
+
+std::size_t countOf(const std::string& text, std::string_view part) {
+  std::size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) count++;
+  return count;
+}
+
+TEST(TopoPicture, ShowsTotalsAndUnusedPorts) {
+  const std::string two = svgText(viewOf("dgx-h100", 2), "ring");
+  EXPECT_THAT(two,
+              HasSubstr("ring: 8 channels x 48 GB/s = 384 GB/s per direction between GPUs (NVL), "
+                        "384 GB/s to the network (PIX)"));
+  EXPECT_EQ(countOf(two, "stroke-dasharray"), 0u);
+  const std::string one = svgText(viewOf("dgx-h100", 1), "ring");
+  EXPECT_EQ(countOf(one, "stroke-dasharray"), 8u);
+  EXPECT_THAT(one, HasSubstr("dashed: not used by these channels"));
+  EXPECT_THAT(svgText(viewOf("hgx-h200x4", 2), "ring"), HasSubstr(">warning: no NET port"));
+}
+
+TEST(TopoPicture, SixteenGpusFitAScreen) {
+  const std::string text = svgText(viewOf("scale-16x16", 2), "ring");
+  pugi::xml_document document;
+  ASSERT_TRUE(document.load_string(text.c_str()));
+  EXPECT_LE(document.child("svg").attribute("width").as_double(), 1920);
+}
+
+TEST(TopoPicture, WrapsARackByHost) {
+  const std::string text = svgText(makeView(rackOf(18), {}), "ring");
+  pugi::xml_document document;
+  ASSERT_TRUE(document.load_string(text.c_str()));
+  const pugi::xml_node svg = document.child("svg");
+  EXPECT_LE(svg.attribute("width").as_double(), 1920);
+  EXPECT_EQ(boxesOf(svg, "#d9f0d3").size(), 72u);
+  for (int host = 0; host < 18; host++) {
+    EXPECT_THAT(text, HasSubstr(">host " + std::to_string(host) + "<"));
+    EXPECT_THAT(text, HasSubstr("h" + std::to_string(host) + ": 0 1 2 3"));
+  }
+  EXPECT_EQ(countOf(text, ">NVSwitch, 721.8 GB/s to each GPU<"), 1u);
+  EXPECT_EQ(countOf(text, ">the same NVSwitch, "), 4u);
+}
+
+// Chip-to-chip links have lines of their own, and every two CPUs are connected.
+TEST(TopoPicture, DrawsEveryKindOfLink) {
+  const std::string text = svgText(viewOf("gh200-x4", 1), "ring");
+  pugi::xml_document document;
+  ASSERT_TRUE(document.load_string(text.c_str()));
+  std::set<std::string> chip, pci;
+  int cpuLinks = 0;
+  for (const pugi::xml_node& node : document.child("svg").children()) {
+    const std::string_view name = node.name(), colour = node.attribute("stroke").value();
+    if (name != "line" && name != "path") continue;
+    if (node.attribute("x1").as_double() == 28) continue;  // the legend begins there
+    if (colour == "#7b4fb5") chip.insert(node.attribute("x1").value());
+    if (colour == "#8a949e") pci.insert(node.attribute("x1").value());
+    cpuLinks += colour == "#2f6399";
+  }
+  EXPECT_GE(chip.size(), 4u);
+  for (const std::string& x : chip) EXPECT_FALSE(pci.contains(x)) << x;
+  EXPECT_EQ(cpuLinks, 6 + 1);  // one in the legend
 }
 
 TEST(TopoPicture, TextFromFilesIsEscaped) {

@@ -376,7 +376,9 @@ std::string wrapped(const std::string& line, std::size_t indent, std::size_t col
   while (rest.size() > limit) {
     // Never inside the indentation that the line itself begins with.
     const size_t begin = std::min(rest.find_first_not_of(' '), rest.size());
-    size_t space = rest.rfind(' ', limit);
+    // Rather before a bar, which separates nodes and hosts.
+    size_t space = rest.rfind(" | ", limit);
+    if (space == std::string_view::npos || space < limit / 2) space = rest.rfind(' ', limit);
     if (space == std::string_view::npos || space < begin) space = rest.find(' ', begin);
     if (space == std::string_view::npos) break;
     result += fmt::format("{}\n{:{}}", rest.substr(0, space), "", indent);

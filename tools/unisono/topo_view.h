@@ -89,7 +89,8 @@ std::vector<std::vector<int>> equalChannels(const topology::ChannelGraph& graph)
 // Replaces control characters and bytes that are not UTF-8 by escapes such as \x1b, so that names
 // from files are safe on a terminal and in XML.
 std::string printable(std::string_view text);
-// Breaks a line at spaces so that it has at most so many columns; later lines are indented.
+// Breaks a line at spaces, preferably before a bar, so that it has at most so many columns. Later
+// lines are indented.
 std::string wrapped(const std::string& line, std::size_t indent, std::size_t columns = 118);
 
 // The GPUs of a channel that receive from and send to the network.

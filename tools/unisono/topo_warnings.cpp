@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "topo_view.h"
@@ -47,34 +48,38 @@ void warnOfMissingPorts(const View& view, std::vector<std::string>& warnings) {
       view.joined.nodes()));
 }
 
-// Warns of ports that no ring uses although they are as fast and as near to a GPU as those in use.
+// Warns of ports that no ring uses although they are as fast and as near to a GPU as those in use,
+// unless the rings already carry what the links of one GPU can.
 void warnOfIdlePorts(const View& view, std::vector<std::string>& warnings) {
   if (view.joined.nodes() == 1) return;
   std::set<int> used;
-  Bandwidth slowest = 0;
-  PathType farthest = PathType::loc;
+  Bandwidth slowest = std::numeric_limits<Bandwidth>::max();
   for (const Domain& domain : view.domains) {
-    farthest = std::max(farthest, domain.graphs.ring.typeInter);
     for (const Channel& channel : domain.graphs.ring.channels) {
       for (const int net : {channel.netIn, channel.netOut}) {
         if (net < 0) continue;
         used.insert(wholeIndex(view, domain.machine.topology, net));
-        const Bandwidth bandwidth = domain.machine.topology.node(net).net.bandwidth;
-        slowest = slowest == 0 ? bandwidth : std::min(slowest, bandwidth);
+        slowest = std::min(slowest, domain.machine.topology.node(net).net.bandwidth);
       }
     }
   }
-  if (used.empty()) return;
   const Topology& topology = view.whole.topology;
-  const auto& gpus = topology.of(NodeType::gpu);
-  std::vector<int> idle;
-  for (const int net : topology.of(NodeType::net)) {
-    const bool near = std::any_of(gpus.begin(), gpus.end(), [&](int gpu) {
-      return view.whole.path(net, gpu).type <= farthest;
-    });
-    const bool fast = topology.node(net).net.bandwidth >= slowest;
-    if (near && fast && !used.contains(net)) idle.push_back(net);
+  std::set<int> idleSet;
+  for (const Domain& domain : view.domains) {
+    const ChannelGraph& ring = domain.graphs.ring;
+    const Topology& own = domain.machine.topology;
+    if (10 * ring.totalInter() >= 9 * bandwidthBounds(domain.machine).widestGpu) continue;
+    for (const int net : own.of(NodeType::net)) {
+      const int port = wholeIndex(view, own, net);
+      const auto& gpus = own.of(NodeType::gpu);
+      const bool near = std::any_of(gpus.begin(), gpus.end(), [&](int gpu) {
+        return domain.machine.path(net, gpu).type <= ring.typeInter;
+      });
+      const bool fast = topology.node(port).net.bandwidth >= slowest;
+      if (near && fast && !used.contains(port)) idleSet.insert(port);
+    }
   }
+  const std::vector<int> idle(idleSet.begin(), idleSet.end());
   if (idle.empty()) return;
   warnings.push_back(fmt::format("{} of {} {} idle, no ring uses {}: {}", idle.size(),
                                  counted(topology.of(NodeType::net).size(), "NET port"),
