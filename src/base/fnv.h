@@ -5,19 +5,24 @@
 
 namespace unisono {
 
-// FNV-1a (Fowler, Noll and Vo) of 64 bits: the same on every machine, and no protection against
-// someone who wants two equal ones.
+// The 64-bit hash FNV-1a (Fowler, Noll and Vo). It is the same on every machine, and not
+// cryptographic.
 class Fnv {
  public:
   explicit Fnv(uint64_t offset = 0xcbf29ce484222325) : hash_(offset) {}
 
-  void add(uint64_t value) { hash_ = (hash_ ^ value) * 0x100000001b3; }
+  // The bytes of `value`, the lowest first.
+  void add(uint64_t value) {
+    for (int shift = 0; shift < 64; shift += 8) addByte(static_cast<uint8_t>(value >> shift));
+  }
   void add(std::string_view text) {
-    for (const char letter : text) add(static_cast<uint8_t>(letter));
+    for (const char letter : text) addByte(static_cast<uint8_t>(letter));
   }
   uint64_t value() const { return hash_; }
 
  private:
+  void addByte(uint8_t byte) { hash_ = (hash_ ^ byte) * 0x100000001b3; }
+
   uint64_t hash_;
 };
 

@@ -10,9 +10,11 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "base/error.h"
+#include "base/fnv.h"
 #include "base/math.h"
 #include "base/result.h"
 #include "base/thread.h"
@@ -110,6 +112,26 @@ TEST(Math, AtomicMaxNeverLowers) {
   EXPECT_EQ(value, 5u);
   atomicMax(value, uint64_t{9});
   EXPECT_EQ(value, 9u);
+}
+
+uint64_t fnvOf(auto value) {
+  Fnv hash;
+  hash.add(value);
+  return hash.value();
+}
+
+// The values of the authors' test suite.
+TEST(Fnv, IsFnv1a) {
+  EXPECT_EQ(fnvOf(std::string_view("")), 0xcbf29ce484222325u);
+  EXPECT_EQ(fnvOf(std::string_view("a")), 0xaf63dc4c8601ec8cu);
+  EXPECT_EQ(fnvOf(std::string_view("foobar")), 0x85944171f73967e8u);
+  EXPECT_EQ(fnvOf(uint64_t{0x0807060504030201}), fnvOf(std::string_view("\1\2\3\4\5\6\7\10")));
+}
+
+// A hash that took a word at once would keep differences of its high bits there.
+TEST(Fnv, EveryBitOfAWordReachesTheLowBits) {
+  const auto low = [](uint64_t value) { return static_cast<uint16_t>(fnvOf(value)); };
+  for (int bit = 0; bit < 64; bit++) EXPECT_NE(low(uint64_t{1} << bit), low(0)) << bit;
 }
 
 std::string keptText;
