@@ -203,6 +203,34 @@ TEST(Decision, MachinesTellHowManyChannelsThereAre) {
   EXPECT_EQ(channels(asked, 12, true), 1);
 }
 
+// The limits below which a part of the machine is left unused or a buffer is not offered.
+TEST(Decision, SmallCallsStaySmall) {
+  using plan::Call;
+  auto* memory = reinterpret_cast<std::byte*>(uint64_t{1} << 40);
+  const device::ReductionSpec spec{device::DataType::int8, device::Reduction::sum, false, 0};
+  for (uint8_t backend : {0, 1}) {
+    SCOPED_TRACE(backend == 0 ? "host" : "CUDA");
+    auto ranks = factsOf(8);
+    for (RankFacts& facts : ranks) facts.backend = backend;
+    const plan::Shape shape = decideFrom(ranks, 0).shape;
+    auto channelsFor = [&](uint64_t bytes) {
+      const auto made = makePlan(shape, {{Call::broadcast, memory, memory, bytes, spec, 0, true}});
+      return std::get<plan::CollectiveLaunch>(made.launches.front()).blocks;
+    };
+    EXPECT_EQ(channelsFor(1024), 1);
+    EXPECT_EQ(channelsFor(32 << 10), 1);
+    EXPECT_EQ(channelsFor(uint64_t{1} << 30), shape.situation.channels);
+    auto isOffered = [&](uint64_t bytes) {
+      const auto made = makePlan(shape, {{Call::receive, memory, memory, bytes, spec, 1, true}});
+      const auto& launch = std::get<plan::SendReceiveLaunch>(made.launches.front());
+      return launch.arguments.work[0].offerDirect;
+    };
+    EXPECT_FALSE(isOffered(1));
+    EXPECT_FALSE(isOffered(64 << 10));
+    EXPECT_TRUE(isOffered(8 << 20));
+  }
+}
+
 TEST(Summaries, TheFieldThatDiffersIsNamed) {
   struct Case {
     int64_t DecisionSummary::*field;
@@ -234,12 +262,44 @@ TEST(Summaries, TheFieldThatDiffersIsNamed) {
     EXPECT_TRUE(has(report, wanted.name)) << report;
     EXPECT_TRUE(has(report, "Ranks 0 and 2")) << report;
   }
-  DecisionSummary other = same;
-  other.joined.rings++;
-  EXPECT_TRUE(has(text({same, other}), "rings"));
-  other = same;
-  other.joined.trees++;
-  EXPECT_TRUE(has(text({same, other}), "trees"));
+  struct Hash {
+    uint64_t topology::JoinedHash::*field;
+    const char* name;
+  };
+  const Hash hashes[] = {
+      {&topology::JoinedHash::nodes, "nodes"},       {&topology::JoinedHash::graphs, "graphs"},
+      {&topology::JoinedHash::channels, "channels"}, {&topology::JoinedHash::rings, "rings"},
+      {&topology::JoinedHash::trees, "trees"},       {&topology::JoinedHash::collnet, "CollNet"},
+      {&topology::JoinedHash::nvls, "NVLS"}};
+  static_assert(sizeof(topology::JoinedHash) == std::size(hashes) * sizeof(uint64_t));
+  for (const Hash& wanted : hashes) {
+    DecisionSummary other = same;
+    other.joined.*wanted.field += 1;
+    EXPECT_TRUE(has(text({same, other}), wanted.name)) << text({same, other});
+  }
+}
+
+// What a rank found on its own node reaches the comparison.
+TEST(Summaries, OtherGraphsAreADifference) {
+  const auto ranks = factsOf(4);
+  auto report = [&](const std::vector<topology::RankPlace>& places) -> std::string {
+    try {
+      checkSummaries({summarize(decideFrom(ranks, 0)), summarize(decide(ranks, places, 1))});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(report(placesOf(ranks)), "");
+  auto slower = placesOf(ranks);
+  for (auto& place : slower) place.ring.speedIntra = 20'000;
+  EXPECT_TRUE(has(report(slower), "graphs")) << report(slower);
+  auto turned = placesOf(ranks);
+  for (size_t r = 0; r < 4; r++) turned[r].ringPosition.fill(static_cast<uint16_t>(3 - r));
+  EXPECT_TRUE(has(report(turned), "rings")) << report(turned);
+  auto other = placesOf(ranks);
+  for (size_t r = 0; r < 4; r++) other[r].treePosition.fill(static_cast<uint16_t>(3 - r));
+  EXPECT_TRUE(has(report(other), "trees")) << report(other);
 }
 
 }  // namespace

@@ -84,6 +84,42 @@ TEST(Plan, ChannelsCoverEveryElementOnceInRandomGroups) {
   }
 }
 
+// How many channels `tasks` take when there are more than enough of them and each needs 16 KiB.
+int blocksOf(const std::vector<Task>& tasks) {
+  constexpr int kRanks = 4;
+  Shape shape = shapeOf(0, kRanks, 64);
+  shape.situation.minBytesPerChannel = 16384;
+  const Plan plan = makePlan(shape, tasks);
+  EXPECT_EQ(plan.launches.size(), 1u);
+  return std::get<CollectiveLaunch>(plan.launches.front()).blocks;
+}
+
+// A ring sends every byte of an all-reduce twice, and in an all-gather or reduce-scatter the block
+// of every rank.
+TEST(Plan, ChannelsFollowTheTrafficOfTheCall) {
+  constexpr uint64_t kBytes = 65536;
+  EXPECT_EQ(blocksOf({taskOf(Call::broadcast, kBytes)}), 4);
+  EXPECT_EQ(blocksOf({taskOf(Call::reduce, kBytes)}), 4);
+  EXPECT_EQ(blocksOf({taskOf(Call::allReduce, kBytes)}), 8);
+  EXPECT_EQ(blocksOf({taskOf(Call::allGather, kBytes)}), 16);
+  EXPECT_EQ(blocksOf({taskOf(Call::reduceScatter, kBytes)}), 16);
+  EXPECT_EQ(blocksOf({taskOf(Call::broadcast, kBytes, DataType::float32)}), 16);
+  EXPECT_EQ(blocksOf({taskOf(Call::broadcast, kBytes), taskOf(Call::allReduce, kBytes)}), 12);
+}
+
+// Calls of one launch share its channels in proportion to their traffic.
+TEST(Plan, CallsShareChannelsByTraffic) {
+  const uint64_t count = uint64_t{1} << 24;
+  const Shape shape = shapeOf(0, 4, 12);
+  const Plan plan =
+      makePlan(shape, {taskOf(Call::allReduce, count), taskOf(Call::broadcast, count)});
+  ASSERT_EQ(plan.launches.size(), 1u);
+  const auto& launch = std::get<CollectiveLaunch>(plan.launches.front());
+  ASSERT_EQ(launch.arguments.works, 2);
+  EXPECT_EQ(launch.arguments.work[0].channels, 8);
+  EXPECT_EQ(launch.arguments.work[1].channels, 4);
+}
+
 TEST(Plan, LargestCount) {
   const Shape shape = shapeOf(0, 8, 24);
   const std::vector<Task> tasks = {taskOf(Call::allReduce, uint64_t{1} << 60)};
