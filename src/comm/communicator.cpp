@@ -184,8 +184,8 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   return prepared;
 }
 
-// In an all-to-all in place a block of the buffer is both sent and received into, in different
-// rounds, so the input is copied first.
+// An all-to-all in place sends a block of the buffer in one round and receives into it in another,
+// so the input is copied first.
 void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
   auto bytesOf = [this](const plan::Task& call) {
     const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output;
@@ -196,10 +196,7 @@ void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepar
   uint64_t total = 0;
   for (const plan::Task& call : calls) total += bytesOf(call);
   if (total == 0) return;
-  if (staging_.empty() || staging_.back()->bytes() < total) {
-    staging_.push_back(runtime_.allocate(device_, total));
-  }
-  auto* next = static_cast<std::byte*>(staging_.back()->address());
+  std::byte* next = stagingBuffer(total, prepared.captured);
   for (plan::Task& call : calls) {
     const uint64_t bytes = bytesOf(call);
     if (bytes == 0) continue;
@@ -207,6 +204,18 @@ void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepar
     call.input = next;
     next += bytes;
   }
+}
+
+// Buffers grow by doubling, so that those of ever larger calls add up to a small multiple of the
+// largest one.
+std::byte* Communicator::stagingBuffer(size_t bytes, bool captured) {
+  std::vector<std::shared_ptr<runtime::DeviceMemory>>& buffers =
+      captured ? capturedStaging_ : staging_;
+  if (buffers.empty() || buffers.back()->bytes() < bytes) {
+    const size_t before = buffers.empty() ? 0 : buffers.back()->bytes();
+    buffers.push_back(runtime_.allocate(device_, std::max(bytes, 2 * before)));
+  }
+  return static_cast<std::byte*>(buffers.back()->address());
 }
 
 bool Communicator::isConnected(const Prepared& prepared) const {

@@ -110,6 +110,7 @@ class Communicator {
   RankFacts facts() const;
   void launchOne(plan::Launch& launch, runtime::Stream stream);
   void stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared);
+  std::byte* stagingBuffer(size_t bytes, bool captured);
 
   runtime::Runtime& runtime_;
   std::shared_ptr<AbortSignal> abort_;
@@ -129,8 +130,9 @@ class Communicator {
   std::unique_ptr<runtime::Event> lastLaunch_;  // recorded behind it: its stream may be gone by now
   std::unique_ptr<runtime::Event> join_;        // between the streams of one group
 
-  // Where all-to-alls in place keep their input meanwhile; all of them may be in graphs.
-  std::vector<std::shared_ptr<runtime::DeviceMemory>> staging_;
+  // Copies of the input of all-to-alls in place, the largest buffer last. Graphs that may be
+  // launched again use those of captured calls.
+  std::vector<std::shared_ptr<runtime::DeviceMemory>> staging_, capturedStaging_;
 
   mutable std::mutex reductionsMutex_;
   std::map<int, CustomReduction> reductions_;

@@ -1,3 +1,8 @@
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <random>
+#include <string>
 #include <vector>
 
 #include "collective_case.h"
@@ -98,6 +103,53 @@ TEST_P(Collectives, ManyInARow) {
   ranks.synchronize();
   for (const auto& buffers : calls) {
     for (const auto& buffer : buffers) EXPECT_NO_THROW(buffer->verify());
+  }
+}
+
+// Of the simulated devices in this process.
+size_t mappedDeviceBytes() {
+  size_t bytes = 0;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("unisono-device") == std::string::npos) continue;
+    size_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx", &begin, &end) == 2) bytes += end - begin;
+  }
+  return bytes;
+}
+
+// The copies that all-to-alls in place need are held in memory of the device.
+TEST(AllToAllInPlace, OfGrowingSizesHoldsASmallMultipleOfTheLargest) {
+  constexpr size_t kSteps = 32, kStep = scaled(512 << 10, 128 << 10), kLargest = kSteps * kStep;
+  const Ranks ranks(2);
+  std::vector<DeviceBuffer> buffers;
+  std::mt19937 random(1);
+  std::vector<unsigned char> pattern(kLargest);
+  std::generate(pattern.begin(), pattern.end(),
+                [&] { return static_cast<unsigned char>(random()); });
+  for (int rank = 0; rank < 2; rank++) {
+    buffers.emplace_back(rank, kLargest);
+    std::copy(pattern.begin(), pattern.end(), buffers.back().as<unsigned char>());
+  }
+  auto exchange = [&](size_t bytes) {
+    ranks.inGroup([&](int rank) {
+      void* data = buffers[static_cast<size_t>(rank)].as();
+      check(ncclAlltoAll(data, data, bytes / 2, ncclInt8, ranks.comm(rank), ranks.stream(rank)));
+    });
+  };
+  exchange(2);
+  exchange(2);
+  ranks.synchronize();
+  const size_t before = mappedDeviceBytes();
+  ASSERT_GT(before, 2 * kLargest);
+  for (size_t step = 1; step <= kSteps; step++) {
+    // Twice: the second one takes every block back to where it was.
+    for (int i = 0; i < 2; i++) exchange(step * kStep);
+    ranks.synchronize();
+  }
+  EXPECT_LT(mappedDeviceBytes() - before, 2 * 4 * kLargest);
+  for (const DeviceBuffer& buffer : buffers) {
+    EXPECT_TRUE(std::equal(pattern.begin(), pattern.end(), buffer.as<unsigned char>()));
   }
 }
 
