@@ -101,8 +101,10 @@ class Event {
 };
 
 struct PointerInfo {
-  enum class Kind { host, device, managed };
-  Kind kind = Kind::host;  // what is not known to the device runtime is host memory
+  // host: memory that the device runtime does not know. pinned: host memory that kernels can access
+  // under the same address.
+  enum class Kind { host, pinned, device, managed };
+  Kind kind = Kind::host;
   int device = -1;
   bool openToPeers = false;  // kernels on other devices of this process can reach it
 };

@@ -120,7 +120,7 @@ TEST_F(CudaRuntimeTest, InspectTellsKindsApart) {
   EXPECT_EQ(runtime_->inspect(&local).kind, PointerInfo::Kind::host);
   EXPECT_EQ(runtime_->inspect(nullptr).kind, PointerInfo::Kind::host);
   auto pinned = runtime_->allocatePinned(64);
-  EXPECT_EQ(runtime_->inspect(pinned->hostAddress()).kind, PointerInfo::Kind::host);
+  EXPECT_EQ(runtime_->inspect(pinned->hostAddress()).kind, PointerInfo::Kind::pinned);
   for (int cuMem : {0, -1}) {
     auto memory = makeRuntime(cuMem)->allocate(gpus_ - 1, kOddBytes);
     PointerInfo info = runtime_->inspect(static_cast<char*>(memory->address()) + 5);

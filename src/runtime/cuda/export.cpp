@@ -160,12 +160,11 @@ PointerInfo inspectPointer(const void* address) {
   if (!quietly(driver().pointerGetAttributes(5, attributes, values, devicePointer(address)))) {
     return info;
   }
-  // Kernels on every device can use pinned host memory (cudaHostAlloc, cudaHostRegister) under its
-  // own address, like managed memory.
-  const bool pinned = type == CU_MEMORYTYPE_HOST && mapped == devicePointer(address) && mapped != 0;
-  if (managed != 0 || pinned) {
+  if (managed != 0) {
     info.kind = PointerInfo::Kind::managed;
     info.device = device;
+  } else if (type == CU_MEMORYTYPE_HOST && mapped == devicePointer(address)) {
+    info.kind = PointerInfo::Kind::pinned;
   } else if (type == CU_MEMORYTYPE_DEVICE) {
     info.kind = PointerInfo::Kind::device;
     info.device = device;
@@ -179,7 +178,7 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
   PointerInfo info = inspectPointer(address);
   if (info.kind != PointerInfo::Kind::device) {
     throw invalidArgument("Address {} is {} memory and cannot be shared with other ranks", address,
-                          info.kind == PointerInfo::Kind::host ? "host" : "managed or pinned host")
+                          info.kind == PointerInfo::Kind::managed ? "managed" : "host")
         .remedy("Pass memory of the device (cudaMalloc, ncclMemAlloc)");
   }
   CUdeviceptr pointer = devicePointer(address);
