@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/settings.h"
 
 namespace unisono::bench {
 namespace {
@@ -14,8 +15,9 @@ namespace {
 std::string chooseBackend(const BenchOptions& options) {
   if (!options.backend.empty()) return options.backend;
   if (!options.topologyFile.empty() || options.nodes > 1) return "host";
-  const char* wish = std::getenv("UNISONO_BACKEND");
-  if (wish != nullptr && wish[0] != '\0') return wish;
+  if (const std::string backend = settingsFromEnvironment().backend; !backend.empty()) {
+    return backend;
+  }
   try {
     if (createCudaDeviceApi()->deviceCount() > 0) return "cuda";
   } catch (const Error&) {
