@@ -126,7 +126,7 @@ typedef struct ncclConfig_v22800 {
   unsigned int magic;
   unsigned int version;
   int blocking;             // 1: calls return when done; 0: they may return ncclInProgress
-  int cgaClusterSize;       // thread blocks in a cluster, 0 to 8
+  int cgaClusterSize;       // thread blocks in a cluster
   int minCTAs;              // minimum number of thread blocks of a kernel
   int maxCTAs;              // maximum number of thread blocks of a kernel
   const char* netName;      // the network to use: "Socket", "IB", or the name of a plug-in
@@ -134,7 +134,7 @@ typedef struct ncclConfig_v22800 {
   int trafficClass;         // the network's traffic class of this communicator's data
   const char* commName;     // a name for logs and reports
   int collnetEnable;        // 1: use reductions in the network's switches
-  int CTAPolicy;            // bitwise or of NCCL_CTA_POLICY_*
+  int CTAPolicy;            // one of NCCL_CTA_POLICY_*
   int shrinkShare;          // 1: communicators shrunk from this one share its resources
   int nvlsCTAs;             // thread blocks of kernels that use NVLink multicast
   int nChannelsPerNetPeer;  // channels to each peer that is reached over the network
@@ -277,7 +277,7 @@ ncclResult_t pncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist);
 
 // Called by every rank. The ranks of each color form a new communicator, ordered by `key` and then
 // by their old rank. A rank with NCCL_SPLIT_NOCOLOR gets NULL. NULL for `config` means the
-// parent's.
+// parent's; fields that a given one leaves undefined have their defaults, not the parent's values.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
                            ncclConfig_t* config);
 ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,

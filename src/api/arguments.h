@@ -5,26 +5,27 @@
 #include "comm/communicator.h"
 #include "device/work.h"
 
-// Checks of what callers pass. Each throws Error(invalidArgument or invalidUsage) that names the
-// argument, says what is wrong and what to pass instead.
+// Checks of arguments. Each throws Error(invalidArgument or invalidUsage) that names the argument
+// and says what is wrong and what to pass instead.
 namespace unisono::api {
 
 device::DataType checkType(ncclDataType_t type);
 void checkRank(const comm::Communicator& communicator, int rank, const char* name);
 
-// A buffer of `elements` elements; null is allowed only when there are none. It must be memory of
-// the communicator's device, aligned to its elements. Returns what the runtime knows of it.
+// Checks a buffer of `elements` elements, which may be null only if there are none: it has to be
+// memory that the communicator's device can access, aligned to the element size. Returns what the
+// runtime knows about it.
 runtime::PointerInfo checkBuffer(const comm::Communicator& communicator, const void* buffer,
                                  uint64_t elements, device::DataType type, const char* name);
 
-// The bytes of `count` elements for each of `parts` ranks must fit into 63 bits.
+// Checks that the size in bytes of `count` elements for each of `parts` ranks fits into 63 bits.
 void checkCount(size_t count, int parts, device::DataType type);
 
 device::ReductionSpec checkReduction(const comm::Communicator& communicator, ncclRedOp_t op,
                                      device::DataType type);
 
-// The factor of a pre-multiplied sum: the bits that device::ReductionSpec::scalar wants of a value
-// of `type` at `value`.
+// Returns the value of `type` at `value` as device::ReductionSpec::scalar, the factor of a
+// pre-multiplied sum.
 uint64_t scalarBits(const void* value, device::DataType type);
 
 template <typename T>

@@ -6,21 +6,22 @@
 
 #include "base/result.h"
 
-// The edge of the library: outside it errors are codes and a text for ncclGetLastError, inside they
-// are exceptions.
+// The boundary of the library: callers get result codes and a text from ncclGetLastError, the
+// layers below throw exceptions.
 namespace unisono::api {
 
-// The calling thread's last error, "" if there was none. Valid until its next failing call.
+// Returns the calling thread's last error, "" if there was none. Valid until its next failing call.
 const char* lastError() noexcept;
 
-// What an exported function returns that this version lacks: ncclInvalidUsage, after setting the
-// calling thread's last error to a text that names `function` and says what to do.
+// For exported functions that are not implemented: sets the calling thread's last error to a text
+// that names `function` and says what to do, and returns ncclInvalidUsage.
 ncclResult_t notImplemented(const char* function) noexcept;
 
 // Logs an error and makes it the calling thread's last one.
 void keepText(const char* text) noexcept;
 
-// Runs the body of an exported function; its result is what `body` returns, or ncclSuccess.
+// Runs the body of an exported function. Returns the result of `body`, or ncclSuccess if it is
+// void.
 template <typename Body>
 ncclResult_t guarded(Body&& body) noexcept {
   return unisono::guarded(keepText, std::forward<Body>(body));

@@ -1,6 +1,6 @@
+#include "api/aliases.h"
 #include "api/arguments.h"
 #include "api/boundary.h"
-#include "api/twins.h"
 #include "comm/group.h"
 
 using namespace unisono;
@@ -18,8 +18,8 @@ using plan::Call;
 
 namespace {
 
-// Checks a call and puts it into the thread's group, or runs it if there is none. `makeTask` gets
-// the communicator and returns the checked plan::Task.
+// Checks a call and adds it to the thread's group, or runs it if there is none. `makeTask` checks
+// the arguments for the communicator and returns the plan::Task.
 template <typename MakeTask>
 ncclResult_t enqueue(ncclComm_t id, cudaStream_t stream, MakeTask makeTask) {
   return api::guarded([&]() -> ncclResult_t {
@@ -208,16 +208,16 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
 
 }  // extern "C"
 
-UNISONO_TWIN(ncclAllReduce);
-UNISONO_TWIN(ncclReduce);
-UNISONO_TWIN(ncclBroadcast);
-UNISONO_TWIN(ncclBcast);
-UNISONO_TWIN(ncclReduceScatter);
-UNISONO_TWIN(ncclAllGather);
-UNISONO_TWIN(ncclAlltoAll);
-UNISONO_TWIN(ncclGather);
-UNISONO_TWIN(ncclScatter);
-UNISONO_TWIN(ncclSend);
-UNISONO_TWIN(ncclRecv);
-UNISONO_TWIN(ncclRedOpCreatePreMulSum);
-UNISONO_TWIN(ncclRedOpDestroy);
+UNISONO_ALIAS(ncclAllReduce);
+UNISONO_ALIAS(ncclReduce);
+UNISONO_ALIAS(ncclBroadcast);
+UNISONO_ALIAS(ncclBcast);
+UNISONO_ALIAS(ncclReduceScatter);
+UNISONO_ALIAS(ncclAllGather);
+UNISONO_ALIAS(ncclAlltoAll);
+UNISONO_ALIAS(ncclGather);
+UNISONO_ALIAS(ncclScatter);
+UNISONO_ALIAS(ncclSend);
+UNISONO_ALIAS(ncclRecv);
+UNISONO_ALIAS(ncclRedOpCreatePreMulSum);
+UNISONO_ALIAS(ncclRedOpDestroy);

@@ -4,10 +4,10 @@
 #include <mutex>
 #include <vector>
 
+#include "api/aliases.h"
 #include "api/arguments.h"
 #include "api/boundary.h"
 #include "api/config.h"
-#include "api/twins.h"
 #include "base/log.h"
 #include "comm/group.h"
 #include "comm/make.h"
@@ -50,7 +50,7 @@ HandleId* slotOf(ncclComm_t* comm) {
   return reinterpret_cast<HandleId*>(comm);
 }
 
-// Puts the making of a communicator into the thread's group; the handle is there at once.
+// Adds the creation of a communicator to the thread's group. The handle is set immediately.
 void addMaking(ncclComm_t* comm, int device, bool blocking, Handle::Maker make,
                bool isMember = true) {
   auto& runtime = runtime::Runtime::get();
@@ -295,21 +295,21 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
 
 }  // extern "C"
 
-UNISONO_TWIN(ncclGetVersion);
-UNISONO_TWIN(ncclGetErrorString);
-UNISONO_TWIN(ncclGetLastError);
-UNISONO_TWIN(ncclResetDebugInit);
-UNISONO_TWIN(ncclResetDebugInitInternal);
-UNISONO_TWIN(ncclGetUniqueId);
-UNISONO_TWIN(ncclCommInitRank);
-UNISONO_TWIN(ncclCommInitRankConfig);
-UNISONO_TWIN(ncclCommInitRankScalable);
-UNISONO_TWIN(ncclCommInitAll);
-UNISONO_TWIN(ncclCommSplit);
-UNISONO_TWIN(ncclCommFinalize);
-UNISONO_TWIN(ncclCommDestroy);
-UNISONO_TWIN(ncclCommAbort);
-UNISONO_TWIN(ncclCommGetAsyncError);
-UNISONO_TWIN(ncclCommCount);
-UNISONO_TWIN(ncclCommCuDevice);
-UNISONO_TWIN(ncclCommUserRank);
+UNISONO_ALIAS(ncclGetVersion);
+UNISONO_ALIAS(ncclGetErrorString);
+UNISONO_ALIAS(ncclGetLastError);
+UNISONO_ALIAS(ncclResetDebugInit);
+UNISONO_ALIAS(ncclResetDebugInitInternal);
+UNISONO_ALIAS(ncclGetUniqueId);
+UNISONO_ALIAS(ncclCommInitRank);
+UNISONO_ALIAS(ncclCommInitRankConfig);
+UNISONO_ALIAS(ncclCommInitRankScalable);
+UNISONO_ALIAS(ncclCommInitAll);
+UNISONO_ALIAS(ncclCommSplit);
+UNISONO_ALIAS(ncclCommFinalize);
+UNISONO_ALIAS(ncclCommDestroy);
+UNISONO_ALIAS(ncclCommAbort);
+UNISONO_ALIAS(ncclCommGetAsyncError);
+UNISONO_ALIAS(ncclCommCount);
+UNISONO_ALIAS(ncclCommCuDevice);
+UNISONO_ALIAS(ncclCommUserRank);

@@ -1,5 +1,5 @@
+#include "api/aliases.h"
 #include "api/boundary.h"
-#include "api/twins.h"
 #include "comm/group.h"
 
 using namespace unisono;
@@ -14,7 +14,7 @@ ncclResult_t ncclGroupEnd(void) {
   return api::guarded([] { return comm::Group::current().end() ? ncclSuccess : ncclInProgress; });
 }
 
-// Closes the group without running it, as the real one does, so that no call is left behind.
+// Closes the group without running it, like NCCL, so that its calls do not run later.
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t*) {
   comm::Group::current().discard();
   return api::notImplemented("ncclGroupSimulateEnd");
@@ -22,6 +22,6 @@ ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t*) {
 
 }  // extern "C"
 
-UNISONO_TWIN(ncclGroupStart);
-UNISONO_TWIN(ncclGroupEnd);
-UNISONO_TWIN(ncclGroupSimulateEnd);
+UNISONO_ALIAS(ncclGroupStart);
+UNISONO_ALIAS(ncclGroupEnd);
+UNISONO_ALIAS(ncclGroupSimulateEnd);

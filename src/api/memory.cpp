@@ -2,9 +2,9 @@
 #include <mutex>
 #include <set>
 
+#include "api/aliases.h"
 #include "api/arguments.h"
 #include "api/boundary.h"
-#include "api/twins.h"
 #include "comm/registry.h"
 
 using namespace unisono;
@@ -90,7 +90,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
 
 }  // extern "C"
 
-UNISONO_TWIN(ncclMemAlloc);
-UNISONO_TWIN(ncclMemFree);
-UNISONO_TWIN(ncclCommRegister);
-UNISONO_TWIN(ncclCommDeregister);
+UNISONO_ALIAS(ncclMemAlloc);
+UNISONO_ALIAS(ncclMemFree);
+UNISONO_ALIAS(ncclCommRegister);
+UNISONO_ALIAS(ncclCommDeregister);

@@ -3,8 +3,8 @@
 
 #include <nccl.h>
 
+#include "api/aliases.h"
 #include "api/boundary.h"
-#include "api/twins.h"
 
 using unisono::api::notImplemented;
 
@@ -31,10 +31,10 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t window) {
 
 }  // extern "C"
 
-UNISONO_TWIN(ncclCommRevoke);
-UNISONO_TWIN(ncclCommShrink);
-UNISONO_TWIN(ncclCommWindowRegister);
-UNISONO_TWIN(ncclCommWindowDeregister);
+UNISONO_ALIAS(ncclCommRevoke);
+UNISONO_ALIAS(ncclCommShrink);
+UNISONO_ALIAS(ncclCommWindowRegister);
+UNISONO_ALIAS(ncclCommWindowDeregister);
 
 // ---- Declared in the header of the device API, or only since 2.29 ----
 //
@@ -47,7 +47,7 @@ UNISONO_TWIN(ncclCommWindowDeregister);
   extern "C" __attribute__((visibility("default"))) ncclResult_t name() { \
     return notImplemented(#name);                                         \
   }                                                                       \
-  UNISONO_TWIN(name)
+  UNISONO_ALIAS(name)
 
 // Collectives with a configuration for the single call (2.31).
 UNISONO_NOT_IMPLEMENTED(ncclAllGatherConfig);
@@ -174,12 +174,12 @@ void ncclParamDumpAll() {
 #pragma GCC visibility pop
 }  // extern "C"
 
-UNISONO_TWIN(ncclTeamCft);
-UNISONO_TWIN(ncclTeamCftMultimem);
-UNISONO_TWIN(ncclTeamLsa);
-UNISONO_TWIN(ncclTeamRail);
-UNISONO_TWIN(ncclTeamWorld);
-UNISONO_TWIN(ncclTeamRankToLsa);
-UNISONO_TWIN(ncclTeamRankToWorld);
-UNISONO_TWIN(ncclLLA2ACalcSlots);
-UNISONO_TWIN(ncclParamDumpAll);
+UNISONO_ALIAS(ncclTeamCft);
+UNISONO_ALIAS(ncclTeamCftMultimem);
+UNISONO_ALIAS(ncclTeamLsa);
+UNISONO_ALIAS(ncclTeamRail);
+UNISONO_ALIAS(ncclTeamWorld);
+UNISONO_ALIAS(ncclTeamRankToLsa);
+UNISONO_ALIAS(ncclTeamRankToWorld);
+UNISONO_ALIAS(ncclLLA2ACalcSlots);
+UNISONO_ALIAS(ncclParamDumpAll);
