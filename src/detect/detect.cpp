@@ -1,12 +1,16 @@
 #include "detect/detect.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
 
 #include "base/error.h"
+#include "base/unique_descriptor.h"
 #include "detect/pci_tree.h"
 #include "topology/xml_merge.h"
 
@@ -269,15 +273,27 @@ std::string readFile(const std::filesystem::path& file, const std::string& what)
     throw systemError(code, fmt::format("reading {} {}", what, file.string()))
         .remedy("Name a file that can be read");
   };
-  std::error_code error;
-  if (std::filesystem::is_directory(file, error)) fail(EISDIR);
-  errno = 0;
-  std::ifstream in(file, std::ios::binary);
+  // Opening a FIFO for reading blocks until somebody writes to it.
+  const UniqueDescriptor opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!opened) fail(errno);
+  struct stat status {};
+  if (::fstat(opened.get(), &status) != 0) fail(errno);
+  if (S_ISDIR(status.st_mode)) fail(EISDIR);
+  if (!S_ISREG(status.st_mode)) {
+    throw invalidArgument("{} {} is not a regular file", what, file.string())
+        .remedy("Copy the text to a file and name that");
+  }
   // One byte more than is accepted, so that the parser can refuse what is too much.
   std::string text(topology::XmlLimits{}.bytes + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (in.bad() || (!in && !in.eof())) fail(errno ? errno : EIO);
-  text.resize(static_cast<std::size_t>(in.gcount()));
+  size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t count = ::read(opened.get(), text.data() + size, text.size() - size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(errno);
+    if (count == 0) break;
+    size += static_cast<size_t>(count);
+  }
+  text.resize(size);
   return text;
 }
 

@@ -54,8 +54,9 @@ inline constexpr const char* kPlatformFile = "var/run/nvidia-topologyd/virtualTo
 // Reads a topology file. Throws Error(systemError) if it cannot be read, and
 // Error(invalidArgument) "FILE:LINE: cause" for a bad one.
 topology::XmlTopology readTopologyFile(const std::filesystem::path& file);
-// What a file holds, but no more than a topology file may hold and one byte. `what` stands before
-// its name in the Error(systemError) that is thrown if it cannot be read.
+// Reads a regular file, but at most one byte more than a topology file may have. `what` precedes
+// its name in errors: Error(systemError) if it cannot be read, Error(invalidArgument) for a FIFO, a
+// device or a socket.
 std::string readFile(const std::filesystem::path& file, const std::string& what);
 // Throws Error(systemError) if it cannot be written.
 void writeFile(const std::filesystem::path& file, const std::string& text);

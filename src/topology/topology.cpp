@@ -182,6 +182,8 @@ class Builder {
       info.sm = static_cast<int>(reader_.integer(*gpu, "sm", 1, 1000));
       info.gdr = reader_.integerOr(*gpu, "gdr", 0, 1, 0) == 1;
       gpus_.emplace_back(node, gpu);
+      for (const XmlNode& link : gpu->children)
+        if (link.name == "nvlink") targets_.emplace(node, parseBusId(reader_.text(link, "target")));
       devices_[{host_, busId}] = node;
       cpuOf_[node] = cpu_;
       connect(node, parent, LinkType::pci, bandwidth);
@@ -243,13 +245,16 @@ class Builder {
   }
 
   void connectCpus() {
-    const int count = static_cast<int>(topology_.nodes.size());
-    for (int a = 0; a < count; ++a) {
-      for (int b = 0; b < count; ++b) {
-        if (a == b || at(a).type != NodeType::cpu || at(b).type != NodeType::cpu) continue;
-        if (at(a).host != at(b).host) continue;
+    std::vector<std::vector<int>> cpus(topology_.hosts.size());
+    for (int node = 0; node < static_cast<int>(topology_.nodes.size()); ++node)
+      if (at(node).type == NodeType::cpu)
+        cpus[static_cast<std::size_t>(at(node).host)].push_back(node);
+    for (const std::vector<int>& ofHost : cpus) {
+      for (const int a : ofHost) {
         const CpuInfo& cpu = at(a).cpu;
-        addLink(a, b, LinkType::system, cpuLinkBandwidth(cpu.architecture, cpu.vendor, cpu.model));
+        const Bandwidth bandwidth = cpuLinkBandwidth(cpu.architecture, cpu.vendor, cpu.model);
+        for (const int b : ofHost)
+          if (a != b) at(a).links.push_back({LinkType::system, bandwidth, b});
       }
     }
   }
@@ -296,15 +301,7 @@ class Builder {
     }
   }
 
-  bool namesTarget(int gpu, BusId target) const {
-    for (const auto& [node, xml] : gpus_) {
-      if (node != gpu) continue;
-      for (const XmlNode& child : xml->children)
-        if (child.name == "nvlink" && parseBusId(reader_.text(child, "target")) == target)
-          return true;
-    }
-    return false;
-  }
+  bool namesTarget(int gpu, BusId target) const { return targets_.contains({gpu, target}); }
 
   void addPciLink(int node, BusId target) {
     const auto device = devices_.find({at(node).host, target});
@@ -421,6 +418,7 @@ class Builder {
   int cpu_ = -1;
   int nvSwitch_ = -1;
   std::vector<std::pair<int, const XmlNode*>> gpus_;
+  std::set<std::pair<int, BusId>> targets_;  // of the NVLinks that a GPU names
   std::vector<std::pair<int, BusId>> pciLinks_;
   std::map<DeviceKey, int> devices_;
   std::set<std::pair<int, int>> nets_;

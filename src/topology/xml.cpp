@@ -79,6 +79,12 @@ class Checker {
     }
   }
 
+  // Refuses the first element beyond `most`.
+  void count(const XmlNode& node, int& counted, int most, std::string_view where) {
+    if (++counted > most)
+      reader_.fail(node, fmt::format("is number {}; {} has at most {}", counted, where, most));
+  }
+
   void checkElement(const XmlNode& parent, const XmlNode& node) {
     if (node.name == "cpu")
       checkCpu(node);
@@ -102,6 +108,8 @@ class Checker {
     reader_.integerOr(node, "familyid", -1, INT32_MAX, -1);
     reader_.integerOr(node, "modelid", -1, INT32_MAX, -1);
     numa_ = numa;
+    count(node, numaNodeCount_, kMaxNumaNodes, "a topology");
+    count(node, numaNodesOfHost_[host_], kMaxNumaNodesOfHost, "a host");
     if (!numaNodes_.emplace(host_, numa).second)
       reader_.fail(node, fmt::format("names NUMA node {} a second time", numa));
     if (const std::string* affinity = node.find("affinity")) {
@@ -127,6 +135,7 @@ class Checker {
   }
 
   void checkPci(const XmlNode& node) {
+    count(node, pciCount_, kMaxPciDevices, "a topology");
     const BusId id = busId(node, "busid");
     if (const auto [at, isNew] = devices_.try_emplace({host_, id}, &node); !isNew)
       reader_.fail(node, fmt::format("has bus id {}, which line {} has too", formatBusId(id),
@@ -140,6 +149,7 @@ class Checker {
   }
 
   void checkGpu(const XmlNode& parent, const XmlNode& node) {
+    count(node, gpuCount_, kMaxGpus, "a topology");
     const auto siblings = std::count_if(parent.children.begin(), parent.children.end(),
                                         [](const XmlNode& child) { return child.name == "gpu"; });
     if (siblings > 1) reader_.fail(node, "is one of several in one <pci>");
@@ -170,6 +180,7 @@ class Checker {
   }
 
   void checkNet(const XmlNode& node) {
+    count(node, portCount_, kMaxPorts, "a topology");
     const long long dev = reader_.integerOr(node, "dev", 0, kMaxNumber, -1);
     reader_.integerOr(node, "speed", -1, 1'000'000'000, 0);
     reader_.integerOr(node, "port", -1, kMaxNumber, 0);
@@ -209,6 +220,8 @@ class Checker {
   XmlReader reader_;
   std::uint64_t host_ = 0;
   BusId pci_ = kNoBusId;
+  int gpuCount_ = 0, portCount_ = 0, pciCount_ = 0, numaNodeCount_ = 0;
+  std::map<std::uint64_t, int> numaNodesOfHost_;
   std::set<std::pair<std::uint64_t, long long>> numaNodes_, gpuDevices_;
   struct Port {
     std::string name;

@@ -34,6 +34,11 @@ struct XmlTopology {
   std::vector<std::string> notes;  // what was odd, but could be read
 };
 
+// Bounds of a topology. NVLink joins at most 576 GPUs; the search must stay fast on what a file
+// claims.
+inline constexpr int kMaxGpus = 1024, kMaxPorts = 1024, kMaxPciDevices = 4096;
+inline constexpr int kMaxNumaNodes = 1024, kMaxNumaNodesOfHost = 256;
+
 // Reads a topology file. Throws Error(invalidArgument) "SOURCE:LINE: cause" for text that is no
 // XML, is over the limits, has an element in a wrong place or an attribute of a wrong form, or
 // contradicts itself (a bus id, rank, device or NUMA node twice, unequal ends of an NVLink). An

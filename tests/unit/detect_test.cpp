@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include "base/error.h"
 #include "detect_testing.h"
@@ -15,6 +16,7 @@ namespace {
 using namespace testing;
 using ::testing::HasSubstr;
 using topology::XmlNode;
+using topology::testing::errorOf;
 
 DetectRequest requestFor(const FakeRoot& root, NvmlSource* nvml) {
   DetectRequest request;
@@ -225,7 +227,26 @@ TEST(Detect, FilesThatCannotBeUsed) {
   EXPECT_THAT(messageFor("", root.path() / "no/folder.xml"), HasSubstr("folder.xml"));
   root.write("bad.xml", "<system version=\"1\">\n<cpu numaid=\"zero\"/>\n</system>");
   EXPECT_THAT(messageFor(root.path() / "bad.xml", ""), HasSubstr("bad.xml:2: "));
-  EXPECT_THAT(messageFor("/dev/zero", ""), HasSubstr("/dev/zero:"));
+}
+
+// Neither may block: nobody writes to the FIFO, and /dev/kmsg waits for the next message.
+TEST(Detect, OnlyRegularFilesAreRead) {
+  FakeRoot root;
+  const std::filesystem::path fifo = root.path() / "fifo.xml", link = root.path() / "link.xml";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  std::filesystem::create_symlink("/dev/zero", link);
+  for (const auto& file : {fifo, link, std::filesystem::path("/dev/zero")}) {
+    EXPECT_THAT(errorOf([&] { readTopologyFile(file); }),
+                HasSubstr(file.string() + " is not a regular file"));
+    EXPECT_THAT(errorOf([&] { readFile(file, "NCCL_GRAPH_FILE"); }),
+                HasSubstr("NCCL_GRAPH_FILE " + file.string() + " is not a regular file"));
+  }
+  // Only some users may open it, and containers may lack it.
+  EXPECT_NE(errorOf([&] { readTopologyFile("/dev/kmsg"); }), "");
+  root.write("text.xml", "text");
+  std::filesystem::remove(link);
+  std::filesystem::create_symlink(root.path() / "text.xml", link);
+  EXPECT_EQ(readFile(link, "the file"), "text\n");
 }
 
 TEST(Detect, BrokenAttributesAreLeftOut) {

@@ -188,5 +188,51 @@ TEST(TopologyXml, NotesWhatItLeavesOut) {
   EXPECT_EQ(file.notes[0], "file:14: <future> is unknown and left out");
 }
 
+// `count` elements of a kind, spread over two hosts so that only the bound on all of them counts.
+std::string manyElements(std::string_view kind, int count) {
+  std::string text = "<system version=\"1\">";
+  for (int host = 0; host < 2; host++) {
+    text += fmt::format("<cpu numaid=\"0\" host_hash=\"{:#x}\">", host + 1);
+    for (int i = host; i < count; i += 2) {
+      const int pci = i + 4;
+      text += fmt::format("<pci busid=\"{:04x}:{:02x}:{:02x}.0\">", pci >> 13, pci >> 5 & 255,
+                          pci & 31);
+      if (kind == "gpu") text += fmt::format("<gpu dev=\"{}\" sm=\"90\"/>", i);
+      if (kind == "net") text += fmt::format("<nic><net dev=\"{}\"/></nic>", i);
+      text += "</pci>";
+    }
+    text += "</cpu>";
+  }
+  return text + "</system>";
+}
+
+std::string manyNumaNodes(int hosts, int count) {
+  std::string text = "<system version=\"1\">";
+  for (int host = 0; host < hosts; host++) {
+    for (int i = 0; i < count; i++)
+      text += fmt::format("<cpu numaid=\"{}\" host_hash=\"{:#x}\"/>", i, host + 1);
+  }
+  return text + "</system>";
+}
+
+TEST(TopologyXml, BoundsWhatAMachineMayHave) {
+  const auto error = [](const std::string& text) {
+    return errorOf([&] { parseTopologyXml(text, "many"); });
+  };
+  EXPECT_EQ(error(manyElements("gpu", kMaxGpus)), "");
+  EXPECT_EQ(error(manyElements("gpu", kMaxGpus + 1)),
+            "many:1: <gpu> is number 1025; a topology has at most 1024");
+  EXPECT_EQ(error(manyElements("net", kMaxPorts)), "");
+  EXPECT_EQ(error(manyElements("net", kMaxPorts + 1)),
+            "many:1: <net> is number 1025; a topology has at most 1024");
+  EXPECT_EQ(error(manyElements("pci", kMaxPciDevices + 1)),
+            "many:1: <pci> is number 4097; a topology has at most 4096");
+  EXPECT_EQ(error(manyNumaNodes(4, kMaxNumaNodesOfHost)), "");
+  EXPECT_EQ(error(manyNumaNodes(1, kMaxNumaNodesOfHost + 1)),
+            "many:1: <cpu> is number 257; a host has at most 256");
+  EXPECT_EQ(error(manyNumaNodes(5, kMaxNumaNodesOfHost)),
+            "many:1: <cpu> is number 1025; a topology has at most 1024");
+}
+
 }  // namespace
 }  // namespace unisono::topology
