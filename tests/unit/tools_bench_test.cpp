@@ -186,7 +186,7 @@ TEST(Bench, RanksInSeveralProcessesNeedALibraryThatConnectsThem) {
   EXPECT_EQ(bench("all_reduce --processes -g 2 -b 8", "FAKE_NCCL_FAULT=error").status, 3);
 }
 
-// One rank needs nobody, so that the way through child processes can be gone to its end.
+// A single rank needs no peer, so a run in a child process can complete.
 TEST(Bench, RunsInAChildProcess) {
   Outcome outcome = bench("all_reduce --processes -g 1 -b 8 -e 1K");
   EXPECT_EQ(outcome.status, 0) << outcome.output;

@@ -51,7 +51,7 @@ size_t countForBytes(Operation operation, size_t bytes, size_t elementBytes, int
 // The inverse: the size that the table shows.
 size_t bytesForCount(Operation operation, size_t count, size_t elementBytes, int ranks);
 
-// A range of one of a rank's two buffers and its expected content after the call.
+// A range of the send or receive buffer of a rank and its expected content after the call.
 struct Segment {
   enum class Content {
     input,      // bytes of the input of rank `source`, from `sourceOffset`
