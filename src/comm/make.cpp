@@ -6,7 +6,7 @@
 namespace unisono::comm {
 namespace {
 
-std::shared_ptr<Communicator> meet(runtime::Runtime& runtime, const bootstrap::UniqueId& id,
+std::shared_ptr<Communicator> join(runtime::Runtime& runtime, const bootstrap::UniqueId& id,
                                    int rank, int ranks, int device, const Settings& settings,
                                    const Options& options, std::shared_ptr<AbortSignal> abort) {
   auto bootstrap =
@@ -24,13 +24,13 @@ struct SplitChoice {
 Handle::Maker makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& id, int rank,
                          int ranks, int device, const Settings& settings, const Options& options) {
   return [=, &runtime](std::shared_ptr<AbortSignal> abort) {
-    return meet(runtime, id, rank, ranks, device, settings, options, std::move(abort));
+    return join(runtime, id, rank, ranks, device, settings, options, std::move(abort));
   };
 }
 
 Handle::Maker makeFromSplit(const std::shared_ptr<Communicator>& parent, int color, int key,
                             const Options& options) {
-  // Splits of one parent talk over its network one after the other, in the order of the calls.
+  // Splits of one parent use its bootstrap one after the other, in the order of the calls.
   return [=, turn = parent->turns().announce()](
              std::shared_ptr<AbortSignal> abort) -> std::shared_ptr<Communicator> {
     if (!turn->await([&] { return abort->raised() || parent->aborted(); })) {
@@ -50,7 +50,7 @@ Handle::Maker makeFromSplit(const std::shared_ptr<Communicator>& parent, int col
     });
     const int rank = static_cast<int>(mine - members.begin());
 
-    // The first member makes the id and tells the others; the new ranks meet as usual.
+    // The first member creates the id and sends it to the others.
     constexpr uint64_t kSplitTag = uint64_t{0x73706c6974} << 16;
     Settings settings = parent->settings();
     settings.commId.clear();
@@ -68,7 +68,7 @@ Handle::Maker makeFromSplit(const std::shared_ptr<Communicator>& parent, int col
       id = bootstrap::unpackUniqueId(bytes);
     }
     turn->end();
-    return meet(parent->runtime(), id, rank, static_cast<int>(members.size()), parent->device(),
+    return join(parent->runtime(), id, rank, static_cast<int>(members.size()), parent->device(),
                 settings, options, std::move(abort));
   };
 }

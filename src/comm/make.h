@@ -5,17 +5,18 @@
 
 namespace unisono::comm {
 
-// Makers of communicators, for Group::add. Each is run by every rank of the new communicator.
+// Functions that initialize communicators, for Group::add. Every rank of the new communicator runs
+// one.
 
-// Rank `rank` of `ranks` that meet by `id`, on `device`.
+// Joins the communicator `id` as `rank` of `ranks`, on `device`.
 Handle::Maker makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& id, int rank,
                          int ranks, int device, const Settings& settings, const Options& options);
 
-// The colour with which a rank takes part in a split and gets no communicator.
+// The color with which a rank takes part in a split without getting a communicator.
 inline constexpr int kNoColor = -1;
 
-// Ranks of `parent` with the same `color`, ordered by `key`, then by their rank in `parent`. Gives
-// null for kNoColor.
+// Joins the ranks of `parent` that have the same `color`, in the order of `key` and then of their
+// rank in `parent`. Returns null for kNoColor.
 Handle::Maker makeFromSplit(const std::shared_ptr<Communicator>& parent, int color, int key,
                             const Options& options);
 

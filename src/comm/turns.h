@@ -10,8 +10,8 @@
 
 namespace unisono::comm {
 
-// Lets things that run on different threads happen in the order in which they were announced. A
-// turn that is dropped without being taken does not hold up the others.
+// Runs things that are on different threads in the order in which they were announced. A turn that
+// is destroyed without being taken does not hold up the others.
 class Turns : public std::enable_shared_from_this<Turns> {
  public:
   class Turn {
@@ -22,7 +22,7 @@ class Turns : public std::enable_shared_from_this<Turns> {
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
-    // Waits until all earlier turns have ended; false when `aborted` said so first.
+    // Waits until all earlier turns have ended. Returns false if `aborted` returned true before.
     bool await(const std::function<bool()>& aborted) {
       std::unique_lock lock(turns_->mutex_);
       while (*turns_->waiting_.begin() != number_) {

@@ -31,8 +31,9 @@ std::byte* MappingCache::map(const SharedBlock& block) {
       auto local = localMemory().find(block.handle.address);
       if (local != localMemory().end()) mapping.owner = local->second.lock();
       if (mapping.owner == nullptr) {
-        throw Error(ErrorCode::remoteError, "A rank of this process ended while others connect")
-            .remedy("Destroy communicators only after all their calls have returned");
+        throw Error(ErrorCode::remoteError,
+                    "A rank of this process was destroyed while others connected to it")
+            .remedy("Destroy a communicator only after the calls of all its ranks have returned");
       }
     }
     mapping.mapped = runtime_.importMemory(block.handle, device_);

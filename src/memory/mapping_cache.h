@@ -9,13 +9,13 @@
 
 namespace unisono::memory {
 
-// The memory of other ranks that one communicator has mapped, each range once. Memory of the same
-// process is kept alive by those who map it, so that ranks of one process may end in any order.
+// The memory of other ranks that one communicator has mapped, each range once. A mapping keeps
+// memory of the same process alive, so that ranks of one process may end in any order.
 class MappingCache {
  public:
   MappingCache(runtime::Runtime& runtime, int device) : runtime_(runtime), device_(device) {}
 
-  // The block's address for kernels on this device. Valid while the cache lives.
+  // Returns the block's address for kernels on this device. Valid while the cache lives.
   std::byte* map(const SharedBlock& block);
 
  private:
@@ -30,7 +30,7 @@ class MappingCache {
   std::map<std::pair<uint64_t, uint64_t>, Mapping> mappings_;  // by (process, address)
 };
 
-// Makes a range known to the caches of this process, as long as somebody owns it.
+// Makes a range known to the caches of this process for as long as it has an owner.
 void announceLocal(const runtime::MemoryHandle& handle,
                    const std::shared_ptr<runtime::DeviceMemory>& memory);
 

@@ -32,7 +32,8 @@ Operation operationOf(Call call) {
   }
 }
 
-// Bytes that pass through each rank's ring connection, up to a factor that all calls share.
+// Returns a number that is proportional to the bytes that pass through each rank's ring connection,
+// with the same factor for all calls.
 uint64_t trafficOf(const Shape& shape, const Task& task) {
   const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
   const uint64_t ranks = static_cast<uint64_t>(shape.ranks);
@@ -47,9 +48,9 @@ uint64_t trafficOf(const Shape& shape, const Task& task) {
   }
 }
 
-// Lays a run of collectives end to end and cuts the line into equal shares, one a channel: a call
-// begins in the middle of one channel and ends in the middle of another, so that small calls of a
-// group share launches and channels without idling any.
+// Lays a run of collectives end to end and cuts it into equal shares, one per channel. A call may
+// begin in the middle of one channel and end in the middle of another, so that small calls of a
+// group share launches and no channel idles.
 class ChannelPacker {
  public:
   ChannelPacker(const Shape& shape, uint64_t traffic)
@@ -149,7 +150,7 @@ void planRings(const Shape& shape, const std::vector<Task>& run, Plan& plan) {
 }  // namespace
 
 OneShotShape oneShotShape(uint64_t bytes) {
-  // Measured on H200 (shared by 2 and 4 GPUs): one block up to 4 KB, then a thread a line.
+  // Measured on H200 (shared by 2 and 4 GPUs): one block up to 4 KB, then one thread per line.
   constexpr uint64_t kThreads = 512;
   const uint64_t lines = (bytes + 7) / 8;
   const uint64_t blocks =

@@ -24,7 +24,7 @@ enum class Call : uint8_t {
   scatter,
 };
 
-// One call of the API, checked. `count` is what the API's count means for it.
+// One checked call of the API. `count` has the meaning that it has in the API for this call.
 struct Task {
   Call call;
   const void* input;
@@ -35,7 +35,7 @@ struct Task {
   bool outputIsOpen = false;        // other ranks of this process can store into `output`
 };
 
-// What plans depend on; all but `rank` is the same on every rank.
+// Everything that plans depend on. All fields except `rank` are the same on every rank.
 struct Shape {
   int rank = 0;
   int ranks = 1;
@@ -46,7 +46,7 @@ struct Shape {
   int peerChannels = 1;          // channels of point-to-point messages, all peers together
   int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels
   uint64_t minBytesPerPart = 1;  // of a message on one of its channels
-  uint64_t directBytes = 0;      // messages from this size on are offered directly
+  uint64_t directBytes = 0;      // receive buffers of at least this size are offered to the sender
 };
 
 struct CollectiveLaunch {
@@ -60,8 +60,7 @@ struct SendReceiveLaunch {
 struct OneShotLaunch {
   int blocks;
   int threads;
-  device::OneShotArguments
-      arguments;  // scratch, epochs and abort flag are left to the communicator
+  device::OneShotArguments arguments;  // the communicator adds scratch, epochs and abort flag
 };
 using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, OneShotLaunch>;
 
@@ -78,18 +77,17 @@ struct Plan {
   bool usesOneShot = false;
 };
 
-// Calls that move nothing (count 0) leave no trace. Throws Error(invalidUsage) for a send to
-// oneself that no receive of the group matches, or the other way round.
+// Calls with a count of 0 are left out. Throws Error(invalidUsage) for a send to oneself without a
+// matching receive in the group, and for a receive without a send.
 Plan makePlan(const Shape& shape, const std::vector<Task>& tasks);
 
-// The first channel of messages from one rank to another; the same at both ends.
+// Returns the first channel of messages from one rank to another, the same at both ends.
 int firstMessageChannel(const Shape& shape, int from, int to);
 
-// The point-to-point part of makePlan: appends launches for the messages of `tasks` (send, receive,
-// all-to-all, gather, scatter).
+// Appends launches for the messages of `tasks` (send, receive, all-to-all, gather, scatter).
 void planMessages(const Shape& shape, const std::vector<Task>& tasks, Plan& plan);
 
-// The geometry of a one-shot launch for `bytes` bytes: a thread a line of 8 bytes.
+// The geometry of a one-shot launch for `bytes` bytes: one thread per line of 8 bytes.
 struct OneShotShape {
   int blocks;
   int threads;

@@ -87,17 +87,17 @@ void checkMessagesToSelf(const Shape& shape, const Mail& mail) {
   const auto& to = mail.to[static_cast<size_t>(shape.rank)];
   const auto& from = mail.from[static_cast<size_t>(shape.rank)];
   if (to.size() != from.size()) {
-    throw invalidUsage("{} sends to oneself and {} receives from oneself in one group", to.size(),
+    throw invalidUsage("The group has {} sends from this rank to itself but {} receives", to.size(),
                        from.size())
         .rank(shape.rank)
-        .remedy("Put both between the same ncclGroupStart and ncclGroupEnd");
+        .remedy("Put a send and its receive between the same ncclGroupStart and ncclGroupEnd");
   }
   for (size_t i = 0; i < to.size(); i++) {
     if (to[i].bytes != from[i].bytes) {
-      throw invalidUsage("A send of {} bytes to oneself meets a receive of {} bytes", to[i].bytes,
+      throw invalidUsage("This rank sends {} bytes to itself but receives {}", to[i].bytes,
                          from[i].bytes)
           .rank(shape.rank)
-          .remedy("Give both the same count and type");
+          .remedy("Pass the same count and type to both calls");
     }
   }
 }
@@ -119,9 +119,9 @@ void planMessages(const Shape& shape, const std::vector<Task>& tasks, Plan& plan
     if (launch.arguments.works > 0) plan.launches.emplace_back(launch);
     launch = {};
   };
-  // Rounds: in round `delta` every rank sends to the rank `delta` ahead and receives from the one
-  // `delta` behind, so each pair meets in the same round, and all ranks go through the rounds in
-  // the same order. Further messages of a pair wait for the next pass.
+  // In round `delta` every rank sends to rank + delta and receives from rank - delta, so the two
+  // ends of a message are in the same round, and all ranks go through the rounds in the same order.
+  // Further messages of a pair wait for the next pass.
   auto anyLeft = [&] {
     auto notEmpty = [](const auto& queue) { return !queue.empty(); };
     return std::any_of(mail.to.begin(), mail.to.end(), notEmpty) ||

@@ -9,23 +9,23 @@
 
 namespace unisono::transport {
 
-// The communicator's tables in device memory (device::Communicator and what it points to). Kernels
-// keep counters in them, so entries are written once, when a connection is made.
+// The communicator's tables in device memory: device::Communicator and everything it points to.
+// Kernels keep counters in them, so each entry is written only once, when its connection is made.
 class DeviceTables {
  public:
   struct Sizes {
     int ranks;
-    int rings;  // most channels of rings
+    int rings;  // channels of the rings
     int peerChannels;
   };
 
-  // In memory of `arena`, which must live longer. `head` is copied but for its table pointers.
+  // Allocates from `arena`, which must live longer. `head` is copied except for its table pointers.
   DeviceTables(runtime::Runtime& runtime, int device, memory::Arena& arena, const Sizes& sizes,
                device::Communicator head);
 
   device::Communicator* address() const { return communicator_; }
 
-  // `order` as device::RingChannel::order, one entry a rank.
+  // `order` as in device::RingChannel, one entry per rank.
   void setRing(int channel, const device::Connection& receive, const device::Connection& send,
                const std::vector<int32_t>& order, int position);
   void setPeer(bool sends, int peer, int firstChannel,
