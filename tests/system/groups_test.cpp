@@ -268,6 +268,20 @@ TEST_F(GroupsThatFail, DestroyWaitsForNobody) {
   EXPECT_OK(ending.get());
 }
 
+TEST_F(GroupsThatFail, AbortEndsWhatWasLaunchedBefore) {
+  onThreads(2, [&](int rank) { useOnce(whole_[rank]); });
+  device::use(0);
+  EXPECT_OK(sum(whole_[0]));  // waits for its peer on the device
+  EXPECT_EQ(sumOfBoth(), ncclRemoteError);
+  EXPECT_FALSE(device::isIdle(stream_));
+  EXPECT_OK(ncclCommAbort(std::exchange(whole_[0], nullptr)));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!device::isIdle(stream_) && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(device::isIdle(stream_));
+}
+
 TEST_F(GroupsThatFail, DropTheCommunicatorsOfTheGroup) {
   ncclComm_t made = nullptr;
   const ncclUniqueId id = newId();
