@@ -107,7 +107,11 @@ constexpr Row kRows[] = {
      "identity of the host: ranks with different values are treated as different nodes"},
     {"UNISONO_BOOTSTRAP_TIMEOUT",
      Number{&S::bootstrapTimeoutSeconds, 1, kLongestSeconds, OutOfRange::useDefault, "seconds"},
-     "120", "how long to wait for all ranks to join"},
+     "600 at init, then none",
+     "limit of each wait for another rank, at init and when ranks connect later"},
+    {"UNISONO_COMM_KEY_FILE", Text{&S::commKeyFile, "file"}, "none",
+     "file with a secret that protects NCCL_COMM_ID: at least 16 bytes, the same on all ranks, "
+     "readable only by its owner"},
     {"NCCL_TOPO_FILE", Text{&S::topologyFile, "file"}, "the platform's",
      "topology file to read before the machine is detected"},
     {"NCCL_TOPO_DUMP_FILE", Text{&S::topologyDumpFile, "file"}, "none",

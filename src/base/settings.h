@@ -24,11 +24,13 @@ struct Settings {
   std::string debugFile;   // NCCL_DEBUG_FILE
 
   // Bootstrap.
-  std::string socketInterface;            // NCCL_SOCKET_IFNAME
-  std::string socketFamily;               // NCCL_SOCKET_FAMILY: AF_INET, AF_INET6 or empty
-  std::string commId;                     // NCCL_COMM_ID: address:port of the root
-  std::string hostId;                     // NCCL_HOSTID
-  int64_t bootstrapTimeoutSeconds = 120;  // UNISONO_BOOTSTRAP_TIMEOUT
+  std::string socketInterface;  // NCCL_SOCKET_IFNAME
+  std::string socketFamily;     // NCCL_SOCKET_FAMILY: AF_INET, AF_INET6 or empty
+  std::string commId;           // NCCL_COMM_ID: address:port of the root
+  std::string hostId;           // NCCL_HOSTID
+  static constexpr int64_t kNoBootstrapTimeout = -1;
+  int64_t bootstrapTimeoutSeconds = kNoBootstrapTimeout;  // UNISONO_BOOTSTRAP_TIMEOUT
+  std::string commKeyFile;                                // UNISONO_COMM_KEY_FILE
 
   // Topology.
   std::string topologyFile;      // NCCL_TOPO_FILE

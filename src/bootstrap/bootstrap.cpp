@@ -11,7 +11,8 @@
 namespace unisono::bootstrap {
 namespace {
 
-// How long rank 0 waits for the port of NCCL_COMM_ID, which the communicator before may still hold.
+// How long rank 0 waits for the port of NCCL_COMM_ID, which the previous communicator may still
+// hold.
 constexpr std::chrono::seconds kPortTimeout{5};
 
 // A binomial tree over the ranks. The children of rank r are r + 1, r + 2, r + 4 ... below the
@@ -46,19 +47,20 @@ std::unique_ptr<Bootstrap> Bootstrap::connect(const UniqueId& id, int rank, int 
                                               std::function<bool()> aborted) {
   if (ranks < 1 || rank < 0 || rank >= ranks)
     throw invalidArgument("Rank {} of {} ranks does not exist", rank, ranks);
-  const std::chrono::milliseconds timeout = timeoutOf(settings);
+  const std::chrono::milliseconds timeout = initTimeoutOf(settings);
   std::unique_ptr<RootService> root;
   if (id.fixedAddress && rank == 0) {
     const Address here = localizeScope(id.root, listInterfaces(), settings.socketInterface);
     Listener listener(here,
                       Wait(std::min<std::chrono::milliseconds>(timeout, kPortTimeout), aborted));
-    root = std::make_unique<RootService>(std::move(listener), id.secret, timeout);
+    root = std::make_unique<RootService>(std::move(listener), id.secret,
+                                         RootTimes{.timeout = timeout});
   }
-  // When this fails, the root goes with it and tells the others.
+  // When this fails, the root is destroyed as well and tells the others.
   Membership membership = joinRendezvous(id, rank, ranks, settings, aborted);
   if (root) keepUntilExit(std::move(root));
-  auto mailbox =
-      std::make_unique<Mailbox>(rank, std::move(membership), timeout, std::move(aborted));
+  auto mailbox = std::make_unique<Mailbox>(
+      rank, std::move(membership), MailboxTimes{.limit = timeoutOf(settings)}, std::move(aborted));
   return std::unique_ptr<Bootstrap>(new Bootstrap(rank, ranks, std::move(mailbox)));
 }
 
@@ -86,14 +88,14 @@ std::vector<std::byte> Bootstrap::receive(int peer, uint64_t tag) {
 void Bootstrap::allGather(std::span<std::byte> all, size_t bytesPerRank) {
   const auto ranks = static_cast<size_t>(ranks_);
   if (bytesPerRank > kLongestCollective / ranks || all.size() != ranks * bytesPerRank) {
-    throw invalidArgument("An all-gather of {} bytes a rank does not fit a buffer of {}",
+    throw invalidArgument("An all-gather of {} bytes per rank does not fit a buffer of {}",
                           bytesPerRank, all.size())
         .rank(rank_);
   }
   try {
     runCollective(all, bytesPerRank);
   } catch (const Error& error) {
-    spreadFailure(error.what());
+    fail(error.what());
     throw;
   }
 }
@@ -105,8 +107,9 @@ void Bootstrap::barrier() {
 void Bootstrap::receivePart(int peer, uint64_t number, std::span<std::byte> into) {
   const std::vector<std::byte> part = mailbox_->receive(peer, FrameKind::collective, number);
   if (part.size() != into.size()) {
-    throw internalError("All-gather {} brought {} bytes, not {}: the ranks disagree on its size",
-                        number, part.size(), into.size())
+    throw internalError(
+        "All-gather {} received {} bytes instead of {}: the ranks disagree on its size", number,
+        part.size(), into.size())
         .rank(rank_)
         .peer(peer);
   }
@@ -127,22 +130,29 @@ void Bootstrap::runCollective(std::span<std::byte> all, size_t bytesPerRank) {
     mailbox_->send(tree.parent(), FrameKind::collective, number, range(rank_, tree.end()));
     receivePart(tree.parent(), number, all);
   }
-  // The largest subtree first: it has the longest way to go.
+  // The largest subtree first: it is the deepest.
   for (auto child = children.rbegin(); child != children.rend(); ++child)
     mailbox_->send(*child, FrameKind::collective, number, all);
 }
 
-// Neighbours wait for us, and would otherwise report our end instead of what caused it.
-void Bootstrap::spreadFailure(const char* text) noexcept {
+// Neighbours in the tree wait for this rank; they tell theirs. A failure that another rank has
+// caused is passed on as it came.
+void Bootstrap::fail(std::string_view cause) noexcept {
+  if (failed_.exchange(true)) return;
   const Tree tree = {rank_, ranks_};
   std::vector<int> neighbours = tree.children();
   if (rank_ != 0) neighbours.push_back(tree.parent());
-  for (int peer : neighbours) {
-    try {
-      mailbox_->sendFailure(peer, text);
-    } catch (const std::exception&) {
-      // It is the one that is gone.
+  try {
+    const Failure failure = mailbox_->failure().value_or(Failure{rank_, std::string(cause)});
+    for (int peer : neighbours) {
+      try {
+        mailbox_->sendFailure(peer, failure);
+      } catch (const Error&) {
+        // This neighbour is the one that has ended, or this rank is being aborted.
+      }
     }
+  } catch (const std::exception&) {
+    // There is no memory left for telling others.
   }
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -15,19 +17,22 @@ namespace unisono::bootstrap {
 
 class Mailbox;
 
-// One rank's end of the network that the ranks of a communicator set themselves up with: TCP
-// between every pair, connected when first used. Not fast and not for data.
+// One rank's end of the network with which the ranks of a communicator set themselves up: TCP
+// between every pair, connected at first use. Not fast and not for data.
 //
-// Every wait ends with Error(internalError) when `aborted` says so, with Error(timeout) after
-// UNISONO_BOOTSTRAP_TIMEOUT and with Error(remoteError) when the peer is gone; both name the peer.
-// send() and receive() may be called from any threads at once. Collectives (allGather, barrier) are
-// called by every rank in the same order, by one thread of a rank at a time; after one of them
-// fails, every rank gets the error that ended it and the object is only good for destruction.
+// Every wait ends with Error(internalError) when `aborted` returns true, with Error(remoteError)
+// when the peer has ended or failed, and with Error(timeout) after UNISONO_BOOTSTRAP_TIMEOUT if
+// that is set; all name the peer. A peer that lives may be late without limit: a warning names it
+// once a minute. send() and receive() may be called from any threads at once. Collectives
+// (allGather, barrier) are called by every rank in the same order, by one thread of a rank at a
+// time. After one of them or a rank has failed, every rank gets the error that caused it, and the
+// object can only be destroyed.
 class Bootstrap {
  public:
-  // Meets the other ranks. `aborted` is called from any thread that waits, for the life of the
-  // object. Throws Error(timeout) naming the ranks that did not come, Error(invalidUsage) when
-  // ranks contradict each other, Error(remoteError) when the root is gone.
+  // Waits until all ranks have joined, for 600 s if UNISONO_BOOTSTRAP_TIMEOUT does not say
+  // otherwise. `aborted` is called from any thread that waits, during the life of the object.
+  // Throws Error(timeout) that names the missing ranks, Error(invalidUsage) when ranks contradict
+  // each other, and Error(remoteError) when the root has ended.
   static std::unique_ptr<Bootstrap> connect(const UniqueId& id, int rank, int ranks,
                                             const Settings& settings,
                                             std::function<bool()> aborted = {});
@@ -36,7 +41,7 @@ class Bootstrap {
   int rank() const { return rank_; }
   int size() const { return ranks_; }
 
-  // `all` has size() parts of `bytesPerRank`; this rank's own is filled in, the others come.
+  // `all` has size() parts of `bytesPerRank`: this rank's own is input, the others are output.
   // size() * bytesPerRank is limited to 256 MiB.
   void allGather(std::span<std::byte> all, size_t bytesPerRank);
   // Every rank's value, by rank.
@@ -51,7 +56,11 @@ class Bootstrap {
   // Returns when every rank has called it.
   void barrier();
 
-  // Hands over at most 1 MiB; never waits for the receiver. Messages of one sender with the same
+  // Tells the other ranks that this one has failed and why: their collectives end with this cause.
+  // For a rank that fails between collectives. Takes a few seconds at most.
+  void fail(std::string_view cause) noexcept;
+
+  // Sends at most 1 MiB; never waits for the receiver. Messages of one sender with the same
   // tag arrive in order. `peer` may be this rank.
   void send(int peer, uint64_t tag, std::span<const std::byte> message);
   std::vector<std::byte> receive(int peer, uint64_t tag);
@@ -61,13 +70,13 @@ class Bootstrap {
 
   void runCollective(std::span<std::byte> all, size_t bytesPerRank);
   void receivePart(int peer, uint64_t number, std::span<std::byte> into);
-  void spreadFailure(const char* text) noexcept;
   void checkPeer(int peer) const;
 
   const int rank_;
   const int ranks_;
   std::unique_ptr<Mailbox> mailbox_;
   uint64_t collectives_ = 0;
+  std::atomic<bool> failed_{false};
 };
 
 }  // namespace unisono::bootstrap

@@ -41,10 +41,11 @@ void FrameReader::checkHeader() const {
   const FrameHeader& header = frame_.header;
   if (header.magic != FrameHeader::kMagic)
     throw Error(ErrorCode::remoteError, "it does not speak this protocol");
-  if (!sameSecret(header.secret, secret_))
-    throw Error(ErrorCode::remoteError, "its secret is not the one of this communicator");
   auto limit = std::find_if(limits_.begin(), limits_.end(),
                             [&](const FrameLimit& entry) { return entry.kind == header.kind; });
+  const bool needsSecret = limit == limits_.end() || limit->kind != FrameKind::wrongSecret;
+  if (needsSecret && !sameSecret(header.secret, secret_))
+    throw Error(ErrorCode::invalidUsage, "its secret is not the one of this communicator");
   if (limit == limits_.end()) {
     throw Error(ErrorCode::remoteError, fmt::format("a message of kind {} is not expected here",
                                                     static_cast<uint32_t>(header.kind)));

@@ -11,8 +11,8 @@
 
 namespace unisono::bootstrap {
 
-// 128 bits that show a connection belongs to a communicator. They keep out strangers, scanners
-// and ranks of another job; they are no defence against who can read the network's traffic.
+// 128 bits that show that a connection belongs to a communicator. They keep out strangers, scanners
+// and ranks of another job. They do not protect against those who can read the network's traffic.
 using Secret = std::array<uint64_t, 2>;
 
 // From getrandom(2). Throws Error(systemError).
@@ -21,13 +21,22 @@ Secret randomSecret();
 bool sameSecret(const Secret& a, const Secret& b);
 
 enum class FrameKind : uint32_t {
-  announce = 1,    // rank -> root: Announcement
-  table = 2,       // root -> rank: session secret, then one Address for each rank
-  refusal = 3,     // root -> rank: text; tag is the ErrorCode
-  message = 4,     // rank -> rank: payload of send()
-  collective = 5,  // rank -> rank: part of an all-gather; tag is its number
-  failure = 6,     // rank -> rank: text of an error that ended a collective
+  announce = 1,      // rank -> root: Announcement
+  table = 2,         // root -> rank: session secret, then one Address for each rank
+  refusal = 3,       // root -> rank: text; tag is the ErrorCode
+  message = 4,       // rank -> rank: payload of send()
+  collective = 5,    // rank -> rank: part of an all-gather; tag is its number
+  failure = 6,       // rank -> rank: text of an error that ends the communicator; tag is the rank
+                     // that it comes from
+  hello = 7,         // rank -> rank: the first on a connection, by the side that opened it
+  welcome = 8,       // rank -> rank: the answer
+  report = 9,        // root -> rank: text for the log
+  wrongSecret = 10,  // root -> stranger: its secret is wrong. Carries no secret itself.
 };
+
+// The version of all messages that ranks exchange to set up a communicator, those of `comm`
+// included. Ranks whose versions differ are refused by the root.
+inline constexpr uint32_t kProtocolVersion = 2;
 
 // Every message is this header and `length` bytes of payload. Little-endian, as are all machines
 // that this library is built for.
@@ -62,13 +71,15 @@ struct Frame {
   }
 };
 
-// What a rank tells the root.
+// What a rank tells the root. Other versions of the library may append to it, but the first two
+// members are those of every version.
 struct Announcement {
   uint32_t ranks = 0;
-  uint32_t reserved = 0;
+  uint32_t version = kProtocolVersion;
   Address listener;
 };
 static_assert(sizeof(Announcement) == 32);
+inline constexpr size_t kMaxAnnouncement = 256;
 
 std::vector<std::byte> encodeFrame(FrameHeader header, std::span<const std::byte> payload);
 
@@ -78,12 +89,13 @@ class FrameReader {
  public:
   enum class Status { incomplete, complete, closed };
 
-  // Only frames with `secret` and of the kinds in `limits` are taken.
+  // Accepts only frames of the kinds in `limits`, with `secret` unless the kind carries none.
   FrameReader(const Secret& secret, std::vector<FrameLimit> limits)
       : secret_(secret), limits_(std::move(limits)) {}
 
   // Reads what has arrived, at most to the end of one frame; after `complete`, take() has it.
-  // Throws Error(remoteError) when what arrives is not such a frame, or ends in the middle of one.
+  // Throws Error(remoteError) when what arrives is not such a frame or ends in the middle of one,
+  // and Error(invalidUsage) when only its secret is wrong.
   Status read(const Socket& socket);
   Frame take();
 

@@ -1,59 +1,81 @@
 #include "bootstrap/mailbox.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/thread.h"
-#include "bootstrap/root_service.h"
 
 namespace unisono::bootstrap {
 namespace {
 
 using std::chrono::milliseconds;
 
-// A peer may have opened a connection, sent and left before we accepted it, while we already know
-// that another connection with it has ended. Only after this time is it called gone.
+// A peer may have opened a connection, sent and ended before we accepted it, while we already know
+// that another connection with it has ended. Only after this time does it count as gone.
 constexpr milliseconds kGoneGrace{200};
 // Telling a rank of a failure must not hold up reporting it here.
 constexpr milliseconds kFailureTimeout{1000};
+// A receiver that hears nothing for this time connects to the sender, which shows whether it lives.
+constexpr milliseconds kProbeDelay{500};
+// The pause after a failed attempt to connect.
+constexpr milliseconds kConnectPause{20};
+// A peer that closes so many connections in a row without a welcome does not belong to this job.
+constexpr int kMaxRejections = 100;
+
+constexpr const char* kLookAtPeer = "Look for the first error in the output of that rank";
 
 }  // namespace
 
-Mailbox::Connection::Connection(Socket connected, const Secret& secret, milliseconds timeout)
-    : socket(std::move(connected)),
-      reader(secret, {{FrameKind::message, kLongestMessage},
+Mailbox::Connection::Connection(Socket opened, const Secret& secret)
+    : socket(std::move(opened)),
+      reader(secret, {{FrameKind::hello, 0},
+                      {FrameKind::welcome, 0},
+                      {FrameKind::message, kLongestMessage},
                       {FrameKind::collective, kLongestCollective},
-                      {FrameKind::failure, kLongestText}}),
-      deadline(Clock::now() + std::min<milliseconds>(kStrangerTimeout, timeout)) {}
+                      {FrameKind::failure, kLongestText}}) {}
 
-Mailbox::Mailbox(int rank, Membership membership, milliseconds timeout,
+Mailbox::Mailbox(int rank, Membership membership, const MailboxTimes& times,
                  std::function<bool()> aborted)
     : rank_(rank),
       addresses_(std::move(membership.addresses)),
       session_(membership.session),
-      timeout_(timeout),
+      times_(times),
       aborted_(std::move(aborted)),
+      reactor_(Reactor::ofThisProcess()),
       listener_(std::move(membership.listener)),
       peers_(addresses_.size()) {
-  poller_.add(listener_.descriptor());
+  number_ = reactor_.add(*this);
+  try {
+    const Lock lock(mutex_);
+    reactor_.watch(number_, listener_.descriptor(), Poller::Interest::read);
+  } catch (...) {
+    reactor_.remove(number_);
+    throw;
+  }
 }
 
 Mailbox::~Mailbox() {
   const Clock::time_point deadline = Clock::now() + kDrainTimeout;
-  Lock lock(mutex_);
-  while (!unsentConnections().empty() && Clock::now() < deadline && !(aborted_ && aborted_()))
-    changed_.wait_for(lock, Wait::kSlice);
-  closing_ = true;
-  lock.unlock();
-  if (writer_.joinable()) writer_.join();
-  // Closing with unread data resets a connection, which would take what we sent last with it.
+  {
+    Lock lock(mutex_);
+    while (hasUnsent() && Clock::now() < deadline && !(aborted_ && aborted_()))
+      changed_.wait_for(lock, Wait::kSlice);
+  }
+  reactor_.remove(number_);
+  // Closing a connection with unread data resets it, which could lose what was sent last.
   const std::map<int, ConnectionPointer> connections = connections_;
-  for (const auto& [descriptor, connection] : connections) readFrom(connection);
+  for (const auto& [descriptor, connection] : connections) {
+    readFrom(connection);
+    reactor_.forget(descriptor);
+  }
+  reactor_.forget(listener_.descriptor());
+}
+
+std::optional<Failure> Mailbox::failure() const {
+  const Lock lock(mutex_);
+  return failure_;
 }
 
 std::optional<std::vector<std::byte>> Mailbox::take(const Key& key) {
@@ -68,92 +90,151 @@ std::optional<std::vector<std::byte>> Mailbox::take(const Key& key) {
 void Mailbox::throwIfReported() const {
   if (!failure_) return;
   throw Error(ErrorCode::remoteError,
-              fmt::format("Rank {} reports: {}", failure_->first, failure_->second))
+              fmt::format("Rank {} reports: {}", failure_->rank, failure_->text))
       .rank(rank_);
 }
 
-void Mailbox::throwIfHopeless(int peer, Clock::time_point now) const {
+void Mailbox::throwIfGone(int peer) const {
   throwIfReported();
   const Peer& state = peers_[static_cast<size_t>(peer)];
-  if (state.goneSince && now - *state.goneSince >= kGoneGrace) {
-    throw Error(ErrorCode::remoteError, "The peer closed its connection: it ended or failed")
-        .rank(rank_)
-        .peer(peer)
-        .remedy("Look for the first error in the output of that rank");
-  }
+  if (!state.goneSince || Clock::now() - *state.goneSince < kGoneGrace) return;
+  throw Error(ErrorCode::remoteError, state.goneText).rank(rank_).peer(peer).remedy(kLookAtPeer);
+}
+
+Error Mailbox::timeoutError(int peer, std::string_view what) const {
+  const double seconds =
+      std::chrono::duration<double>(times_.limit.value_or(milliseconds(0))).count();
+  return Error(ErrorCode::timeout, fmt::format("{} within {} s", what, seconds))
+      .rank(rank_)
+      .peer(peer)
+      .remedy(
+          "Check what that rank does: it may hang, or may not make the call that this one waits "
+          "in. UNISONO_BOOTSTRAP_TIMEOUT sets the limit");
+}
+
+void Mailbox::reportWait(int peer, const Wait& wait, Reminder& reminder) const {
+  if (!reminder.isDue()) return;
+  logWarn(
+      "rank {} has been waiting for rank {} ({}) for {:.0f} s: it may be late, or may not make "
+      "the same call",
+      rank_, peer, addresses_[static_cast<size_t>(peer)].text(), wait.secondsSinceStart());
 }
 
 std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag) {
-  const Wait wait(timeout_, aborted_);
+  const Wait wait(times_.limit, aborted_);
+  const Clock::time_point probe = Clock::now() + kProbeDelay;
+  Reminder reminder(times_.reportInterval);
   const Key key(peer, kind, tag);
   Lock lock(mutex_);
   for (;;) {
     if (auto payload = take(key)) return std::move(*payload);
-    throwIfHopeless(peer, Clock::now());
-    wait.throwIfAborted("waiting for a message of another rank");
-    if (wait.expired()) {
-      throw Error(ErrorCode::timeout, fmt::format("No message came within {} s",
-                                                  std::chrono::duration<double>(timeout_).count()))
-          .rank(rank_)
-          .peer(peer)
-          .remedy(
-              "See what that rank does: it may hang, or have left out a call that this one made");
+    throwIfGone(peer);
+    wait.throwIfAborted(fmt::format("waiting for a message from rank {}", peer));
+    if (wait.isExpired()) throw timeoutError(peer, "No message arrived");
+    reportWait(peer, wait, reminder);
+    // Without a connection, nothing tells whether the peer still lives.
+    Peer& state = peerOf(peer);
+    if (peer != rank_ && !state.out && !state.attempt && !state.goneSince &&
+        Clock::now() >= std::max(probe, state.nextAttempt)) {
+      try {
+        startAttempt(peer);
+      } catch (const Error& error) {
+        // The message may arrive nevertheless.
+        logInfo("rank {}: cannot check whether rank {} lives: {}", rank_, peer, error.what());
+        state.nextAttempt = Clock::now() + kReportInterval;
+      }
     }
-    makeProgress(lock, wait);
+    changed_.wait_for(lock, std::max(wait.slice(), milliseconds(1)));
   }
 }
 
-// Reads what has arrived for any thread, or waits while another thread does. Called and returns
-// with the lock held.
-void Mailbox::makeProgress(Lock& lock, const Wait& wait) {
-  if (polling_) {
-    changed_.wait_for(lock, std::max(wait.slice(), milliseconds(1)));
-    return;
-  }
-  polling_ = true;
-  lock.unlock();
-  const std::vector<int> ready = poller_.wait(wait.slice());
-  lock.lock();
-  polling_ = false;
+void Mailbox::serve(int descriptor) {
+  const Lock lock(mutex_);
   try {
-    for (int descriptor : ready) {
-      if (descriptor == listener_.descriptor()) {
-        acceptAll();
-        continue;
+    if (descriptor == listener_.descriptor()) {
+      acceptAll();
+    } else if (const auto found = connections_.find(descriptor); found != connections_.end()) {
+      const ConnectionPointer connection = found->second;
+      if (connection->stage == Stage::connecting) {
+        finishConnecting(connection);
+      } else {
+        writeUnsent(connection);
+        readFrom(connection);
       }
-      auto found = connections_.find(descriptor);
-      if (found != connections_.end()) readFrom(ConnectionPointer(found->second));
     }
-    expireStrangers();
-  } catch (...) {
-    changed_.notify_all();
-    throw;
+  } catch (const std::exception& error) {
+    logWarn("rank {}: {}", rank_, error.what());
   }
   changed_.notify_all();
 }
 
+void Mailbox::tick() {
+  const Lock lock(mutex_);
+  while (!strangers_.empty() && strangers_.front()->deadline <= Clock::now())
+    refuse(ConnectionPointer(strangers_.front()), "it sent nothing for too long");
+  if (!paused_) return;
+  paused_.reset();
+  reactor_.watch(number_, listener_.descriptor(), Poller::Interest::read);
+}
+
 void Mailbox::acceptAll() {
-  while (std::optional<Socket> socket = listener_.accept()) {
-    if (strangers_.size() >= kMostStrangers)
-      refuse(ConnectionPointer(strangers_.front()), "too many connections that say nothing");
-    auto connection = std::make_shared<Connection>(std::move(*socket), session_, timeout_);
-    add(connection);
+  for (;;) {
+    std::optional<Socket> socket;
+    try {
+      socket = listener_.accept();
+    } catch (const Error& error) {
+      if (!strangers_.empty()) {
+        makeRoomForStranger();
+        continue;
+      }
+      // The queue stays as it is until the next tick.
+      if (paused_) return;
+      logWarn("rank {}: {}", rank_, error.what());
+      reactor_.forget(listener_.descriptor());
+      paused_.emplace();
+      return;
+    }
+    if (!socket) return;
+    if (Stranger::count() >= Stranger::max()) makeRoomForStranger();
+    auto connection = std::make_shared<Connection>(std::move(*socket), session_);
+    connection->stranger.emplace();
+    connection->deadline = Clock::now() + kStrangerTimeout;
+    const int descriptor = connection->socket.descriptor();
+    reactor_.watch(number_, descriptor, Poller::Interest::read);
+    connections_.insert_or_assign(descriptor, connection);
     strangers_.push_back(connection);
     readFrom(connection);
   }
 }
 
+// Closes the oldest stranger of this listener, unless it proves to be a rank.
+void Mailbox::makeRoomForStranger() {
+  if (strangers_.empty()) return;
+  const ConnectionPointer oldest = strangers_.front();
+  readFrom(oldest);
+  if (oldest->stranger) refuse(oldest, "there are too many connections that send nothing");
+}
+
+// Reads what has arrived but was not noticed by the reactor's thread yet.
+void Mailbox::readEverything() {
+  acceptAll();
+  const std::map<int, ConnectionPointer> connections = connections_;
+  for (const auto& [descriptor, connection] : connections)
+    if (connection->stage != Stage::connecting) readFrom(connection);
+  changed_.notify_all();
+}
+
 void Mailbox::readFrom(const ConnectionPointer& connection) {
   try {
-    while (connection->open) {
+    while (connection->stage == Stage::greeting || connection->stage == Stage::open) {
       const FrameReader::Status status = connection->reader.read(connection->socket);
       if (status == FrameReader::Status::incomplete) return;
       if (status == FrameReader::Status::complete) {
         deliver(connection, connection->reader.take());
-      } else if (connection->peer) {
-        drop(connection);
+      } else if (connection->stranger) {
+        refuse(connection, "it closed the connection before it sent anything");
       } else {
-        refuse(connection, "it closed the connection before it said who it is");
+        drop(connection);
       }
     }
   } catch (const Error& error) {
@@ -162,200 +243,231 @@ void Mailbox::readFrom(const ConnectionPointer& connection) {
 }
 
 void Mailbox::deliver(const ConnectionPointer& connection, Frame frame) {
-  const auto sender = static_cast<int>(frame.header.sender);
-  if (!connection->peer) {
-    if (frame.header.sender >= peers_.size() || sender == rank_)
-      throw Error(ErrorCode::remoteError, fmt::format("it claims to be rank {}", sender));
-    introduce(connection, sender);
-    std::erase(strangers_, connection);
-  }
-  if (sender != *connection->peer) {
-    throw Error(ErrorCode::remoteError,
-                fmt::format("a message of rank {} came from rank {}", sender, *connection->peer));
-  }
-  if (frame.header.kind == FrameKind::failure) {
-    if (!failure_) failure_.emplace(sender, frame.text());
+  const FrameHeader& header = frame.header;
+  if (connection->stranger) {
+    if (header.kind != FrameKind::hello)
+      throw Error(ErrorCode::remoteError, "it does not introduce itself");
+    if (header.sender >= peers_.size() || header.sender == static_cast<uint32_t>(rank_))
+      throw Error(ErrorCode::remoteError, fmt::format("it claims to be rank {}", header.sender));
+    identify(connection, static_cast<int>(header.sender));
     return;
   }
-  inbox_[Key(sender, frame.header.kind, frame.header.tag)].push_back(std::move(frame.payload));
+  if (header.sender != static_cast<uint32_t>(*connection->peer)) {
+    throw Error(ErrorCode::remoteError, fmt::format("a message of rank {} came from rank {}",
+                                                    header.sender, *connection->peer));
+  }
+  if (header.kind == FrameKind::hello || header.kind == FrameKind::welcome) {
+    if (header.kind != FrameKind::welcome || connection->stage != Stage::greeting)
+      throw Error(ErrorCode::remoteError, "it introduces itself twice");
+    welcomed(connection);
+    return;
+  }
+  if (header.kind == FrameKind::failure) {
+    if (!failure_) failure_ = Failure{static_cast<int>(header.tag), frame.text()};
+    return;
+  }
+  inbox_[Key(*connection->peer, header.kind, header.tag)].push_back(std::move(frame.payload));
+}
+
+// A stranger has shown that it is a rank.
+void Mailbox::identify(const ConnectionPointer& connection, int sender) {
+  connection->stranger.reset();
+  std::erase(strangers_, connection);
+  connection->peer = sender;
+  welcomed(connection);
+  enqueue(connection, {.kind = FrameKind::welcome}, {});
+}
+
+void Mailbox::welcomed(const ConnectionPointer& connection) {
+  connection->stage = Stage::open;
+  Peer& state = peerOf(*connection->peer);
+  state.openConnections++;
+  state.goneSince.reset();
+  state.rejections = 0;
+  if (state.attempt == connection) state.attempt.reset();
+  if (!state.out) state.out = connection;
+  changed_.notify_all();
 }
 
 void Mailbox::refuse(const ConnectionPointer& connection, std::string_view reason) {
+  if (connection->stage == Stage::closed) return;
   logWarn("rank {}: refused the connection from {}: {}", rank_,
           connection->socket.peerAddress().text(), reason);
   drop(connection);
 }
 
-// The descriptor stays until the last holder of the pointer lets go: the writer may be polling it.
 void Mailbox::drop(const ConnectionPointer& connection) {
-  if (!connection->open) return;
+  if (connection->stage == Stage::closed) return;
   const ConnectionPointer keep = connection;
-  connection->open = false;
-  connection->unsent.clear();
-  poller_.remove(connection->socket.descriptor());
-  connection->socket.shutdown();
-  std::erase(strangers_, connection);
-  if (connection->peer) {
-    Peer& peer = peers_[static_cast<size_t>(*connection->peer)];
-    if (--peer.openConnections == 0) peer.goneSince = Clock::now();
-  }
+  const Stage before = std::exchange(keep->stage, Stage::closed);
+  keep->unsent.clear();
+  reactor_.forget(keep->socket.descriptor());
   connections_.erase(keep->socket.descriptor());
-}
-
-void Mailbox::expireStrangers() {
-  while (!strangers_.empty() && strangers_.front()->deadline <= Clock::now())
-    refuse(ConnectionPointer(strangers_.front()), "it said nothing for too long");
-}
-
-void Mailbox::add(const ConnectionPointer& connection) {
-  poller_.add(connection->socket.descriptor());
-  connections_.insert_or_assign(connection->socket.descriptor(), connection);
-}
-
-void Mailbox::introduce(const ConnectionPointer& connection, int peer) {
-  connection->peer = peer;
-  Peer& state = peers_[static_cast<size_t>(peer)];
-  state.openConnections++;
-  state.goneSince.reset();
-  if (!state.out) state.out = connection;
-}
-
-Mailbox::ConnectionPointer Mailbox::connectTo(int peer, milliseconds limit) const {
-  const Wait wait(limit, aborted_);
-  const Address& address = addresses_[static_cast<size_t>(peer)];
-  int error = 0;
-  std::optional<Socket> socket = Socket::connect(address, wait, error);
-  if (!socket) {
-    throw Error(error == ETIMEDOUT ? ErrorCode::timeout : ErrorCode::remoteError,
-                fmt::format("Cannot connect to {}: {}", address.text(), std::strerror(error)))
-        .rank(rank_)
-        .peer(peer)
-        .remedy(error == ECONNREFUSED
-                    ? "That rank has ended or failed: look for the first error in its output"
-                    : "Check the network between the machines, and NCCL_SOCKET_IFNAME");
-  }
-  return std::make_shared<Connection>(std::move(*socket), session_, timeout_);
-}
-
-Mailbox::ConnectionPointer Mailbox::connectionTo(int peer, milliseconds limit, Lock& lock) {
-  Peer& state = peers_[static_cast<size_t>(peer)];
-  // The thread that connects does so under a limit of its own.
-  while (state.connecting) changed_.wait_for(lock, Wait::kSlice);
-  if (state.out) return state.out;
-  state.connecting = true;
-  lock.unlock();
-  ConnectionPointer connection;
-  std::exception_ptr error;
-  try {
-    connection = connectTo(peer, limit);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  lock.lock();
-  state.connecting = false;
+  keep->stranger.reset();
+  std::erase(strangers_, keep);
+  keep->socket.close();
   changed_.notify_all();
-  if (error) std::rethrow_exception(error);
-  add(connection);
-  introduce(connection, peer);
+  if (!keep->peer) return;
+  const int peer = *keep->peer;
+  Peer& state = peerOf(peer);
+  if (before == Stage::open && --state.openConnections == 0)
+    markGone(peer, "The peer closed its connection: it has ended or failed");
+  if (state.attempt != keep) return;
+  // The peer has closed the connection before its welcome. If it has ended, the next attempt to
+  // connect shows that.
+  state.attempt.reset();
+  state.nextAttempt = Clock::now() + kConnectPause;
+  if (++state.rejections >= kMaxRejections) {
+    markGone(peer, fmt::format("The process at {} accepts connections and closes them again: it is "
+                               "not a rank of this communicator",
+                               addresses_[static_cast<size_t>(peer)].text()));
+  }
+}
+
+void Mailbox::markGone(int peer, std::string text) {
+  Peer& state = peerOf(peer);
+  if (state.goneSince || state.openConnections > 0) return;
+  state.goneSince = Clock::now();
+  state.goneText = std::move(text);
+}
+
+// Starts to connect to a peer; the reactor goes on with it.
+void Mailbox::startAttempt(int peer) {
+  const Address& address = addresses_[static_cast<size_t>(peer)];
+  auto connection = std::make_shared<Connection>(Socket::startConnecting(address), session_);
+  connection->stage = Stage::connecting;
+  connection->peer = peer;
+  const int descriptor = connection->socket.descriptor();
+  connections_.insert_or_assign(descriptor, connection);
+  peerOf(peer).attempt = connection;
+  reactor_.watch(number_, descriptor, Poller::Interest::write);
+}
+
+void Mailbox::finishConnecting(const ConnectionPointer& connection) {
+  const int peer = *connection->peer;
+  const int error = connection->socket.finishConnecting();
+  if (error == 0) {
+    connection->stage = Stage::greeting;
+    reactor_.setInterest(number_, connection->socket.descriptor(), Poller::Interest::read);
+    enqueue(connection, {.kind = FrameKind::hello}, {});
+    return;
+  }
+  Peer& state = peerOf(peer);
+  state.attempt.reset();
+  state.nextAttempt = Clock::now() + kConnectPause;
+  drop(connection);
+  // A full queue of the peer's listener, which takes some time to empty, shows as one of these.
+  if (error == ETIMEDOUT || error == ECONNRESET || error == EAGAIN) return;
+  std::string text =
+      fmt::format("Cannot connect to {}: {}", addresses_[static_cast<size_t>(peer)].text(),
+                  std::strerror(error));
+  if (error == ECONNREFUSED) {
+    text += ": that rank has ended or failed";
+  } else {
+    text += ". Check the network between the machines, and NCCL_SOCKET_IFNAME";
+  }
+  markGone(peer, std::move(text));
+}
+
+// Returns the connection on which to send to `peer`, and opens it when there is none.
+Mailbox::ConnectionPointer Mailbox::connectionTo(int peer, const Wait& wait, bool evenIfFailed,
+                                                 Lock& lock) {
+  Peer& state = peerOf(peer);
+  Reminder reminder(times_.reportInterval);
+  while (!state.out) {
+    if (!evenIfFailed) throwIfReported();
+    // The grace that throwIfGone() allows is for messages that may still arrive.
+    if (state.goneSince) {
+      throw Error(ErrorCode::remoteError, state.goneText)
+          .rank(rank_)
+          .peer(peer)
+          .remedy(kLookAtPeer);
+    }
+    wait.throwIfAborted(fmt::format("connecting to rank {}", peer));
+    if (wait.isExpired()) throw timeoutError(peer, "No connection was made");
+    reportWait(peer, wait, reminder);
+    if (!state.attempt && Clock::now() >= state.nextAttempt) startAttempt(peer);
+    changed_.wait_for(lock, std::clamp(wait.slice(), milliseconds(1), kConnectPause));
+  }
   return state.out;
 }
 
 void Mailbox::send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload) {
-  try {
-    sendWithin(timeout_, peer, kind, tag, payload);
-  } catch (const Error&) {
-    // A peer that failed said why before it left, and nobody may have read that yet.
-    const Lock lock(mutex_);
-    acceptAll();
-    const std::map<int, ConnectionPointer> connections = connections_;
-    for (const auto& [descriptor, connection] : connections) readFrom(connection);
-    changed_.notify_all();
-    throwIfReported();
-    throw;
-  }
-}
-
-void Mailbox::sendFailure(int peer, std::string_view text) {
-  sendWithin(std::min(timeout_, kFailureTimeout), peer, FrameKind::failure, 0,
-             std::as_bytes(std::span(text.substr(0, kLongestText))));
-}
-
-void Mailbox::sendWithin(milliseconds limit, int peer, FrameKind kind, uint64_t tag,
-                         std::span<const std::byte> payload) {
   Lock lock(mutex_);
   if (peer == rank_) {
     inbox_[Key(peer, kind, tag)].emplace_back(payload.begin(), payload.end());
     changed_.notify_all();
     return;
   }
-  const ConnectionPointer connection = connectionTo(peer, limit, lock);
-  if (connection->open) {
-    connection->unsent.push_back(encodeFrame(
-        {.secret = session_, .kind = kind, .sender = static_cast<uint32_t>(rank_), .tag = tag},
-        payload));
-    // A rest of an earlier message is the writer's, who keeps the order.
-    if (connection->unsent.size() == 1) writeUnsent(connection);
+  try {
+    const Wait wait(times_.limit, aborted_);
+    sendOn(connectionTo(peer, wait, false, lock), peer, kind, tag, payload);
+  } catch (const Error&) {
+    // A peer that failed said why before it ended.
+    readEverything();
+    throwIfReported();
+    throw;
   }
-  if (!connection->open) {
-    throw Error(ErrorCode::remoteError, "The peer closed its connection: it ended or failed")
+}
+
+void Mailbox::sendFailure(int peer, const Failure& failure) {
+  Lock lock(mutex_);
+  const Wait wait(std::min(times_.limit.value_or(kFailureTimeout), kFailureTimeout), aborted_);
+  sendOn(connectionTo(peer, wait, true, lock), peer, FrameKind::failure,
+         static_cast<uint64_t>(failure.rank),
+         std::as_bytes(std::span(std::string_view(failure.text).substr(0, kLongestText))));
+}
+
+void Mailbox::sendOn(const ConnectionPointer& connection, int peer, FrameKind kind, uint64_t tag,
+                     std::span<const std::byte> payload) {
+  if (connection->stage == Stage::open) enqueue(connection, {.kind = kind, .tag = tag}, payload);
+  if (connection->stage != Stage::open) {
+    throw Error(ErrorCode::remoteError, "The peer closed its connection: it has ended or failed")
         .rank(rank_)
         .peer(peer)
-        .remedy("Look for the first error in the output of that rank");
+        .remedy(kLookAtPeer);
   }
-  if (!connection->unsent.empty()) startWriter();
+}
+
+void Mailbox::enqueue(const ConnectionPointer& connection, const FrameHeader& header,
+                      std::span<const std::byte> payload) {
+  FrameHeader complete = header;
+  complete.secret = session_;
+  complete.sender = static_cast<uint32_t>(rank_);
+  connection->unsent.push_back(encodeFrame(complete, payload));
+  // The rest of an earlier frame is written first, by the reactor's thread.
+  if (connection->unsent.size() == 1) writeUnsent(connection);
 }
 
 void Mailbox::writeUnsent(const ConnectionPointer& connection) {
-  while (connection->open && !connection->unsent.empty()) {
+  while (connection->stage != Stage::closed && !connection->unsent.empty()) {
     const auto rest = std::span(connection->unsent.front()).subspan(connection->unsentOffset);
     const Transfer transfer = connection->socket.write(rest);
     if (transfer.closed) {
-      // What the peer sent before it left is still to be read; the reader then drops it.
+      // What the peer sent before it closed the connection can still be read.
       connection->unsent.clear();
       readFrom(connection);
       drop(connection);
       return;
     }
-    if (transfer.bytes == 0) return;
+    if (transfer.bytes == 0) break;
     connection->unsentOffset += transfer.bytes;
     if (connection->unsentOffset < connection->unsent.front().size()) continue;
     connection->unsent.pop_front();
     connection->unsentOffset = 0;
   }
+  if (connection->stage == Stage::closed) return;
+  const bool watchesWrite = !connection->unsent.empty();
+  if (watchesWrite == connection->watchesWrite) return;
+  connection->watchesWrite = watchesWrite;
+  reactor_.setInterest(number_, connection->socket.descriptor(),
+                       watchesWrite ? Poller::Interest::both : Poller::Interest::read);
+  if (!watchesWrite) changed_.notify_all();
 }
 
-std::vector<Mailbox::ConnectionPointer> Mailbox::unsentConnections() const {
-  std::vector<ConnectionPointer> result;
-  for (const auto& [descriptor, connection] : connections_)
-    if (!connection->unsent.empty()) result.push_back(connection);
-  return result;
-}
-
-void Mailbox::startWriter() {
-  if (writing_) return;
-  // It said so under the lock as its last deed, so this does not wait.
-  if (writer_.joinable()) writer_.join();
-  writer_ = startThread("unisono-send", [this] { writerLoop(); });
-  writing_ = true;
-}
-
-void Mailbox::writerLoop() {
-  Lock lock(mutex_);
-  for (;;) {
-    const std::vector<ConnectionPointer> unsent = unsentConnections();
-    changed_.notify_all();
-    if (unsent.empty() || closing_) {
-      writing_ = false;
-      return;
-    }
-    std::vector<pollfd> entries;
-    for (const ConnectionPointer& connection : unsent)
-      entries.push_back({connection->socket.descriptor(), POLLOUT, 0});
-    lock.unlock();
-    ::poll(entries.data(), entries.size(), static_cast<int>(Wait::kSlice.count()));
-    lock.lock();
-    for (const ConnectionPointer& connection : unsent) writeUnsent(connection);
-  }
+bool Mailbox::hasUnsent() const {
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [](const auto& entry) { return !entry.second->unsent.empty(); });
 }
 
 }  // namespace unisono::bootstrap

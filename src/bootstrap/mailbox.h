@@ -10,106 +10,139 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <tuple>
 #include <vector>
 
+#include "bootstrap/reactor.h"
 #include "bootstrap/rendezvous.h"
 
 namespace unisono::bootstrap {
 
+// How long a mailbox waits for other ranks. They may be late for any reason, so without a limit a
+// wait ends only when the other rank answers, has ended or has failed.
+struct MailboxTimes {
+  std::optional<std::chrono::milliseconds> limit;
+  std::chrono::milliseconds reportInterval = kReportInterval;
+};
+
+// An error that ends a communicator, and the rank that it comes from.
+struct Failure {
+  int rank;
+  std::string text;
+};
+
 // Messages between the ranks of one communicator, over TCP.
 //
-// A pair of ranks shares one connection, opened by whoever sends first; when both open one at
-// once, each keeps sending on the one it chose first, so that messages of a sender stay in order.
-// Nobody reads in the background: a thread that waits in receive() reads for all threads of its
-// rank, and one of the others takes over when it leaves. What the kernel does not take at once is
-// written by a thread that exists only while there is such a rest, so that send() never waits for
-// the receiver.
-class Mailbox {
+// A pair of ranks shares one connection, opened by whichever sends first. When both open one at
+// once, each keeps sending on the one that it had first, so that messages of a sender stay in
+// order. The reactor's thread accepts, reads and writes, so ranks can connect to each other in any
+// order, also while the other rank is in no call.
+//
+// The side that opens a connection says hello and sends nothing else until it is welcomed. Before
+// that the other side may have closed the connection to make room for others, or the system may
+// have lost it (a full accept queue); nothing is lost then, and the first side tries again.
+class Mailbox final : private Reactor::Handler {
  public:
-  Mailbox(int rank, Membership membership, std::chrono::milliseconds timeout,
+  Mailbox(int rank, Membership membership, const MailboxTimes& times,
           std::function<bool()> aborted);
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
   // Writes what send() has left, for kDrainTimeout at most, and closes every connection.
   ~Mailbox();
 
-  // Throws Error(remoteError) when the peer cannot be reached: with the failure that a rank has
-  // sent, or else naming the peer.
+  // Never waits for the receiver to receive. The first call for a peer connects to it. Throws
+  // Error(remoteError) when the peer has ended, cannot be reached or has sent a failure, and
+  // Error(timeout) at the limit.
   void send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload);
-  // Makes every wait of the peer end with this text. Takes a second at most.
-  void sendFailure(int peer, std::string_view text);
-  // The oldest message of this peer, kind and tag. Throws Error(remoteError) when the peer is gone
-  // or has sent a failure, Error(timeout) when nothing comes; both name the peer.
+  // Makes every wait of the peer end with this failure. Takes a second at most.
+  void sendFailure(int peer, const Failure& failure);
+  // The oldest message of this peer, kind and tag. Throws as send() does.
   std::vector<std::byte> receive(int peer, FrameKind kind, uint64_t tag);
 
-  // Longest that the destructor waits for a receiver that does not read.
+  // The failure that another rank has sent, if there is one.
+  std::optional<Failure> failure() const;
+
+  // How long the destructor waits for a receiver that does not read.
   static constexpr std::chrono::seconds kDrainTimeout{5};
 
  private:
   using Lock = std::unique_lock<std::mutex>;
   using Key = std::tuple<int, FrameKind, uint64_t>;  // peer, kind, tag
 
+  enum class Stage { connecting, greeting, open, closed };
+
   struct Connection {
-    Connection(Socket connected, const Secret& secret, std::chrono::milliseconds timeout);
+    Connection(Socket opened, const Secret& secret);
     Socket socket;
     FrameReader reader;
-    Clock::time_point deadline;  // for a stranger to show who it is
-    std::optional<int> peer;     // nothing: a stranger
-    bool open = true;
+    Stage stage = Stage::greeting;
+    std::optional<int> peer;           // nothing: a stranger
+    std::optional<Stranger> stranger;  // while it is one
+    Clock::time_point deadline;        // for a stranger to say hello
     std::deque<std::vector<std::byte>> unsent;
     size_t unsentOffset = 0;  // bytes of the first that are sent
+    bool watchesWrite = false;
   };
   using ConnectionPointer = std::shared_ptr<Connection>;
 
   struct Peer {
-    ConnectionPointer out;  // what we send on, once chosen
-    bool connecting = false;
+    ConnectionPointer out;      // where messages are sent, once one is open
+    ConnectionPointer attempt;  // the one that we are opening
+    Clock::time_point nextAttempt = {};
+    int rejections = 0;  // connections in a row that it closed without a welcome
     int openConnections = 0;
     std::optional<Clock::time_point> goneSince;
+    std::string goneText;
   };
 
+  void serve(int descriptor) override;
+  void tick() override;
+
+  Peer& peerOf(int peer) { return peers_[static_cast<size_t>(peer)]; }
   std::optional<std::vector<std::byte>> take(const Key& key);
   void throwIfReported() const;
-  void throwIfHopeless(int peer, Clock::time_point now) const;
-  void makeProgress(Lock& lock, const Wait& wait);
+  void throwIfGone(int peer) const;
+  Error timeoutError(int peer, std::string_view what) const;
+  void reportWait(int peer, const Wait& wait, Reminder& reminder) const;
+
   void acceptAll();
+  void readEverything();
   void readFrom(const ConnectionPointer& connection);
   void deliver(const ConnectionPointer& connection, Frame frame);
+  void identify(const ConnectionPointer& connection, int sender);
   void refuse(const ConnectionPointer& connection, std::string_view reason);
   void drop(const ConnectionPointer& connection);
-  void expireStrangers();
-  void sendWithin(std::chrono::milliseconds limit, int peer, FrameKind kind, uint64_t tag,
-                  std::span<const std::byte> payload);
-  ConnectionPointer connectionTo(int peer, std::chrono::milliseconds limit, Lock& lock);
-  ConnectionPointer connectTo(int peer, std::chrono::milliseconds limit) const;
-  void add(const ConnectionPointer& connection);
-  void introduce(const ConnectionPointer& connection, int peer);
+  void makeRoomForStranger();
+  void welcomed(const ConnectionPointer& connection);
+  void enqueue(const ConnectionPointer& connection, const FrameHeader& header,
+               std::span<const std::byte> payload);
   void writeUnsent(const ConnectionPointer& connection);
-  std::vector<ConnectionPointer> unsentConnections() const;
-  void startWriter();
-  void writerLoop();
+  bool hasUnsent() const;
+
+  ConnectionPointer connectionTo(int peer, const Wait& wait, bool evenIfFailed, Lock& lock);
+  void startAttempt(int peer);
+  void finishConnecting(const ConnectionPointer& connection);
+  void markGone(int peer, std::string text);
+  void sendOn(const ConnectionPointer& connection, int peer, FrameKind kind, uint64_t tag,
+              std::span<const std::byte> payload);
 
   const int rank_;
   const std::vector<Address> addresses_;
   const Secret session_;
-  const std::chrono::milliseconds timeout_;
+  const MailboxTimes times_;
   const std::function<bool()> aborted_;
+  Reactor& reactor_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
-  Poller poller_;
   Listener listener_;
-  bool polling_ = false;                          // a thread is reading for all
+  std::optional<Stranger> paused_;  // while there is no descriptor for a connection in the queue
   std::map<int, ConnectionPointer> connections_;  // by descriptor
-  std::vector<ConnectionPointer> strangers_;      // oldest first
+  std::deque<ConnectionPointer> strangers_;       // oldest first
   std::vector<Peer> peers_;
   std::map<Key, std::deque<std::vector<std::byte>>> inbox_;
-  std::optional<std::pair<int, std::string>> failure_;  // who told us of it, and the text
-  std::thread writer_;
-  bool writing_ = false;
-  bool closing_ = false;
+  std::optional<Failure> failure_;
+  uint32_t number_ = 0;  // with the reactor
 };
 
 }  // namespace unisono::bootstrap

@@ -9,7 +9,7 @@
 
 namespace unisono::bootstrap {
 
-// What a rank knows once every rank has met the root.
+// What a rank knows once every rank has joined.
 struct Membership {
   std::vector<Address> addresses;  // where each rank listens
   Secret session = {};             // for connections between the ranks

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -15,6 +17,7 @@
 #include "base/log.h"
 #include "base/open_descriptor.h"
 #include "base/thread.h"
+#include "bootstrap/reactor.h"
 
 namespace unisono::bootstrap {
 namespace {
@@ -23,28 +26,27 @@ using std::chrono::milliseconds;
 
 // How long the root keeps trying to hand a rank its answer.
 constexpr std::chrono::seconds kAnswerTimeout{10};
-// How long ranks that come after a failed rendezvous are still told why.
-constexpr std::chrono::seconds kFailureLinger{2};
 // The same when the process of the root is on its way out.
 constexpr std::chrono::seconds kExitTimeout{1};
-constexpr uint32_t kMostRanks = 1u << 20;
+constexpr uint32_t kMaxRanks = 1u << 20;
 constexpr int kNobody = -1;
 
 struct Visitor {
   Socket socket;
   FrameReader reader;
-  Clock::time_point deadline;  // to announce itself, or to take its answer
+  Clock::time_point deadline;  // to announce itself, or to read its answer
+  std::unique_ptr<Stranger> stranger = std::make_unique<Stranger>();  // until it announces itself
   int rank = kNobody;
   bool answering = false;
   size_t answered = 0;  // bytes of the answer that are sent
 };
 
 std::string rankList(const std::vector<int>& ranks) {
-  constexpr size_t kMostNamed = 32;
+  constexpr size_t kMaxNamed = 32;
   std::string text;
-  for (size_t i = 0; i < ranks.size() && i < kMostNamed; i++)
+  for (size_t i = 0; i < ranks.size() && i < kMaxNamed; i++)
     text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
-  if (ranks.size() > kMostNamed) text += fmt::format(" and {} more", ranks.size() - kMostNamed);
+  if (ranks.size() > kMaxNamed) text += fmt::format(" and {} more", ranks.size() - kMaxNamed);
   return text;
 }
 
@@ -54,15 +56,15 @@ std::string rankList(const std::vector<int>& ranks) {
 // child, which has no such thread, it is then still held by someone.
 class Rendezvous {
  public:
-  Rendezvous(Listener listener, const Secret& secret, milliseconds timeout, int stop)
-      : listener_(std::move(listener)), secret_(secret), timeout_(timeout), stop_(stop) {
+  Rendezvous(Listener listener, const Secret& secret, const RootTimes& times, int stop)
+      : listener_(std::move(listener)), secret_(secret), times_(times), stop_(stop) {
     poller_.add(listener_.descriptor());
     poller_.add(stop_);
   }
 
   void run() {
     while (!done()) {
-      for (int descriptor : poller_.wait(untilNextDeadline())) {
+      for (const auto& [descriptor, owner] : poller_.wait(untilNextDeadline())) {
         if (descriptor == stop_) {
           stop();
         } else if (descriptor == listener_.descriptor()) {
@@ -90,9 +92,12 @@ class Rendezvous {
 
   milliseconds untilNextDeadline() const {
     std::optional<Clock::time_point> next = deadline_;
+    auto include = [&next](Clock::time_point time) { next = next ? std::min(*next, time) : time; };
+    if (phase_ == Phase::gathering && reminder_) include(reminder_->next());
+    if (resumeAt_) include(*resumeAt_);
     for (const auto& [descriptor, visitor] : visitors_) {
       const bool limited = visitor.rank == kNobody || visitor.answering;
-      if (limited && (!next || visitor.deadline < *next)) next = visitor.deadline;
+      if (limited) include(visitor.deadline);
     }
     if (!next) return milliseconds(-1);
     auto left = std::chrono::ceil<milliseconds>(*next - Clock::now());
@@ -105,26 +110,38 @@ class Rendezvous {
       try {
         socket = listener_.accept();
       } catch (const Error& error) {
-        fail(ErrorCode::systemError, fmt::format("The root of the communicator: {}", error.what()));
-        listener_.close();
+        if (!strangers_.empty()) {
+          makeRoom();
+          continue;
+        }
+        if (!resumeAt_) logWarn("root: {}", error.what());
+        // The connection stays in the queue, and so do those of ranks.
+        poller_.remove(listener_.descriptor());
+        resumeAt_ = Clock::now() + Reactor::kTick;
         return;
       }
       if (!socket) return;
-      makeRoom();
+      if (Stranger::count() >= Stranger::max()) makeRoom();
       const int descriptor = socket->descriptor();
       poller_.add(descriptor);
       visitors_.insert_or_assign(
-          descriptor, Visitor{std::move(*socket),
-                              FrameReader(secret_, {{FrameKind::announce, sizeof(Announcement)}}),
-                              Clock::now() + std::min<milliseconds>(kStrangerTimeout, timeout_)});
+          descriptor,
+          Visitor{std::move(*socket),
+                  FrameReader(secret_, {{FrameKind::announce, kMaxAnnouncement}}),
+                  Clock::now() + std::min<milliseconds>(kStrangerTimeout, times_.timeout)});
       strangers_.push_back(descriptor);
+      // Ranks announce themselves at once, so most are never counted as strangers for long.
+      serve(descriptor);
     }
   }
 
+  // Closes the oldest stranger, unless it proves to be a rank.
   void makeRoom() {
-    if (strangers_.size() < kMostStrangers) return;
+    if (strangers_.empty()) return;
     const int oldest = strangers_.front();
-    refuse(oldest, "too many connections that say nothing");
+    serve(oldest);
+    if (!strangers_.empty() && strangers_.front() == oldest)
+      refuse(oldest, "there are too many connections that send nothing");
   }
 
   void forget(int descriptor) {
@@ -153,16 +170,25 @@ class Rendezvous {
       if (visitor.rank != kNobody) {
         leave(descriptor, visitor.rank);
       } else if (status == FrameReader::Status::closed) {
-        refuse(descriptor, "it closed the connection before it said who it is");
+        refuse(descriptor, "it closed the connection before it sent anything");
       } else {
         announce(descriptor, visitor);
       }
     } catch (const Error& error) {
-      if (visitor.rank != kNobody)
+      if (visitor.rank != kNobody) {
         leave(descriptor, visitor.rank);
-      else
-        refuse(descriptor, error.what());
+        return;
+      }
+      if (error.code() == ErrorCode::invalidUsage) tellOfWrongSecret(visitor.socket);
+      refuse(descriptor, error.what());
     }
+  }
+
+  // A rank of this job that was given another key, or of another job, then knows why it is refused.
+  static void tellOfWrongSecret(const Socket& socket) {
+    std::array<std::byte, kMaxAnnouncement> rest;  // unread data would reset the connection
+    socket.read(rest);
+    socket.write(encodeFrame({.kind = FrameKind::wrongSecret}, {}));
   }
 
   // Nothing more is expected of a rank that waits for its answer.
@@ -170,46 +196,65 @@ class Rendezvous {
     const std::string from = visitors_.at(descriptor).socket.peerAddress().text();
     forget(descriptor);
     fail(ErrorCode::remoteError,
-         fmt::format("Rank {} ({}) left before every rank had come", rank, from));
+         fmt::format("Rank {} ({}) left before every rank had joined", rank, from));
   }
 
   void announce(int descriptor, Visitor& visitor) {
     const Frame frame = visitor.reader.take();
-    Announcement announcement;
-    if (frame.payload.size() != sizeof(announcement)) {
+    Announcement announcement = {};
+    constexpr size_t kCommonBytes = offsetof(Announcement, listener);
+    if (frame.payload.size() < kCommonBytes) {
       refuse(descriptor, "its announcement is too short");
       return;
     }
-    std::memcpy(&announcement, frame.payload.data(), sizeof(announcement));
+    std::memcpy(&announcement, frame.payload.data(),
+                std::min(frame.payload.size(), sizeof(announcement)));
+    const bool isOurVersion = announcement.version == kProtocolVersion;
+    if (isOurVersion && frame.payload.size() != sizeof(announcement)) {
+      refuse(descriptor, "its announcement has a wrong length");
+      return;
+    }
     const uint32_t rank = frame.header.sender;
     const AddressFamily family = announcement.listener.family;
-    if (announcement.ranks == 0 || announcement.ranks > kMostRanks || rank >= announcement.ranks ||
-        (family != AddressFamily::ipv4 && family != AddressFamily::ipv6)) {
+    if (announcement.ranks == 0 || announcement.ranks > kMaxRanks || rank >= announcement.ranks ||
+        (isOurVersion && family != AddressFamily::ipv4 && family != AddressFamily::ipv6)) {
       refuse(descriptor, "its announcement makes no sense");
       return;
     }
     visitor.rank = static_cast<int>(rank);
+    visitor.stranger.reset();
     std::erase(strangers_, descriptor);
     if (phase_ == Phase::answering) {
       startAnswer(descriptor, visitor);
       return;
     }
     if (holders_.empty()) {
-      deadline_ = Clock::now() + timeout_;
+      deadline_ = Clock::now() + times_.timeout;
+      reminder_.emplace(times_.reportInterval);
       holders_.assign(announcement.ranks, kNobody);
       table_.resize(announcement.ranks);
       firstRank_ = visitor.rank;
     }
-    if (announcement.ranks != holders_.size()) {
+    if (!isOurVersion) {
       fail(ErrorCode::invalidUsage,
-           fmt::format("Rank {} says that there are {} ranks, but rank {} says {}: give every rank "
-                       "the same number",
-                       rank, announcement.ranks, firstRank_, holders_.size()));
+           fmt::format(
+               "Rank {} ({}) uses another version of the library (protocol {}) than the process "
+               "that made the unique id (protocol {}): load the same libnccl.so.2 everywhere",
+               rank, visitor.socket.peerAddress().text(), announcement.version, kProtocolVersion));
+      return;
+    }
+    if (announcement.ranks != holders_.size()) {
+      fail(
+          ErrorCode::invalidUsage,
+          fmt::format("Rank {} was started with {} ranks, but rank {} with {}: give every rank the "
+                      "same number",
+                      rank, announcement.ranks, firstRank_, holders_.size()));
       return;
     }
     if (holders_[rank] != kNobody) {
       fail(ErrorCode::invalidUsage,
-           fmt::format("Two processes or threads claim rank {}, at {} and {}: give each its own",
+           fmt::format("Two processes or threads claim rank {}, at {} and {}: give each a rank of "
+                       "its own",
                        rank, visitors_.at(holders_[rank]).socket.peerAddress().text(),
                        visitor.socket.peerAddress().text()));
       return;
@@ -225,7 +270,7 @@ class Rendezvous {
     std::memcpy(payload.data(), &session, sizeof(session));
     std::memcpy(payload.data() + sizeof(session), table_.data(), table_.size() * sizeof(Address));
     answer_ = encodeFrame({.secret = secret_, .kind = FrameKind::table}, payload);
-    logInfo("root: all {} ranks have come", table_.size());
+    logInfo("root: all {} ranks have joined", table_.size());
     // Closed before anyone has an answer: rank 0 may want to listen here again at once.
     deadline_.reset();
     listener_.close();
@@ -239,7 +284,7 @@ class Rendezvous {
     answer_ = encodeFrame(
         {.secret = secret_, .kind = FrameKind::refusal, .tag = static_cast<uint64_t>(code)},
         std::as_bytes(std::span(shown)));
-    deadline_ = Clock::now() + kFailureLinger;
+    deadline_ = Clock::now() + times_.linger;
     startAnswers();
   }
 
@@ -262,7 +307,7 @@ class Rendezvous {
     const Transfer transfer = visitor.socket.write(std::span(answer_).subspan(visitor.answered));
     visitor.answered += transfer.bytes;
     if (transfer.closed) {
-      logWarn("root: rank {} left before it had the answer", visitor.rank);
+      logWarn("root: rank {} left before it had read its answer", visitor.rank);
       forget(descriptor);
     } else if (visitor.answered == answer_.size()) {
       forget(descriptor);
@@ -271,6 +316,11 @@ class Rendezvous {
 
   void expire() {
     const Clock::time_point now = Clock::now();
+    if (resumeAt_ && *resumeAt_ <= now && listener_) {
+      poller_.add(listener_.descriptor());
+      acceptAll();
+      if (resumeAt_ <= now) resumeAt_.reset();
+    }
     std::vector<int> late;
     for (const auto& [descriptor, visitor] : visitors_) {
       const bool limited = visitor.rank == kNobody || visitor.answering;
@@ -278,30 +328,50 @@ class Rendezvous {
     }
     for (int descriptor : late) {
       const int rank = visitors_.at(descriptor).rank;
-      refuse(descriptor, rank == kNobody ? std::string("it said nothing for too long")
-                                         : fmt::format("rank {} does not take its answer", rank));
+      refuse(descriptor, rank == kNobody ? std::string("it sent nothing for too long")
+                                         : fmt::format("rank {} does not read its answer", rank));
     }
+    if (phase_ == Phase::gathering && reminder_ && reminder_->isDue()) reportMissing();
     if (!deadline_ || *deadline_ > now) return;
     if (phase_ == Phase::answering) {
       deadline_.reset();
       listener_.close();
       return;
     }
+    fail(ErrorCode::timeout,
+         fmt::format("{} of {} ranks did not join within {} s: {}", holders_.size() - arrived_,
+                     holders_.size(), std::chrono::duration<double>(times_.timeout).count(),
+                     missingRanks()));
+  }
+
+  // "rank 3" or "ranks 1, 3".
+  std::string missingRanks() const {
     std::vector<int> missing;
     for (size_t rank = 0; rank < holders_.size(); rank++)
       if (holders_[rank] == kNobody) missing.push_back(static_cast<int>(rank));
-    fail(ErrorCode::timeout,
-         fmt::format("{} of {} ranks did not come within {} s: rank{} {}", missing.size(),
-                     holders_.size(), std::chrono::duration<double>(timeout_).count(),
-                     missing.size() == 1 ? "" : "s", rankList(missing)));
+    return fmt::format("rank{} {}", missing.size() == 1 ? "" : "s", rankList(missing));
+  }
+
+  void reportMissing() {
+    const std::string text =
+        fmt::format("{} of {} ranks have not joined yet: {}", holders_.size() - arrived_,
+                    holders_.size(), missingRanks());
+    const std::vector<std::byte> frame =
+        encodeFrame({.secret = secret_, .kind = FrameKind::report}, std::as_bytes(std::span(text)));
+    const std::vector<int> holders = holders_;
+    for (const int descriptor : holders) {
+      if (descriptor == kNobody || phase_ != Phase::gathering) continue;
+      const Visitor& visitor = visitors_.at(descriptor);
+      if (visitor.socket.write(frame).bytes != frame.size()) leave(descriptor, visitor.rank);
+    }
   }
 
   void stop() {
     poller_.remove(stop_);
-    // An id that nobody used ends in silence.
+    // An id that nobody used ends without a message.
     if (!holders_.empty())
       fail(ErrorCode::remoteError,
-           "The process of the communicator's root ended before every rank had come");
+           "The process of the communicator's root ended before every rank had joined");
     phase_ = Phase::answering;
     deadline_.reset();
     listener_.close();
@@ -313,7 +383,7 @@ class Rendezvous {
   Poller poller_;
   Listener listener_;
   Secret secret_;
-  milliseconds timeout_;
+  RootTimes times_;
   int stop_;
   Phase phase_ = Phase::gathering;
   std::map<int, Visitor> visitors_;  // by descriptor
@@ -324,6 +394,8 @@ class Rendezvous {
   int firstRank_ = kNobody;
   std::vector<std::byte> answer_;
   std::optional<Clock::time_point> deadline_;
+  std::optional<Reminder> reminder_;           // since the first rank joined
+  std::optional<Clock::time_point> resumeAt_;  // when to accept again
 };
 
 namespace {
@@ -360,9 +432,9 @@ Keeper& keeperOfThisProcess() {
 
 }  // namespace
 
-RootService::RootService(Listener listener, const Secret& secret, milliseconds timeout)
+RootService::RootService(Listener listener, const Secret& secret, const RootTimes& times)
     : stop_(openDescriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, "eventfd")) {
-  rendezvous_ = std::make_unique<Rendezvous>(std::move(listener), secret, timeout, stop_.get());
+  rendezvous_ = std::make_unique<Rendezvous>(std::move(listener), secret, times, stop_.get());
   thread_ = startThread("unisono-root", [this] { run(); });
 }
 

@@ -13,23 +13,32 @@ namespace unisono::bootstrap {
 
 class Rendezvous;
 
-// The root of one rendezvous, a thread of its own. Every rank connects, announces its rank, the
-// number of ranks and where it listens, and keeps the connection open. When all have come, each
-// gets the table of addresses and a fresh secret for the connections between ranks, and the thread
-// ends. It ends the rendezvous with a text for every rank when
-//   - not every rank has come `timeout` after the first one (the text names the missing ranks);
-//   - ranks contradict each other: their number differs, or two claim the same rank;
-//   - a rank leaves before all have come;
+struct RootTimes {
+  std::chrono::milliseconds timeout;
+  std::chrono::milliseconds reportInterval = kReportInterval;
+  // How long ranks that are late for a failed rendezvous are still told why it failed.
+  std::chrono::milliseconds linger{60000};
+};
+
+// The root of one rendezvous, with a thread of its own. Every rank connects, announces its rank,
+// the number of ranks and where it listens, and keeps the connection open. When all have joined,
+// each gets the table of addresses and a new secret for the connections between ranks, and the
+// thread ends. It ends the rendezvous with a text for every rank when
+//   - not every rank has joined `timeout` after the first one (the text names the missing ranks);
+//   - ranks contradict each other: their number or version differs, or two claim the same rank;
+//   - a rank leaves before all have joined;
 //   - the service is destroyed.
-// Before the first rank comes it waits without limit: making an id early costs nothing.
-// Connections that do not announce a rank properly within kStrangerTimeout are refused with one
-// line in the log.
+// Before the first rank joins it waits without limit: making an id early costs nothing. Every
+// `reportInterval` it tells the ranks, which log it, who is missing.
+// Connections that do not announce a rank within kStrangerTimeout are refused with one line in the
+// log. Neither they nor a lack of descriptors ends a rendezvous.
 class RootService {
  public:
-  RootService(Listener listener, const Secret& secret, std::chrono::milliseconds timeout);
+  RootService(Listener listener, const Secret& secret, const RootTimes& times);
   RootService(const RootService&) = delete;
   RootService& operator=(const RootService&) = delete;
-  // Stops and joins the thread: milliseconds, or a second when a rank does not take its answer.
+  // Stops and joins the thread, which takes milliseconds, or a second when a rank does not read its
+  // answer.
   ~RootService();
 
   bool finished() const { return finished_.load(std::memory_order_acquire); }
@@ -42,11 +51,6 @@ class RootService {
   std::atomic<bool> finished_{false};
   std::thread thread_;
 };
-
-// How long a new connection may take to show that it belongs here (less if the timeout is less).
-inline constexpr std::chrono::seconds kStrangerTimeout{10};
-// How many connections may be in that state; one more pushes out the oldest.
-inline constexpr size_t kMostStrangers = 1024;
 
 // Keeps a service until it is finished, or stops it when the process exits. A forked child leaves
 // its parent's services alone.

@@ -60,37 +60,44 @@ Socket& Socket::operator=(Socket&& other) noexcept {
   if (this != &other) {
     close();
     descriptor_ = std::move(other.descriptor_);
+    startError_ = other.startError_;
   }
   return *this;
 }
 
-std::optional<Socket> Socket::connect(const Address& address, const Wait& wait, int& error) {
+Socket Socket::startConnecting(const Address& address) {
   Socket result = adopt(makeSocket(address.family));
   const SystemAddress target = toSystem(address);
-  error = 0;
-  if (::connect(result.descriptor(), target.pointer(), target.length) != 0) {
-    if (errno != EINPROGRESS && errno != EINTR) {
-      error = errno;
+  if (::connect(result.descriptor(), target.pointer(), target.length) != 0 &&
+      errno != EINPROGRESS && errno != EINTR) {
+    result.startError_ = errno;
+  }
+  return result;
+}
+
+int Socket::finishConnecting() const {
+  if (startError_ != 0) return startError_;
+  int error = 0;
+  socklen_t length = sizeof(error);
+  ::getsockopt(descriptor(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0) return error;
+  // Where nobody listens on a local port, TCP can connect a socket to itself.
+  return localAddress() == peerAddress() ? ECONNREFUSED : 0;
+}
+
+std::optional<Socket> Socket::connect(const Address& address, const Wait& wait, int& error) {
+  Socket result = startConnecting(address);
+  while (result.startError_ == 0) {
+    wait.throwIfAborted("connecting to " + address.text());
+    pollfd entry = {result.descriptor(), POLLOUT, 0};
+    if (::poll(&entry, 1, static_cast<int>(wait.slice().count())) > 0) break;
+    if (wait.isExpired()) {
+      error = ETIMEDOUT;
       return std::nullopt;
     }
-    for (;;) {
-      wait.throwIfAborted("connecting to " + address.text());
-      pollfd entry = {result.descriptor(), POLLOUT, 0};
-      if (::poll(&entry, 1, static_cast<int>(wait.slice().count())) > 0) break;
-      if (wait.expired()) {
-        error = ETIMEDOUT;
-        return std::nullopt;
-      }
-    }
-    socklen_t length = sizeof(error);
-    ::getsockopt(result.descriptor(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error != 0) return std::nullopt;
   }
-  // Where nobody listens on a local port, TCP can connect a socket to itself.
-  if (result.localAddress() == result.peerAddress()) {
-    error = ECONNREFUSED;
-    return std::nullopt;
-  }
+  error = result.finishConnecting();
+  if (error != 0) return std::nullopt;
   return result;
 }
 
@@ -135,7 +142,7 @@ void Socket::close() {
   descriptor_.reset();
 }
 
-Listener::Listener(const Address& address, const Wait& wait) {
+Listener::Listener(const Address& address, const Wait& wait, int backlog) {
   const SystemAddress target = toSystem(address);
   for (;;) {
     UniqueDescriptor candidate = makeSocket(address.family);
@@ -143,14 +150,14 @@ Listener::Listener(const Address& address, const Wait& wait) {
     if (address.port != 0) setOption(candidate.get(), SOL_SOCKET, SO_REUSEADDR);
     int error = 0;
     if (::bind(candidate.get(), target.pointer(), target.length) != 0 ||
-        ::listen(candidate.get(), SOMAXCONN) != 0)
+        ::listen(candidate.get(), backlog) != 0)
       error = errno;
     if (error == 0) {
       descriptor_ = std::move(candidate);
       break;
     }
     wait.throwIfAborted("listening at " + address.text());
-    if (error == EADDRINUSE && !wait.expired()) {
+    if (error == EADDRINUSE && !wait.isExpired()) {
       std::this_thread::sleep_for(std::min(wait.slice(), std::chrono::milliseconds(10)));
       continue;
     }
@@ -177,7 +184,7 @@ std::optional<Socket> Listener::accept() const {
     return ::accept4(this->descriptor(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   });
   if (descriptor >= 0) return Socket::adopt(UniqueDescriptor(descriptor));
-  // Everything but a lack of descriptors or memory concerns only the caller, who is gone.
+  // Every other error means that the connection has ended already.
   if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
     throwNoDescriptor(errno, "accept");
   return std::nullopt;
@@ -194,35 +201,43 @@ Poller::Poller() {
 }
 
 namespace {
-epoll_event eventFor(int descriptor, Poller::Interest interest) {
+
+epoll_event eventFor(int descriptor, Poller::Interest interest, uint32_t owner) {
   epoll_event event = {};
-  event.events = interest == Poller::Interest::read ? EPOLLIN : EPOLLOUT;
-  event.data.fd = descriptor;
+  if (interest != Poller::Interest::write) event.events |= EPOLLIN;
+  if (interest != Poller::Interest::read) event.events |= EPOLLOUT;
+  event.data.u64 = uint64_t{owner} << 32 | static_cast<uint32_t>(descriptor);
   return event;
 }
+
 }  // namespace
 
-void Poller::add(int descriptor, Interest interest) const {
-  epoll_event event = eventFor(descriptor, interest);
-  if (::epoll_ctl(descriptor_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0)
-    throwNoDescriptor(errno, "epoll_ctl");
+void Poller::add(int descriptor, Interest interest, uint32_t owner) const {
+  epoll_event event = eventFor(descriptor, interest, owner);
+  if (::epoll_ctl(descriptor_.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) {
+    throw systemError(errno, "epoll_ctl");
+  }
 }
 
-void Poller::setInterest(int descriptor, Interest interest) const {
-  epoll_event event = eventFor(descriptor, interest);
-  if (::epoll_ctl(descriptor_.get(), EPOLL_CTL_MOD, descriptor, &event) != 0)
-    throwNoDescriptor(errno, "epoll_ctl");
+void Poller::setInterest(int descriptor, Interest interest, uint32_t owner) const {
+  epoll_event event = eventFor(descriptor, interest, owner);
+  if (::epoll_ctl(descriptor_.get(), EPOLL_CTL_MOD, descriptor, &event) != 0) {
+    throw systemError(errno, "epoll_ctl");
+  }
 }
 
 void Poller::remove(int descriptor) const {
   ::epoll_ctl(descriptor_.get(), EPOLL_CTL_DEL, descriptor, nullptr);
 }
 
-std::vector<int> Poller::wait(std::chrono::milliseconds timeout) const {
+std::vector<Poller::Ready> Poller::wait(std::chrono::milliseconds timeout) const {
   epoll_event events[64];
   int count = ::epoll_wait(descriptor_.get(), events, 64, static_cast<int>(timeout.count()));
-  std::vector<int> ready;
-  for (int i = 0; i < count; i++) ready.push_back(events[i].data.fd);
+  std::vector<Ready> ready;
+  for (int i = 0; i < count; i++) {
+    ready.push_back({static_cast<int>(events[i].data.u64 & 0xffffffff),
+                     static_cast<uint32_t>(events[i].data.u64 >> 32)});
+  }
   return ready;
 }
 

@@ -31,6 +31,11 @@ class Socket {
 
   // Takes over a connected descriptor.
   static Socket adopt(UniqueDescriptor descriptor);
+  // Starts to connect. The socket becomes writable when finishConnecting() can tell the outcome.
+  // Throws Error(systemError) when no socket can be made.
+  static Socket startConnecting(const Address& address);
+  // Returns 0 once the connection stands, or else errno's value.
+  int finishConnecting() const;
   // Tries once; on failure returns nothing and leaves errno's value in `error` (ETIMEDOUT when the
   // wait expired). Throws when the wait is aborted or no socket can be made.
   static std::optional<Socket> connect(const Address& address, const Wait& wait, int& error);
@@ -51,6 +56,7 @@ class Socket {
 
  private:
   UniqueDescriptor descriptor_;
+  int startError_ = 0;  // of startConnecting()
 };
 
 // A listening TCP socket, non-blocking and close-on-exec.
@@ -58,8 +64,9 @@ class Listener {
  public:
   Listener() = default;
   // Binds to `address`; port 0 takes a free one. Throws Error(systemError) with a remedy; when the
-  // address is in use, tries again until `wait` expires.
-  Listener(const Address& address, const Wait& wait);
+  // address is in use, tries again until `wait` expires. `backlog` is how many connections the
+  // kernel keeps until they are accepted.
+  Listener(const Address& address, const Wait& wait, int backlog = kMaxBacklog);
   Listener(Listener&&) = default;
   Listener& operator=(Listener&& other) noexcept;
   ~Listener() { close(); }
@@ -67,27 +74,34 @@ class Listener {
   int descriptor() const { return descriptor_.get(); }
   explicit operator bool() const { return static_cast<bool>(descriptor_); }
   const Address& address() const { return address_; }
-  // The next caller, or nothing when nobody waits.
+  // Returns the next connection, or nothing when there is none. Throws Error(systemError) when this
+  // process or the system is out of descriptors or memory; the connection then stays in the queue.
   std::optional<Socket> accept() const;
-  // Who waits unaccepted is reset.
+  // Resets the connections that were not accepted.
   void close();
+
+  static constexpr int kMaxBacklog = 1 << 16;  // the system's own limit (somaxconn) applies
 
  private:
   UniqueDescriptor descriptor_;
   Address address_;
 };
 
-// Waits for many descriptors at once. One thread waits; any thread may add and remove meanwhile.
+// Waits for many descriptors at once. One thread waits; any thread may add and remove descriptors.
 class Poller {
  public:
-  enum class Interest { read, write };
+  enum class Interest { read, write, both };
+  struct Ready {
+    int descriptor;
+    uint32_t owner;  // as given to add()
+  };
 
   Poller();
-  void add(int descriptor, Interest interest = Interest::read) const;
-  void setInterest(int descriptor, Interest interest) const;
+  void add(int descriptor, Interest interest = Interest::read, uint32_t owner = 0) const;
+  void setInterest(int descriptor, Interest interest, uint32_t owner = 0) const;
   void remove(int descriptor) const;
-  // The descriptors that are ready; empty after `timeout` or a signal.
-  std::vector<int> wait(std::chrono::milliseconds timeout) const;
+  // The descriptors that are ready; empty after `timeout` (negative: none) or a signal.
+  std::vector<Ready> wait(std::chrono::milliseconds timeout) const;
 
  private:
   UniqueDescriptor descriptor_;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/fnv.h"
 #include "base/log.h"
+#include "bootstrap/comm_key.h"
 #include "bootstrap/interfaces.h"
 #include "bootstrap/root_service.h"
 
@@ -25,8 +26,8 @@ struct PackedId {
 };
 static_assert(sizeof(PackedId) == kUniqueIdBytes);
 
-// Not meant to resist an attacker, who can read the text as well as we can: it keeps jobs with
-// different NCCL_COMM_ID apart.
+// Keeps jobs with different values of NCCL_COMM_ID apart, but is known to everybody who knows the
+// value: only a key file protects against them.
 Secret secretFromText(std::string_view text) {
   Fnv first, second(0x84222325cbf29ce4);
   first.add(text);
@@ -50,7 +51,7 @@ UniqueId unpackUniqueId(std::span<const std::byte, kUniqueIdBytes> bytes) {
   const bool known = packed.magic == kIdMagic && packed.version == kIdVersion;
   if (!known || packed.fixedAddress > 1 || packed.root.port == 0 ||
       (family != AddressFamily::ipv4 && family != AddressFamily::ipv6)) {
-    throw invalidArgument("The unique id is not one that this library made")
+    throw invalidArgument("The unique id was not made by this library")
         .remedy(
             "Pass the 128 bytes of ncclGetUniqueId unchanged to every rank, and load the same "
             "version of the library in every process");
@@ -61,8 +62,10 @@ UniqueId unpackUniqueId(std::span<const std::byte, kUniqueIdBytes> bytes) {
 UniqueId createUniqueId(const Settings& settings) {
   const AddressFamily family = parseFamily(settings.socketFamily);
   if (!settings.commId.empty()) {
-    return {parseAddress(settings.commId, family, "NCCL_COMM_ID"), secretFromText(settings.commId),
-            true};
+    const Secret secret = settings.commKeyFile.empty()
+                              ? secretFromText(settings.commId)
+                              : secretFromKey(readCommKey(settings.commKeyFile), settings.commId);
+    return {parseAddress(settings.commId, family, "NCCL_COMM_ID"), secret, true};
   }
   const std::vector<NetworkInterface> interfaces = listInterfaces();
   const NetworkInterface& chosen = chooseInterface(interfaces, settings.socketInterface, family);
@@ -70,7 +73,8 @@ UniqueId createUniqueId(const Settings& settings) {
   Listener listener(chosen.address, Wait(std::chrono::milliseconds(0), never));
   UniqueId id = {listener.address(), randomSecret(), false};
   logInfo("unique id: the root listens at {} ({})", id.root.text(), chosen.name);
-  keepUntilExit(std::make_unique<RootService>(std::move(listener), id.secret, timeoutOf(settings)));
+  keepUntilExit(std::make_unique<RootService>(std::move(listener), id.secret,
+                                              RootTimes{.timeout = initTimeoutOf(settings)}));
   return id;
 }
 

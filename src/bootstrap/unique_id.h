@@ -12,7 +12,7 @@
 namespace unisono::bootstrap {
 
 // What the ranks of a communicator share before they know each other: where the root listens and
-// a secret. It travels as the 128 bytes of ncclUniqueId.
+// a secret. It is passed around as the 128 bytes of ncclUniqueId.
 struct UniqueId {
   Address root;
   Secret secret = {};
@@ -29,9 +29,9 @@ std::array<std::byte, kUniqueIdBytes> packUniqueId(const UniqueId& id);
 UniqueId unpackUniqueId(std::span<const std::byte, kUniqueIdBytes> bytes);
 
 // Makes an id and starts its root in this process: a thread that serves one rendezvous and then
-// ends, or ends with the process. With NCCL_COMM_ID nothing is started; every process that makes
-// an id from the same text gets the same secret. Throws Error(invalidUsage, invalidArgument,
-// systemError).
+// ends, or ends with the process. With NCCL_COMM_ID nothing is started, and every process that
+// makes an id from the same text, and the same key if there is UNISONO_COMM_KEY_FILE, gets the same
+// secret. Throws Error(invalidUsage, invalidArgument, systemError).
 UniqueId createUniqueId(const Settings& settings);
 
 }  // namespace unisono::bootstrap

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string_view>
 
 #include "base/error.h"
@@ -12,29 +13,43 @@ namespace unisono::bootstrap {
 
 using Clock = std::chrono::steady_clock;
 
-// UNISONO_BOOTSTRAP_TIMEOUT. Throws Error(invalidArgument) when it is not positive; more than three
-// years are three years.
-inline std::chrono::milliseconds timeoutOf(const Settings& settings) {
-  constexpr int64_t kLongestSeconds = 100'000'000;
-  if (settings.bootstrapTimeoutSeconds <= 0) {
-    throw invalidArgument("UNISONO_BOOTSTRAP_TIMEOUT={} leaves no time to connect",
-                          settings.bootstrapTimeoutSeconds)
+// The limit of rendezvous when the user sets none.
+inline constexpr std::chrono::seconds kDefaultInitTimeout{600};
+// How often a wait logs what it waits for.
+inline constexpr std::chrono::seconds kReportInterval{60};
+
+// UNISONO_BOOTSTRAP_TIMEOUT, or nothing if it is not set. It limits rendezvous and every later wait
+// for another rank; without it, later waits last as long as the other rank's process lives. Throws
+// Error(invalidArgument) when it is not positive; values above three years are taken as three
+// years.
+inline std::optional<std::chrono::milliseconds> timeoutOf(const Settings& settings) {
+  constexpr int64_t kMaxSeconds = 100'000'000;
+  const int64_t seconds = settings.bootstrapTimeoutSeconds;
+  if (seconds == Settings::kNoBootstrapTimeout) return std::nullopt;
+  if (seconds <= 0) {
+    throw invalidArgument("UNISONO_BOOTSTRAP_TIMEOUT={} leaves no time to connect", seconds)
         .remedy("Set it to a positive number of seconds, or unset it");
   }
-  return std::chrono::seconds(std::min(settings.bootstrapTimeoutSeconds, kLongestSeconds));
+  return std::chrono::seconds(std::min(seconds, kMaxSeconds));
 }
 
-// Limits one wait: by a time, and by a callback that says that the communicator is being aborted.
-// A wait sleeps in slices, so that an abort is seen within `kSlice`.
+inline std::chrono::milliseconds initTimeoutOf(const Settings& settings) {
+  return timeoutOf(settings).value_or(kDefaultInitTimeout);
+}
+
+// Limits one wait: by a time, if there is one, and by a callback that tells whether the
+// communicator is being aborted. A wait sleeps in slices, so that an abort is seen within `kSlice`.
 class Wait {
  public:
   static constexpr std::chrono::milliseconds kSlice{50};
 
   // `aborted` may be empty, and must outlive the wait.
-  Wait(std::chrono::milliseconds limit, const std::function<bool()>& aborted)
-      : deadline_(Clock::now() + limit), aborted_(aborted) {}
+  Wait(std::optional<std::chrono::milliseconds> limit, const std::function<bool()>& aborted)
+      : start_(Clock::now()), aborted_(aborted) {
+    if (limit) deadline_ = start_ + *limit;
+  }
 
-  bool expired() const { return Clock::now() >= deadline_; }
+  bool isExpired() const { return deadline_ && Clock::now() >= *deadline_; }
 
   // Throws Error(internalError) when the communicator is being aborted.
   void throwIfAborted(std::string_view doing) const {
@@ -43,13 +58,39 @@ class Wait {
 
   // How long to sleep before looking at the callback and the clock again.
   std::chrono::milliseconds slice() const {
-    auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+    if (!deadline_) return kSlice;
+    auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
     return std::clamp(left, std::chrono::milliseconds(0), kSlice);
   }
 
+  double secondsSinceStart() const {
+    return std::chrono::duration<double>(Clock::now() - start_).count();
+  }
+
  private:
-  Clock::time_point deadline_;
+  Clock::time_point start_;
+  std::optional<Clock::time_point> deadline_;
   const std::function<bool()>& aborted_;
+};
+
+// Tells when a wait should log what it waits for.
+class Reminder {
+ public:
+  explicit Reminder(std::chrono::milliseconds interval)
+      : interval_(interval), next_(Clock::now() + interval) {}
+
+  // Returns true once per interval.
+  bool isDue() {
+    const Clock::time_point now = Clock::now();
+    if (now < next_) return false;
+    next_ = now + interval_;
+    return true;
+  }
+  Clock::time_point next() const { return next_; }
+
+ private:
+  std::chrono::milliseconds interval_;
+  Clock::time_point next_;
 };
 
 }  // namespace unisono::bootstrap

@@ -5,8 +5,15 @@
 #include <map>
 
 #include "base/error.h"
+#include "bootstrap/frame.h"
 
 namespace unisono::comm {
+
+// Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
+// refuse them before: it compares the version of the protocol.
+static_assert(sizeof(RankFacts) == 232 && bootstrap::kProtocolVersion == 2,
+              "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
+
 namespace {
 
 struct Defaults {

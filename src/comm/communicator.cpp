@@ -49,7 +49,13 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
   runtime::DeviceScope scope(runtime, device);
   std::shared_ptr<Communicator> communicator(
       new Communicator(runtime, std::move(bootstrap), device, settings, options, std::move(abort)));
-  communicator->agree();
+  try {
+    communicator->agree();
+  } catch (const Error& error) {
+    // The other ranks wait for this one, and would only see that it left.
+    communicator->bootstrap_->fail(error.what());
+    throw;
+  }
   return communicator;
 }
 

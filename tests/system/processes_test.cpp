@@ -1,4 +1,7 @@
+#include <net/if.h>
 #include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -6,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <latch>
 #include <stdexcept>
 #include <thread>
@@ -151,13 +155,16 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Processes,
                                   (test.param.ownNodes ? "Nodes" : "");
                          });
 
+bool canEnterNetworkNamespace() {
+  return runChildren(1, [](int) { ::_exit(::unshare(CLONE_NEWNET) == 0 ? 0 : 1); }).front() == 0;
+}
+
 // Ranks that reach each other over TCP, but not each other's memory, are told so by init. The
 // namespace of a process is that of its first thread: here it leaves the one that the ranks'
 // threads talk in.
 TEST(ProcessesInOtherNetworkNamespaces, AreRefusedByInit) {
-  const bool canLeave =
-      runChildren(1, [](int) { ::_exit(::unshare(CLONE_NEWNET) == 0 ? 0 : 1); }).front() == 0;
-  if (!canLeave) GTEST_SKIP() << "NOT TESTED: network namespaces need more rights than we have";
+  if (!canEnterNetworkNamespace())
+    GTEST_SKIP() << "NOT TESTED: network namespaces need more rights than we have";
   const Pipe pipe;
   const std::vector<int> results = runChildren(2, [&](int process) {
     std::latch left(1);
@@ -174,6 +181,62 @@ TEST(ProcessesInOtherNetworkNamespaces, AreRefusedByInit) {
     rank.join();
   });
   EXPECT_EQ(results, std::vector<int>({0, 0}));
+}
+
+// Enters a network namespace with a loopback interface, where listeners queue few connections.
+void enterNetworkWithShortQueues() {
+  if (::unshare(CLONE_NEWNET) != 0) throw std::runtime_error("unshare");
+  const int socket = ::socket(AF_INET, SOCK_DGRAM, 0);
+  ifreq request = {};
+  std::strcpy(request.ifr_name, "lo");
+  request.ifr_flags = IFF_UP | IFF_RUNNING | IFF_LOOPBACK;
+  if (::ioctl(socket, SIOCSIFFLAGS, &request) != 0) throw std::runtime_error("SIOCSIFFLAGS");
+  ::close(socket);
+  std::ofstream("/proc/sys/net/core/somaxconn") << 16 << std::flush;
+  int queued = 0;
+  std::ifstream("/proc/sys/net/core/somaxconn") >> queued;
+  if (queued != 16) throw std::runtime_error("somaxconn");
+}
+
+// All ranks connect to all others at once: more than the queue of a listener holds.
+TEST(ProcessesWithShortQueues, FirstAllToAllOfManyRanks) {
+  if (!canEnterNetworkNamespace()) {
+    GTEST_SKIP() << "NOT TESTED: network namespaces need more rights than we have";
+  }
+  const std::vector<int> results = runChildren(1, [](int) {
+    enterNetworkWithShortQueues();
+    ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+    constexpr int kRanks = scaled(48, 24);
+    const ncclUniqueId id = newId();
+    onThreads(kRanks, [&](int rank) {
+      const int device = deviceOf(rank);
+      Member member(id, rank, kRanks);
+      DeviceStream stream(device);
+      Case made;
+      made.call = Call::allToAll;
+      made.count = 4;
+      CaseBuffers buffers(made, rank, kRanks, device);
+      check(buffers.enqueue(member.comm, stream));
+      stream.synchronize();
+      buffers.verify();
+    });
+  });
+  EXPECT_EQ(results, std::vector<int>({0}));
+}
+
+// What only one rank finds wrong, after all have joined, is told to the others.
+TEST(ProcessesThatFail, TellTheOthersWhy) {
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(3, [&](int process) {
+    if (process == 2) ::setenv("NCCL_TOPO_FILE", "/nonexistent/topology.xml", 1);
+    check(unisonoHostSetDevice(process));
+    ncclComm_t comm = nullptr;
+    EXPECT_NE(ncclCommInitRank(&comm, 3, sharedId(pipe, process, 3), process), ncclSuccess);
+    const std::string text = ncclGetLastError(nullptr);
+    EXPECT_NE(text.find("/nonexistent/topology.xml"), std::string::npos) << text;
+    EXPECT_EQ(text.find("Rank 2 reports") != std::string::npos, process != 2) << text;
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0, 0}));
 }
 
 // A process that dies in the middle leaves the others with an error or a wait that abort ends.

@@ -3,5 +3,7 @@ unisono_test(bootstrap_address_test SOURCES bootstrap_address_test.cpp
 unisono_test(bootstrap_test SOURCES bootstrap_test.cpp DEPENDS unisono_bootstrap GTest::gmock LABELS unit)
 unisono_test(bootstrap_fault_test SOURCES bootstrap_fault_test.cpp
   DEPENDS unisono_bootstrap GTest::gmock LABELS unit)
+unisono_test(bootstrap_key_test SOURCES bootstrap_key_test.cpp
+  DEPENDS unisono_bootstrap GTest::gmock LABELS unit)
 unisono_test(bootstrap_limits_test SOURCES bootstrap_limits_test.cpp
   DEPENDS unisono_bootstrap unisono_runtime GTest::gmock LABELS unit)

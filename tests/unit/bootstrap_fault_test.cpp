@@ -106,25 +106,67 @@ std::vector<Socket> annoy(const Address& target, const Secret& secret, FrameKind
 }
 constexpr int kAnnoyances = 8;
 
-// Two ranks whose listeners are known to the test.
-struct Pair {
-  Pair() {
-    std::vector<Listener> listeners;
-    for (int rank = 0; rank < 2; rank++) {
-      listeners.emplace_back(Address{AddressFamily::ipv4, 0, 0, {127, 0, 0, 1}},
-                             Wait(milliseconds(0), kNever));
+Listener listenLocally(int backlog = Listener::kMaxBacklog) {
+  return Listener(Address{AddressFamily::ipv4, 0, 0, {127, 0, 0, 1}}, Wait(milliseconds(0), kNever),
+                  backlog);
+}
+
+// Ranks whose listeners are known to the test. They get their mailboxes by start().
+struct Mailboxes {
+  explicit Mailboxes(int count, int backlog = Listener::kMaxBacklog) {
+    for (int rank = 0; rank < count; rank++) {
+      listeners.push_back(listenLocally(backlog));
       addresses.push_back(listeners.back().address());
     }
-    for (int rank = 0; rank < 2; rank++) {
-      ranks.push_back(std::make_unique<Mailbox>(
-          rank, Membership{addresses, session, std::move(listeners[static_cast<size_t>(rank)])},
-          milliseconds(1000), kNever));
-    }
+    ranks.resize(listeners.size());
+  }
+  Mailbox& start(int rank, const MailboxTimes& times = {}, std::function<bool()> aborted = {}) {
+    auto& mailbox = ranks[static_cast<size_t>(rank)];
+    mailbox = std::make_unique<Mailbox>(
+        rank, Membership{addresses, session, std::move(listeners[static_cast<size_t>(rank)])},
+        times, std::move(aborted));
+    return *mailbox;
   }
   const Secret session = randomSecret();
+  std::vector<Listener> listeners;
   std::vector<Address> addresses;
   std::vector<std::unique_ptr<Mailbox>> ranks;
 };
+
+struct Pair : Mailboxes {
+  Pair() : Mailboxes(2) {
+    start(0);
+    start(1);
+  }
+};
+
+const std::vector<std::byte> kHello(5, std::byte{5});
+
+// Sends and receives a message in both directions.
+void talk(Mailbox& a, int rankOfA, Mailbox& b, int rankOfB) {
+  a.send(rankOfB, FrameKind::message, 9, kHello);
+  b.send(rankOfA, FrameKind::message, 9, kHello);
+  EXPECT_EQ(b.receive(rankOfA, FrameKind::message, 9), kHello);
+  EXPECT_EQ(a.receive(rankOfB, FrameKind::message, 9), kHello);
+}
+
+// Returns when `condition` holds. Only a test that fails waits for long.
+void eventually(const std::function<bool()>& condition) {
+  const Clock::time_point limit = Clock::now() + std::chrono::seconds(30);
+  bool holds = condition();
+  while (!holds && Clock::now() < limit) {
+    std::this_thread::sleep_for(milliseconds(2));
+    holds = condition();
+  }
+  EXPECT_TRUE(holds);
+}
+
+// The next connection of a listener that nobody else reads.
+Socket acceptOne(const Listener& listener) {
+  std::optional<Socket> socket;
+  eventually([&] { return (socket = listener.accept()).has_value(); });
+  return std::move(*socket);
+}
 
 TEST(BootstrapStranger, DoesNotHarmTheRoot) {
   const LogCapture log;
@@ -143,9 +185,10 @@ TEST(BootstrapStranger, DoesNotHarmTheRoot) {
     EXPECT_EQ(bootstrap->allGather(rank), firstRanks(3));
   }));
   EXPECT_EQ(log.refusals(), kAnnoyances) << log.text();
-  EXPECT_THAT(log.text(), AllOf(HasSubstr("does not speak"), HasSubstr("secret is not"),
-                                HasSubstr("longer than"), HasSubstr("not expected"),
-                                HasSubstr("middle of a message"), HasSubstr("before it said")));
+  EXPECT_THAT(log.text(),
+              AllOf(HasSubstr("does not speak"), HasSubstr("secret is not"),
+                    HasSubstr("longer than"), HasSubstr("not expected"),
+                    HasSubstr("middle of a message"), HasSubstr("before it sent anything")));
 }
 
 TEST(BootstrapStranger, AnnouncementsThatMakeNoSenseAreRefused) {
@@ -158,13 +201,13 @@ TEST(BootstrapStranger, AnnouncementsThatMakeNoSenseAreRefused) {
                              std::as_bytes(std::span(&announcement, 1)).first(bytes)));
     return socket;
   };
-  const Announcement good = {.ranks = 2, .reserved = 0, .listener = id.root};
+  const Announcement good = {.ranks = 2, .listener = id.root};
   std::vector<Socket> open;
   open.push_back(announce(0, good, 31));
   open.push_back(announce(2, good, 32));
-  open.push_back(announce(0, {.ranks = 0, .reserved = 0, .listener = id.root}, 32));
-  open.push_back(announce(0, {.ranks = ~0u, .reserved = 0, .listener = id.root}, 32));
-  open.push_back(announce(0, {.ranks = 2, .reserved = 0, .listener = {}}, 32));
+  open.push_back(announce(0, {.ranks = 0, .listener = id.root}, 32));
+  open.push_back(announce(0, {.ranks = ~0u, .listener = id.root}, 32));
+  open.push_back(announce(0, {.ranks = 2, .listener = {}}, 32));
   runRanks(2, settings, id, [](Bootstrap& bootstrap) { bootstrap.barrier(); });
   EXPECT_EQ(log.refusals(), 5) << log.text();
 }
@@ -178,7 +221,7 @@ TEST(BootstrapStranger, SilenceIsEnded) {
   ASSERT_EQ(::poll(&closed, 1, -1), 1);
   std::byte byte;
   EXPECT_TRUE(silent.read(std::span(&byte, 1)).closed);
-  EXPECT_THAT(log.text(), HasSubstr("said nothing for too long"));
+  EXPECT_THAT(log.text(), HasSubstr("sent nothing for too long"));
   runRanks(2, settings, id, [](Bootstrap& bootstrap) { bootstrap.barrier(); });
 }
 
@@ -186,25 +229,156 @@ TEST(BootstrapStranger, FloodOfSilencePushesOutTheOldest) {
   const Settings settings = localSettings();
   const UniqueId id = createUniqueId(settings);
   std::vector<Socket> silent;
-  for (size_t i = 0; i < kMostStrangers + 50; i++) silent.push_back(connectRaw(id.root));
+  for (size_t i = 0; i < kMaxStrangers + 50; i++) silent.push_back(connectRaw(id.root));
   runRanks(2, settings, id, [](Bootstrap& bootstrap) { bootstrap.barrier(); });
 }
 
 TEST(BootstrapStranger, DoesNotHarmTheRanks) {
   const LogCapture log;
   Pair pair;
-  auto& [session, addresses, ranks] = pair;
-  std::vector<Socket> open = annoy(addresses[0], session, FrameKind::message);
-  open.push_back(connectRaw(addresses[0]));
-  write(open.back(), frameBytes({.secret = session, .kind = FrameKind::message, .sender = 2}, 1));
-  open.push_back(connectRaw(addresses[0]));
-  write(open.back(), frameBytes({.secret = session, .kind = FrameKind::message, .sender = 0}, 1));
-  const std::vector<std::byte> hello(5, std::byte{5});
-  ranks[1]->send(0, FrameKind::message, 9, hello);
-  EXPECT_EQ(ranks[0]->receive(1, FrameKind::message, 9), hello);
-  ranks[0]->send(1, FrameKind::message, 9, hello);
-  EXPECT_EQ(ranks[1]->receive(0, FrameKind::message, 9), hello);
-  EXPECT_EQ(log.refusals(), kAnnoyances + 2) << log.text();
+  const Address& target = pair.addresses[0];
+  std::vector<Socket> open = annoy(target, pair.session, FrameKind::message);
+  auto introduce = [&](FrameKind kind, uint32_t sender) {
+    open.push_back(connectRaw(target));
+    write(open.back(), frameBytes({.secret = pair.session, .kind = kind, .sender = sender}, 0));
+  };
+  introduce(FrameKind::hello, 2);
+  introduce(FrameKind::hello, 0);
+  introduce(FrameKind::message, 1);
+  introduce(FrameKind::welcome, 1);
+  talk(*pair.ranks[0], 0, *pair.ranks[1], 1);
+  eventually([&] { return log.refusals() == kAnnoyances + 4; });
+  EXPECT_EQ(log.refusals(), kAnnoyances + 4) << log.text();
+}
+
+// Nobody calls the ranks while strangers fill the queue of their listeners.
+TEST(BootstrapStranger, FloodBeforeTheFirstCallDoesNotHarmTheRanks) {
+  Mailboxes all(3, 4);
+  for (int rank = 0; rank < 3; rank++) all.start(rank);
+  std::vector<Socket> silent;
+  for (int i = 0; i < 100; i++)
+    for (const Address& address : all.addresses) silent.push_back(Socket::startConnecting(address));
+  talk(*all.ranks[0], 0, *all.ranks[1], 1);
+  talk(*all.ranks[1], 1, *all.ranks[2], 2);
+}
+
+// A listener that makes room for strangers may close the connection of a rank that it has not read
+// yet. The rank tries again.
+TEST(BootstrapStranger, RankThatIsClosedToMakeRoomConnectsAgain) {
+  Mailboxes pair(2);
+  std::thread sender([&] { pair.start(0).send(1, FrameKind::message, 9, kHello); });
+  acceptOne(pair.listeners[1]);
+  acceptOne(pair.listeners[1]);
+  EXPECT_EQ(pair.start(1).receive(0, FrameKind::message, 9), kHello);
+  sender.join();
+}
+
+TEST(BootstrapStranger, RankThatTheRootClosesToMakeRoomAnnouncesItselfAgain) {
+  Listener listener = listenLocally();
+  const UniqueId id = {listener.address(), randomSecret(), false};
+  std::thread rank([&] {
+    expectNoErrors(
+        runThreads({0}, [&](int) { Bootstrap::connect(id, 0, 1, localSettings())->barrier(); }));
+  });
+  acceptOne(listener);
+  acceptOne(listener);
+  const RootService root(std::move(listener), id.secret, RootTimes{milliseconds(30000)});
+  rank.join();
+}
+
+// All connect to all before any of them receives, and every queue holds a few connections only.
+TEST(BootstrapQueue, AllConnectToAllWithShortQueues) {
+  constexpr int kRanks = 24;
+  Mailboxes all(kRanks, 1);
+  for (int rank = 0; rank < kRanks; rank++) all.start(rank);
+  expectNoErrors(runThreads(firstRanks(kRanks), [&](int rank) {
+    Mailbox& mailbox = *all.ranks[static_cast<size_t>(rank)];
+    for (int i = 1; i < kRanks; i++)
+      mailbox.send((rank + i) % kRanks, FrameKind::message, 9, kHello);
+    for (int i = 1; i < kRanks; i++)
+      EXPECT_EQ(mailbox.receive((rank + i) % kRanks, FrameKind::message, 9), kHello);
+  }));
+}
+
+TEST(BootstrapLate, RankIsAwaitedWithoutLimitAndNamed) {
+  const LogCapture log;
+  Mailboxes pair(2);
+  const MailboxTimes times = {.limit = {}, .reportInterval = milliseconds(5)};
+  std::thread waiter(
+      [&] { EXPECT_EQ(pair.start(0, times).receive(1, FrameKind::message, 9), kHello); });
+  Mailbox& late = pair.start(1);
+  eventually(
+      [&] { return log.text().find("rank 0 has been waiting for rank 1") != std::string::npos; });
+  late.send(0, FrameKind::message, 9, kHello);
+  waiter.join();
+}
+
+TEST(BootstrapLate, RankIsNamedToEveryRankWhileInitWaits) {
+  const LogCapture log;
+  Listener listener = listenLocally();
+  const UniqueId id = {listener.address(), randomSecret(), false};
+  const RootService root(
+      std::move(listener), id.secret,
+      RootTimes{.timeout = milliseconds(60000), .reportInterval = milliseconds(5)});
+  auto isNamedTo = [&](int rank) {
+    std::istringstream lines(log.text());
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find(fmt::format("rank {} has been waiting", rank)) != std::string::npos &&
+          line.find("1 of 3 ranks have not joined yet: rank 1") != std::string::npos)
+        return true;
+    }
+    return false;
+  };
+  expectNoErrors(runThreads(firstRanks(3), [&](int rank) {
+    if (rank == 1) eventually([&] { return isNamedTo(0) && isNamedTo(2); });
+    Bootstrap::connect(id, rank, 3, localSettings())->barrier();
+  }));
+}
+
+// There is no limit, and no connection whose end could tell.
+TEST(BootstrapLate, RankThatEndedBeforeItConnectedEndsTheWait) {
+  Mailboxes pair(2);
+  pair.start(1);
+  pair.ranks[1].reset();
+  Mailbox& rank = pair.start(0);
+  for (const bool sends : {false, true}) {
+    try {
+      if (sends) rank.send(1, FrameKind::message, 9, kHello);
+      rank.receive(1, FrameKind::message, 9);
+      FAIL() << "nobody is there";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::remoteError);
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("peer 1"), HasSubstr("ended or failed")));
+    }
+  }
+}
+
+// The peer's system accepts the connection, but no process ever answers.
+TEST(BootstrapLate, LimitEndsWaitingForAnAnswer) {
+  Mailboxes pair(2);
+  Mailbox& rank = pair.start(0, {.limit = milliseconds(20)});
+  const auto errors = runThreads({0, 1}, [&](int) { rank.send(1, FrameKind::message, 9, kHello); });
+  for (const std::exception_ptr& error : errors) {
+    EXPECT_EQ(errorOf(error).code(), ErrorCode::timeout);
+    EXPECT_THAT(errorOf(error).what(), HasSubstr("peer 1"));
+  }
+}
+
+TEST(BootstrapAbort, WhileSeveralThreadsConnect) {
+  Mailboxes pair(2);
+  std::atomic<bool> abort{false};
+  Mailbox& rank = pair.start(0, {}, [&] { return abort.load(); });
+  std::thread aborter([&] {
+    const Socket connection = acceptOne(pair.listeners[1]);
+    abort = true;
+    // Held until both threads have ended.
+    eventually([&] { return abort == false; });
+  });
+  const auto errors = runThreads({0, 1}, [&](int) { rank.send(1, FrameKind::message, 9, kHello); });
+  abort = false;
+  aborter.join();
+  for (const std::exception_ptr& error : errors)
+    EXPECT_THAT(errorOf(error).what(), HasSubstr("Aborted"));
 }
 
 TEST(BootstrapMissing, RankIsNamedToEveryRankThatWaits) {
@@ -216,7 +390,7 @@ TEST(BootstrapMissing, RankIsNamedToEveryRankThatWaits) {
   for (const std::exception_ptr& pointer : errors) {
     const Error error = errorOf(pointer);
     EXPECT_EQ(error.code(), ErrorCode::timeout);
-    EXPECT_THAT(error.what(), HasSubstr("2 of 5 ranks did not come within 1 s: ranks 1, 3"));
+    EXPECT_THAT(error.what(), HasSubstr("2 of 5 ranks did not join within 1 s: ranks 1, 3"));
   }
   EXPECT_THAT(log.text(), HasSubstr("ranks 1, 3")) << "the root's own log";
   // One who comes a little later still hears why.
@@ -275,6 +449,35 @@ TEST(BootstrapContradiction, SizesOfAnAllGather) {
   });
   for (const std::exception_ptr& error : errors)
     EXPECT_THAT(errorOf(error).what(), HasSubstr("disagree on its size"));
+}
+
+TEST(BootstrapContradiction, VersionIsNamedByTheRoot) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  std::atomic<bool> joins{false};
+  const auto errors = runThreads({0, 1}, [&](int rank) {
+    if (rank == 0) {
+      joins = true;
+      Bootstrap::connect(id, 0, 2, settings);
+      return;
+    }
+    eventually([&] { return joins.load(); });
+    // What a later version sends may be longer.
+    struct {
+      Announcement announcement = {.ranks = 2, .version = 77, .listener = {}};
+      uint64_t more[4] = {};
+    } later;
+    const Socket socket = connectRaw(id.root);
+    socket.write(encodeFrame({.secret = id.secret, .kind = FrameKind::announce, .sender = 1},
+                             std::as_bytes(std::span(&later, 1))));
+    eventually([&] {
+      std::byte byte;
+      return socket.read(std::span(&byte, 1)).bytes == 1;  // the refusal
+    });
+  });
+  EXPECT_EQ(errorOf(errors[0]).code(), ErrorCode::invalidUsage);
+  EXPECT_THAT(errorOf(errors[0]).what(),
+              AllOf(HasSubstr("Rank 1 (127.0.0.1"), HasSubstr("another version"), HasSubstr("77")));
 }
 
 TEST(BootstrapAbort, WhileRanksAreMissing) {
@@ -343,7 +546,7 @@ TEST(BootstrapPeer, ThatFailedHasSaidWhyToOneThatSends) {
       ranks[1]->send(0, FrameKind::message, 1, message);
       ranks[0]->receive(1, FrameKind::message, 1);
     }
-    ranks[0]->sendFailure(1, "the cause");
+    ranks[0]->sendFailure(1, {0, "the cause"});
     ranks[0].reset();
     try {
       // The kernel may take a few before it hears that nobody reads them.
@@ -390,6 +593,28 @@ TEST(BootstrapPeer, FailureOfACollectiveNamesItsCauseEverywhere) {
     if (rank == 5) continue;
     EXPECT_EQ(errorOf(errors[rank]).code(), ErrorCode::remoteError);
     EXPECT_THAT(errorOf(errors[rank]).what(), HasSubstr("peer 5")) << rank;
+  }
+}
+
+// A rank that fails in what it does between two collectives tells the others why.
+TEST(BootstrapPeer, FailureBetweenCollectivesIsToldEverywhere) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  const auto errors = runThreads(firstRanks(8), [&](int rank) {
+    auto bootstrap = Bootstrap::connect(id, rank, 8, settings);
+    bootstrap->barrier();
+    if (rank == 5) {
+      bootstrap->fail("the file is missing");
+      return;
+    }
+    bootstrap->barrier();
+  });
+  for (size_t rank = 0; rank < 8; rank++) {
+    if (rank == 5) continue;
+    EXPECT_EQ(errorOf(errors[rank]).code(), ErrorCode::remoteError);
+    EXPECT_THAT(errorOf(errors[rank]).what(),
+                testing::StartsWith("Rank 5 reports: the file is missing"))
+        << rank;
   }
 }
 

@@ -16,7 +16,9 @@
 
 #include "base/error.h"
 #include "base/open_descriptor.h"
+#include "bootstrap/reactor.h"
 #include "bootstrap/root_service.h"
+#include "bootstrap_testing.h"
 #include "runtime/descriptor_service.h"
 #include "runtime/host/segment.h"
 
@@ -100,7 +102,8 @@ TEST(DescriptorLimit, IsRaisedWhereverADescriptorIsMade) {
   inChild([&] {
     Listener listener(loopback, wait);
     useUpDescriptors();
-    const RootService service(std::move(listener), randomSecret(), std::chrono::seconds(1));
+    const RootService service(std::move(listener), randomSecret(),
+                              RootTimes{std::chrono::seconds(1)});
   });
   inChild([&] {
     const UniqueDescriptor memory = makeMemory();
@@ -190,6 +193,86 @@ TEST(DescriptorService, InAnotherNetworkNamespaceIsNotTakenForOneThatEnded) {
     int status = 0;
     ::waitpid(other, &status, 0);
     ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 2);
+  });
+}
+
+// A child that makes an id under a limit of open files, tells it, and then joins with both ranks of
+// a communicator when it is told to.
+class Victim {
+ public:
+  explicit Victim(rlim_t files) {
+    if (::pipe(id_) != 0 || ::pipe(go_) != 0) throw systemError(errno, "pipe");
+    process_ = ::fork();
+    if (process_ == 0) {
+      ::alarm(60);
+      const rlimit limit = {files, files};
+      ::setrlimit(RLIMIT_NOFILE, &limit);
+      const Settings settings = bootstrap::localSettings();
+      id = bootstrap::createUniqueId(settings);
+      char go;
+      if (::write(id_[1], &id, sizeof(id)) < 0 || ::read(go_[0], &go, 1) != 1) ::_exit(2);
+      bootstrap::runRanks(2, settings, id, [](bootstrap::Bootstrap& ranks) { ranks.barrier(); });
+      ::_exit(testing::Test::HasFailure() ? 1 : 0);
+    }
+    if (::read(id_[0], &id, sizeof(id)) != sizeof(id)) throw std::runtime_error("no id");
+  }
+  void expectJoins() {
+    EXPECT_EQ(::write(go_[1], "", 1), 1);
+    int status = 0;
+    ::waitpid(process_, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  }
+  pid_t process() const { return process_; }
+
+  bootstrap::UniqueId id;
+
+ private:
+  int id_[2], go_[2];
+  pid_t process_;
+};
+
+std::vector<bootstrap::Socket> connectSilently(const bootstrap::Address& target, int count) {
+  std::vector<bootstrap::Socket> sockets;
+  for (int i = 0; i < count; i++) sockets.push_back(bootstrap::Socket::startConnecting(target));
+  return sockets;
+}
+
+TEST(Rendezvous, SilentConnectionsDoNotUseUpTheLimitOfOpenFiles) {
+  inChild([] {
+    Victim victim(128);
+    const auto silent = connectSilently(victim.id.root, 300);
+    victim.expectJoins();
+  });
+}
+
+// While the process of the root is stopped a rank announces itself, and then more strangers arrive
+// than the root keeps.
+TEST(Rendezvous, RankThatAnnouncedItselfBeforeStrangersIsReadFirst) {
+  inChild([] {
+    using namespace bootstrap;
+    Victim victim(16384);
+    ASSERT_EQ(::kill(victim.process(), SIGSTOP), 0);
+    int status = 0;
+    ASSERT_EQ(::waitpid(victim.process(), &status, WUNTRACED), victim.process());
+    const std::function<bool()> never;
+    const Wait wait(std::chrono::seconds(30), never);
+    int error = 0;
+    const std::optional<Socket> rank = Socket::connect(victim.id.root, wait, error);
+    ASSERT_TRUE(rank) << std::strerror(error);
+    const Announcement announcement = {.ranks = 1, .listener = victim.id.root};
+    rank->write(encodeFrame({.secret = victim.id.secret, .kind = FrameKind::announce, .sender = 0},
+                            std::as_bytes(std::span(&announcement, 1))));
+    const auto silent = connectSilently(victim.id.root, kMaxStrangers + 100);
+    ASSERT_EQ(::kill(victim.process(), SIGCONT), 0);
+    FrameReader reader(victim.id.secret, {{FrameKind::table, 1000}});
+    FrameReader::Status result = FrameReader::Status::incomplete;
+    while (result == FrameReader::Status::incomplete && !wait.isExpired()) {
+      rank->sleepUntilReadable(wait);
+      result = reader.read(*rank);
+    }
+    EXPECT_EQ(result, FrameReader::Status::complete) << "refused as a stranger";
+    ::kill(victim.process(), SIGKILL);
+    ::waitpid(victim.process(), nullptr, 0);
   });
 }
 

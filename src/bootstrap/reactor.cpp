@@ -1,0 +1,76 @@
+#include "bootstrap/reactor.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/open_descriptor.h"
+#include "base/thread.h"
+
+namespace unisono::bootstrap {
+
+Reactor::Reactor() : process_(::getpid()) {
+  startThread("unisono-boot", [this] { run(); }).detach();
+}
+
+// Never destroyed: the thread runs until the process ends.
+Reactor& Reactor::ofThisProcess() {
+  static std::mutex mutex;
+  static Reactor* current = nullptr;
+  std::lock_guard lock(mutex);
+  if (current == nullptr || !current->isOurs()) current = new Reactor();
+  return *current;
+}
+
+bool Reactor::isOurs() const {
+  return process_ == ::getpid();
+}
+
+uint32_t Reactor::add(Handler& handler) {
+  std::lock_guard lock(mutex_);
+  do {
+    lastNumber_++;
+  } while (handlers_.count(lastNumber_) != 0);
+  handlers_.emplace(lastNumber_, &handler);
+  return lastNumber_;
+}
+
+void Reactor::remove(uint32_t number) {
+  if (!isOurs()) return;
+  std::lock_guard lock(mutex_);
+  handlers_.erase(number);
+}
+
+void Reactor::watch(uint32_t number, int descriptor, Poller::Interest interest) {
+  poller_.add(descriptor, interest, number);
+}
+
+void Reactor::setInterest(uint32_t number, int descriptor, Poller::Interest interest) {
+  poller_.setInterest(descriptor, interest, number);
+}
+
+void Reactor::forget(int descriptor) {
+  if (isOurs()) poller_.remove(descriptor);
+}
+
+void Reactor::run() {
+  for (;;) {
+    const auto timeout = Stranger::count() > 0 ? kTick : std::chrono::milliseconds(-1);
+    for (const Poller::Ready& ready : poller_.wait(timeout)) {
+      std::lock_guard lock(mutex_);
+      const auto handler = handlers_.find(ready.owner);
+      if (handler != handlers_.end()) handler->second->serve(ready.descriptor);
+    }
+    if (Stranger::count() == 0) continue;
+    std::lock_guard lock(mutex_);
+    for (const auto& [number, handler] : handlers_) handler->tick();
+  }
+}
+
+size_t Stranger::max() {
+  return std::clamp<size_t>(maxDescriptors() / 4, 1, kMaxStrangers);
+}
+
+}  // namespace unisono::bootstrap
