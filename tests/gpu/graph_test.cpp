@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Of, Graphs,
                            auto name = [](size_t count) {
                              return count == kOneShot ? "OneShot" : "Ring";
                            };
-                           return std::string(name(test.param.first)) + "Beside" +
+                           return std::string(name(test.param.first)) + "With" +
                                   name(test.param.second);
                          });
 

@@ -132,7 +132,7 @@ Program messagePassing(std::memory_order store, std::memory_order load) {
                      v.result[1] = runtime::host::load(&v.x, kRelaxed);
                    }});
 }
-Program messagePassingWithFences(std::memory_order before, std::memory_order behind) {
+Program messagePassingWithFences(std::memory_order before, std::memory_order after) {
   return reads(2, {[=](Variables& v) {
                      storeRelaxed(&v.x, uint64_t{1});
                      fence(before);
@@ -140,7 +140,7 @@ Program messagePassingWithFences(std::memory_order before, std::memory_order beh
                    },
                    [=](Variables& v) {
                      v.result[0] = loadRelaxed(&v.y);
-                     fence(behind);
+                     fence(after);
                      v.result[1] = loadRelaxed(&v.x);
                    }});
 }
@@ -232,7 +232,7 @@ TEST(Litmus, CoherenceOfTwoReads) {
   }
 }
 
-// Nor does a read go behind what its own thread wrote or read.
+// A read does not see older values than its own thread wrote or read.
 TEST(Litmus, CoherenceOfWriteAndRead) {
   expectOutcomes(reads(1, {[](Variables& v) { storeRelaxed(&v.x, uint64_t{1}); },
                            [](Variables& v) {

@@ -8,7 +8,7 @@
 template <typename Result, typename... Arguments>
 using Function = Result(Arguments...);
 
-// The function has this signature, and its twin the same. Top-level const is not part of a type:
+// The function has this signature, and its alias the same. Top-level const is not part of a type:
 // `const ncclComm_t comm` counts as ncclComm_t.
 #define SIGNATURE(name, ...)                                                        \
   static_assert(std::is_same<decltype(name), Function<__VA_ARGS__>>::value, #name); \

@@ -126,7 +126,7 @@ class ApiUnimplemented : public testing::Test {
   alignas(16) unsigned char untouched_[1024];
 };
 
-// Calls the function and its twin: both report under the function's name, and are one.
+// Calls the function and its alias: both report under the function's name, and are one.
 #define EXPECT_NOT_IMPLEMENTED(name, ...)                                                \
   do {                                                                                   \
     reported.clear();                                                                    \

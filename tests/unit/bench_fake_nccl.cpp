@@ -2,7 +2,7 @@
 // are done when their calls are. It lets the tests of the bench run without the library, and go
 // wrong on purpose: FAKE_NCCL_FAULT is one of
 //   element  one bit of one element of rank 1's results is wrong
-//   outside  a byte behind rank 1's results is written
+//   outside  a byte after rank 1's results is written
 //   input    a byte of rank 1's input is written
 //   error    collectives fail
 //   hang     calls never end

@@ -277,7 +277,7 @@ TEST(Detect, BrokenAttributesAreLeftOut) {
     const topology::Topology graph = topology::buildTopology(detected.topology);
     EXPECT_EQ(graph.of(topology::NodeType::gpu).size(), 1u);
     EXPECT_EQ(graph.of(topology::NodeType::net).size(), 1u);
-    // A target that is no address is one that is hidden.
+    // A target that is not an address is hidden.
     const XmlNode& gpu = only(device(detected, "0000:11:00.0"), "gpu");
     EXPECT_EQ(attribute(only(gpu, "nvlink"), "target"), "fffffff:ff:ff.0");
     EXPECT_EQ(attribute(only(gpu, "nvlink"), "count"), "2");

@@ -5,7 +5,7 @@
 //   runtime_host_race_test relaxed     the same with a relaxed flag: a race
 //   runtime_host_race_test plain       no flag at all: a race
 //   runtime_host_race_test launches    two devices' launches, one after the other in time: a race.
-//                                      A task that gets the stack of one that ended comes behind
+//                                      A task that gets the stack of one that ended comes after
 //                                      it, so this goes through schedules: in some both live at
 //                                      once
 #include <atomic>

@@ -6,7 +6,7 @@
 #include "topology/search.h"
 #include "topology_testing.h"
 
-// What the layer says of each preset machine, whole, beside the text that was checked in. After an
+// What the layer says of each preset machine, compared with the text that was checked in. After an
 // intended change run with UNISONO_UPDATE_GOLDEN=1 and read the difference.
 namespace unisono::topology {
 namespace {

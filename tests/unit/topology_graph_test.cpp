@@ -216,7 +216,7 @@ TEST(Paths, OfASwitchedMachine) {
   EXPECT_EQ(machine.path(gpu(machine, 0), gpu(machine, 7)).hops, 2);
   EXPECT_EQ(machine.path(gpu(machine, 0), net(machine, 0)).type, PathType::pix);
   EXPECT_EQ(machine.path(net(machine, 0), gpu(machine, 0)).type, PathType::pix);
-  // To a far port by way of the GPU beside it; from it straight through the CPUs.
+  // To a distant port through the GPU close to it; from it straight through the CPUs.
   EXPECT_EQ(machine.path(gpu(machine, 0), net(machine, 5)).type, PathType::pxn);
   EXPECT_EQ(machine.path(gpu(machine, 0), net(machine, 5)).via, gpu(machine, 5));
   EXPECT_EQ(machine.path(net(machine, 5), gpu(machine, 0)).type, PathType::sys);
@@ -263,8 +263,8 @@ TEST(Paths, OfAMeshGoThroughOneGpuAtMost) {
   EXPECT_EQ(without.path(gpu(without, 0), gpu(without, 5)).type, PathType::sys);
 }
 
-TEST(Paths, ToAFarPortGoThroughAnyGpuBesideIt) {
-  // GPUs 6 and 7 are beside the last port; only 7 has NVLink to 3.
+TEST(Paths, ToAFarPortGoThroughAnyGpuCloseToIt) {
+  // GPUs 6 and 7 are close to the last port; only 7 has NVLink to 3.
   const Machine machine(presetTopology("dgx1-v100"), {});
   EXPECT_EQ(machine.path(gpu(machine, 3), net(machine, 3)).via, gpu(machine, 7));
   EXPECT_EQ(machine.path(gpu(machine, 2), net(machine, 3)).via, gpu(machine, 6));

@@ -75,7 +75,7 @@ TEST(KnownMachines, AreServedAtLeastAsWellAsByNccl) {
       }
     }
   }
-  if (seen == 0) GTEST_SKIP() << "the files of known machines are not beside this checkout";
+  if (seen == 0) GTEST_SKIP() << "the files of known machines are not next to this checkout";
 }
 
 // Machines whose graphs are not known: a ring and a tree that are no last resort.
@@ -99,7 +99,7 @@ TEST(KnownMachines, AllGetValidChannels) {
       EXPECT_GT(graphs.tree.speedIntra, 100) << name;
     }
   }
-  if (seen == 0) GTEST_SKIP() << "the files of known machines are not beside this checkout";
+  if (seen == 0) GTEST_SKIP() << "the files of known machines are not next to this checkout";
 }
 
 // Platforms' files without GPUs, which detection completes.
@@ -116,13 +116,13 @@ TEST(KnownMachines, FilesOfPlatformsAreReadAsTheyAre) {
     EXPECT_EQ(writeTopologyXml(parseTopologyXml(writeTopologyXml(file), name)),
               writeTopologyXml(file));
   }
-  if (seen == 0) GTEST_SKIP() << "the files of known machines are not beside this checkout";
+  if (seen == 0) GTEST_SKIP() << "the files of known machines are not next to this checkout";
 }
 
 TEST(KnownMachines, RailsMadeByHandAreReadAndOverloadTheirLinks) {
   const auto topology = foreignTopology("gvisor-b200x8.topo.xml");
   const auto graphs = foreignTopology("gvisor-b200x8.graphs.xml");
-  if (!topology || !graphs) GTEST_SKIP() << "the files are not beside this checkout";
+  if (!topology || !graphs) GTEST_SKIP() << "the files are not next to this checkout";
   const Machine machine = machineOf(parseTopologyXml(readFile(*topology), "rails"), 0);
   // Its numbers are hexadecimal without 0x: the last ring uses port "c".
   const auto theirs = parseGraphs(readFile(*graphs), "rails", machine.topology);
@@ -134,7 +134,7 @@ TEST(KnownMachines, RailsMadeByHandAreReadAndOverloadTheirLinks) {
 
 TEST(KnownMachines, TheSimulatedHostOfFourGpusGetsItsRings) {
   const auto path = foreignTopology("simccl-4A100_2CX6.xml");
-  if (!path) GTEST_SKIP() << "the files of known machines are not beside this checkout";
+  if (!path) GTEST_SKIP() << "the files of known machines are not next to this checkout";
   const Machine machine = machineOf(parseTopologyXml(readFile(*path), "4A100"), 0);
   const GraphSet graphs = searchGraphs(machine, {});
   expectValid(graphs, machine, "4A100");
@@ -146,7 +146,7 @@ TEST(KnownMachines, TheSimulatedHostOfFourGpusGetsItsRings) {
 TEST(KnownMachines, AGraphMadeByHandCanPromiseTooMuch) {
   const auto topology = foreignTopology("azure-ncv4-topo.xml");
   const auto graphs = foreignTopology("azure-ncv4.graphs.xml");
-  if (!topology || !graphs) GTEST_SKIP() << "the files are not beside this checkout";
+  if (!topology || !graphs) GTEST_SKIP() << "the files are not next to this checkout";
   const Machine machine = machineOf(parseTopologyXml(readFile(*topology), "ncv4"), 4);
   // Two rings at 12 GB/s leave GPU 0 by one PCI link that the file gives no speed, taken for 12.
   const auto theirs = parseGraphs(readFile(*graphs), "ncv4", machine.topology);

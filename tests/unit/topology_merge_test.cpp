@@ -68,7 +68,7 @@ TEST(Merge, PutsHiddenBridgesBack) {
 
 TEST(Merge, CompletesAPlatformsFileToWhatTheOriginalSaw) {
   const auto path = foreignTopology("h800x8-vm.virtual.xml");
-  if (!path) GTEST_SKIP() << "the files of known machines are not beside this checkout";
+  if (!path) GTEST_SKIP() << "the files of known machines are not next to this checkout";
   const XmlNode whole = parseTopologyXml(ownTopology("h800x8-vm.detected.xml"), "h800").system;
   XmlNode platform = parseTopologyXml(readFile(*path), "virtual").system;
   mergeTopology(platform, detectedInVm(whole));

@@ -375,7 +375,7 @@ TEST(Search, OfOneGpu) {
   EXPECT_TRUE(graphs.nvls.channels.empty());
   one.nics = 2;
   const Machine many = machineOf(describeMachine(one), 2);
-  expectValid(searchGraphs(many, {}), many, "one GPU a node");
+  expectValid(searchGraphs(many, {}), many, "one GPU per node");
   EXPECT_EQ(searchGraphs(many, {}).tree.pattern, Pattern::tree);
 }
 
@@ -506,7 +506,7 @@ TEST(GraphXml, GivenGraphsAreTakenAsTheyAre) {
   const GraphSet graphs = searchGraphs(machine, settings);
   EXPECT_EQ(graphs.ring.channels, own.channels);
   EXPECT_EQ(graphs.tree.channels.size(), 3u) << "as many as the ring";
-  EXPECT_EQ(graphs.nvls.channels.size(), 4u) << "an empty graph is no wish";
+  EXPECT_EQ(graphs.nvls.channels.size(), 4u) << "an empty graph asks for nothing";
 }
 
 TEST(GraphXml, TakesDecimalAndHexadecimalNumbers) {
@@ -573,7 +573,7 @@ TEST(GraphXml, RefusesWhatCannotBeJoined) {
   EXPECT_EQ(error(3, 4, 20, 1),
             "file:2: <graph> has pattern 4, which is none of the graph with id 3");
   EXPECT_EQ(error(0, 4, 0, 1), "file:2: <graph> has channels, but no speed");
-  EXPECT_EQ(error(4, 6, 0, 0), "") << "an empty graph, as the original dumps it";
+  EXPECT_EQ(error(4, 6, 0, 0), "") << "an empty graph, as NCCL dumps it";
   for (const int pattern : {1, 2, 3}) EXPECT_EQ(error(1, pattern, 20, 1), "");
 }
 

@@ -30,7 +30,7 @@ inline std::string ownTopology(const std::string& name) {
   return readFile(std::filesystem::path(UNISONO_TEST_DATA) / "topologies" / name);
 }
 
-// Files that are not ours lie beside the checkout, or where UNISONO_TEST_TOPOLOGIES says; nothing
+// Files that are not ours are next to the checkout, or where UNISONO_TEST_TOPOLOGIES says; nothing
 // if they are not there.
 inline std::optional<std::filesystem::path> foreignTopology(const std::string& name) {
   const char* folder = std::getenv("UNISONO_TEST_TOPOLOGIES");

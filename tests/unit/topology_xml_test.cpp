@@ -94,7 +94,7 @@ TEST(TopologyXml, ReadsEveryKnownFile) {
     EXPECT_EQ(writeTopologyXml(parseTopologyXml(writeTopologyXml(file), name)),
               writeTopologyXml(file));
   }
-  if (files == 0) GTEST_SKIP() << "the topology files of others are not beside this checkout";
+  if (files == 0) GTEST_SKIP() << "the topology files of others are not next to this checkout";
 }
 
 TEST(TopologyXml, IsRefusedWhenCutOffAnywhere) {

@@ -166,7 +166,7 @@ void ExactSchedule::checkRace(TaskState& task, const void* address, size_t bytes
 
 void ExactSchedule::reportRace(const WeakMemory::Race& race) const {
   throw internalError(
-      "Data race on {}: {} by {} is not ordered behind {} by {}. The last steps of each task:\n{}",
+      "Data race on {}: {} by {} is not ordered after {} by {}. The last steps of each task:\n{}",
       names_.nameOf(race.address), nameOfRace(race.writes, race.isAtomic),
       describeTask(states_[race.task].info), nameOfRace(race.otherWrites, race.otherIsAtomic),
       describeTask(states_[race.other].info), lastSteps());

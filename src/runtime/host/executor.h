@@ -107,7 +107,7 @@ class Latch {
  public:
   explicit Latch(uint32_t count) : count_(count) {}
 
-  // By any task or thread. What was written before it is visible behind wait().
+  // By any task or thread. What was written before it is visible after wait().
   void arrive();
   // By a task.
   void wait();

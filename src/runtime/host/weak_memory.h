@@ -52,7 +52,7 @@ class WeakMemory {
   // Forgets everything.
   void clear();
 
-  // A task that starts behind what `before` has seen; null: behind nothing.
+  // A task that starts after what `before` has seen; null: after nothing.
   size_t addTask(const SharedView& before);
 
   // A load, store or read-modify-write. `newest`: a load takes no choice.
