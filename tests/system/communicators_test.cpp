@@ -270,6 +270,28 @@ TEST(Communicators, NonblockingIsBusyUntilThePeerComes) {
   EXPECT_LT(steady_clock::now() - start, seconds(10));
 }
 
+// Rank 2 cannot read its topology file. The others fail with that cause.
+TEST(Communicators, CauseOfAFailedInitReachesEveryRank) {
+  constexpr int kRanks = 4;
+  constexpr const char* kMissing = "/nonexistent/topology.xml";
+  const ncclUniqueId id = newId();
+  ncclConfig_t config = nonblocking();
+  ncclComm_t comms[kRanks] = {};
+  for (int rank = 0; rank < kRanks; rank++) {
+    const Setting file("NCCL_TOPO_FILE", rank == 2 ? kMissing : "");
+    ASSERT_OK(unisonoHostSetDevice(rank));
+    EXPECT_EQ(ncclCommInitRankConfig(&comms[rank], kRanks, id, rank, &config), ncclInProgress);
+  }
+  for (ncclComm_t comm : comms) {
+    const ncclResult_t state = waitWhileInProgress(comm);
+    EXPECT_NE(state, ncclSuccess);
+    EXPECT_NE(state, ncclInProgress);
+    EXPECT_NE(std::string(ncclGetLastError(comm)).find(kMissing), std::string::npos)
+        << ncclGetLastError(comm);
+    EXPECT_OK(ncclCommDestroy(comm));
+  }
+}
+
 // Two nonblocking ranks on devices 0 and 1, driven by one thread: no call may wait for the other
 // rank.
 class Nonblocking : public ::testing::Test {
