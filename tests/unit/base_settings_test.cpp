@@ -20,6 +20,16 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
+// A thread may still create a communicator while the process exits. This is destroyed after all
+// objects that settingsFromEnvironment() creates at its first call: had they destructors, it would
+// use what they destroyed, which AddressSanitizer reports.
+struct ReadsSettingsAtExit {
+  ~ReadsSettingsAtExit() {
+    ::setenv("NCCL_CROSS_NIC", "none", 1);
+    if (settingsFromEnvironment().crossNic != 2) std::abort();
+  }
+} readsSettingsAtExit;
+
 std::string readFile(const std::string& path) {
   std::ifstream stream(path);
   std::stringstream text;
