@@ -297,8 +297,8 @@ ncclResult_t pncclCommShrink(ncclComm_t comm, int* excludeRanksList, int exclude
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 
-// Frees this rank's communicator, and finalizes it first if necessary. Gives up an initialization or
-// a call that is still in progress.
+// Frees this rank's communicator, and finalizes it first if necessary. Gives up an initialization
+// or a call that is still in progress.
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 
