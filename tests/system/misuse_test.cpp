@@ -212,13 +212,13 @@ TEST_F(Misuse, Groups) {
 TEST_F(Misuse, SendToOneself) {
   void* b = mine.as();
   EXPECT_FAILED(ncclSend(b, 4, ncclInt, 0, ranks.comm(0), ranks.stream(0)), ncclInvalidUsage,
-                "oneself");
+                "1 send(s) from this rank to itself but 0 receive(s)");
   EXPECT_FAILED(ncclRecv(b, 4, ncclInt, 0, ranks.comm(0), ranks.stream(0)), ncclInvalidUsage,
-                "oneself");
+                "0 send(s) from this rank to itself but 1 receive(s)");
   ASSERT_OK(ncclGroupStart());
   EXPECT_OK(ncclSend(b, 4, ncclInt, 0, ranks.comm(0), ranks.stream(0)));
   EXPECT_OK(ncclRecv(mine.as() + 64, 5, ncclInt, 0, ranks.comm(0), ranks.stream(0)));
-  EXPECT_FAILED(ncclGroupEnd(), ncclInvalidUsage, "20 bytes");
+  EXPECT_FAILED(ncclGroupEnd(), ncclInvalidUsage, "sends 16 bytes to itself but receives 20");
 }
 
 TEST_F(Misuse, AfterFinalize) {
