@@ -11,8 +11,8 @@ die() {
 }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# Prints the leading comment of the calling script, without the "#!" line.
-usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
+# Prints the leading comment of the calling script.
+usage() { sed -n '2,/^[^#]/{/SPDX-License-Identifier/d;s/^# \{0,1\}//p}' "$0"; }
 
 # nvcc of a CUDA toolkit 13 or later: $CUDACXX, PATH, then the usual folder. Prints nothing if none.
 find_nvcc() {
