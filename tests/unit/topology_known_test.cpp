@@ -8,8 +8,8 @@
 #include "topology/validate.h"
 #include "topology_testing.h"
 
-// Channels of machines that are known. The files are others' and lie outside the repository: see
-// docs/results/topology_known_graphs.md for their names and where they come from.
+// Channels of machines that are known. The files belong to others and are not in the repository:
+// see docs/results/topology_known_graphs.md for their names and where they come from.
 namespace unisono::topology {
 namespace {
 

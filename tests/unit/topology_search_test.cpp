@@ -461,7 +461,7 @@ TEST(Validator, SeesWhatIsWrong) {
   expect(ring, "visits GPU/0 twice",
          [](ChannelGraph& g) { g.channels[0].gpus[3] = g.channels[0].gpus[0]; });
   expect(ring, "has 7 GPUs, not 8", [](ChannelGraph& g) { g.channels[0].gpus.pop_back(); });
-  expect(ring, "which is no GPU", [](ChannelGraph& g) { g.channels[0].gpus[0] = 10000; });
+  expect(ring, "which is not a GPU", [](ChannelGraph& g) { g.channels[0].gpus[0] = 10000; });
   expect(ring, "does not enter and leave", [](ChannelGraph& g) { g.channels[0].netIn = -1; });
   expect(ring, "does not alternate",
          [](ChannelGraph& g) { std::swap(g.channels[0].netOut, g.channels[2].netOut); });

@@ -124,9 +124,9 @@ TEST(TopologyXml, ErrorsNameLineAndCause) {
   EXPECT_EQ(error("count=\"4\"", "count=\"-4\""),
             "file:10: <nvlink> has count=\"-4\", allowed are 1 to 1024");
   EXPECT_EQ(error("\"0x030200\" link_speed", "\"0x060400\" link_speed"),
-            "file:9: <gpu> is in a <pci> of class 0x060400, which is no GPU");
+            "file:9: <gpu> is in a <pci> of class 0x060400, which is not a GPU");
   EXPECT_EQ(error("0000:02:00.0\" class", "0000-02-00.0\" class"),
-            "file:8: <pci> has busid=\"0000-02-00.0\", which is no PCI address");
+            "file:8: <pci> has busid=\"0000-02-00.0\", which is not a PCI address");
   EXPECT_EQ(error("</system>", "<cpu numaid=\"0\"/></system>"),
             "file:14: <cpu> names NUMA node 0 a second time");
   EXPECT_EQ(error("</system>", "<gpu/></system>"), "file:14: <gpu> is not allowed inside <system>");
