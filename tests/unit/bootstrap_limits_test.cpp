@@ -200,7 +200,8 @@ TEST(DescriptorService, InAnotherNetworkNamespaceIsNotTakenForOneThatEnded) {
 // a communicator when it is told to.
 class Victim {
  public:
-  explicit Victim(rlim_t files) {
+  // With `isFull` it has no descriptor left until then.
+  explicit Victim(rlim_t files, bool isFull = false) {
     if (::pipe(id_) != 0 || ::pipe(go_) != 0) throw systemError(errno, "pipe");
     process_ = ::fork();
     if (process_ == 0) {
@@ -209,8 +210,11 @@ class Victim {
       ::setrlimit(RLIMIT_NOFILE, &limit);
       const Settings settings = bootstrap::localSettings();
       id = bootstrap::createUniqueId(settings);
+      std::vector<UniqueDescriptor> unused;
+      while (isFull && (unused.empty() || unused.back())) unused.emplace_back(::dup(STDIN_FILENO));
       char go;
       if (::write(id_[1], &id, sizeof(id)) < 0 || ::read(go_[0], &go, 1) != 1) ::_exit(2);
+      unused.clear();
       bootstrap::runRanks(2, settings, id, [](bootstrap::Bootstrap& ranks) { ranks.barrier(); });
       ::_exit(testing::Test::HasFailure() ? 1 : 0);
     }
@@ -241,6 +245,17 @@ TEST(Rendezvous, SilentConnectionsDoNotUseUpTheLimitOfOpenFiles) {
   inChild([] {
     Victim victim(128);
     const auto silent = connectSilently(victim.id.root, 300);
+    victim.expectJoins();
+  });
+}
+
+// A root that cannot accept for lack of descriptors goes on when there are some again.
+TEST(Rendezvous, WaitsForDescriptors) {
+  inChild([] {
+    Victim victim(128, true);
+    const auto silent = connectSilently(victim.id.root, 1);
+    // Time for the root to find that it cannot accept. The test passes in any case if it is short.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
     victim.expectJoins();
   });
 }
