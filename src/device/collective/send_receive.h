@@ -41,14 +41,17 @@ UNISONO_DEVICE std::byte* takeOffer(Group& group, const Communicator& communicat
     loadAcquire(line);
   }
   group.syncAll();
-  noteRead(line + 1, sizeof(*line));
-  std::byte* address = reinterpret_cast<std::byte*>(line[1]);
+  std::byte* address = nullptr;
+  if (!group.aborted()) {  // else the offer may be on its way
+    noteRead(line + 1, sizeof(*line));
+    address = reinterpret_cast<std::byte*>(line[1]);
+  }
   group.syncAll();
   if (group.isPoster()) {
     noteWrite(&connection.offers, sizeof(connection.offers));
     connection.offers = wanted;
   }
-  return group.aborted() ? nullptr : address;
+  return address;
 }
 
 // Through the slots of the connection.
