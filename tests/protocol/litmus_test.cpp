@@ -107,6 +107,18 @@ void expectOutcomes(const Program& program, const Outcomes& allowed) {
   EXPECT_EQ(random, allowed) << "of 2000 random runs";
 }
 
+// All outcomes of all schedules when every load returns the newest store.
+Outcomes sequentialOutcomes(const Program& program, uint64_t& runs) {
+  Explorer explorer;
+  Outcomes seen;
+  do {
+    seen.insert(
+        run(program, {.seed = 0, .explorer = &explorer, .memory = Schedule::Memory::sequential}));
+  } while (explorer.next());
+  runs = explorer.runs() - explorer.repeatedRuns();
+  return seen;
+}
+
 void expectRace(const Program& program, bool races) {
   if (!runsFibers()) GTEST_SKIP() << "threads have the machine's memory";
   Explorer explorer;
@@ -160,7 +172,7 @@ TEST(Litmus, MessagePassingWithFences) {
 }
 
 // As SimpleProtocol waits: relaxed polls, then one load that acquires.
-TEST(Litmus, AnAcquireBehindARelaxedPoll) {
+TEST(Litmus, AnAcquireAfterARelaxedPoll) {
   expectOutcomes(reads(2, {[](Variables& v) {
                              storeRelaxed(&v.x, uint64_t{1});
                              storeRelease(&v.y, uint64_t{1});
@@ -232,7 +244,7 @@ TEST(Litmus, CoherenceOfTwoReads) {
   }
 }
 
-// A read does not see older values than its own thread wrote or read.
+// Nor does a read return less than what its own thread wrote or read.
 TEST(Litmus, CoherenceOfWriteAndRead) {
   expectOutcomes(reads(1, {[](Variables& v) { storeRelaxed(&v.x, uint64_t{1}); },
                            [](Variables& v) {
@@ -307,6 +319,38 @@ TEST(Litmus, StricterThanPtx) {
       {"12", "21", "22"});
 }
 
+TEST(Exploration, SequentialConsistency) {
+  if (!runsFibers()) GTEST_SKIP() << "threads have no seed";
+  uint64_t runs = 0;
+  EXPECT_EQ(sequentialOutcomes(messagePassing(kRelaxed, kRelaxed), runs), allBut(2, "10"));
+  EXPECT_EQ(sequentialOutcomes(storeBuffering(kRelaxed, kRelaxed, kRelaxed), runs),
+            allBut(2, "00"));
+  EXPECT_EQ(runs, 3u);
+  EXPECT_EQ(sequentialOutcomes(independentReads(kRelaxed, kRelaxed, kRelaxed), runs),
+            allBut(4, "1010"));
+}
+
+// Every order of steps that depend on each other, and one order of such as do not.
+TEST(Exploration, EveryOrderOnce) {
+  if (!runsFibers()) GTEST_SKIP() << "threads have no seed";
+  const auto takeTicket = [](size_t result) {
+    return [=](Variables& v) {
+      v.result[result] = runtime::host::fetchAdd(&v.x, uint64_t{1}, kRelaxed);
+    };
+  };
+  uint64_t runs = 0;
+  EXPECT_EQ(sequentialOutcomes(
+                reads(4, {takeTicket(0), takeTicket(1), takeTicket(2), takeTicket(3)}), runs)
+                .size(),
+            24u);
+  EXPECT_EQ(runs, 24u);
+  const auto storeTo = [](size_t result) {
+    return [=](Variables& v) { storeRelaxed(&v.result[result], uint64_t{1}); };
+  };
+  sequentialOutcomes(reads(4, {storeTo(0), storeTo(1), storeTo(2), storeTo(3)}), runs);
+  EXPECT_EQ(runs, 1u);
+}
+
 // Plain accesses: ordered by release and acquire or a race.
 TEST(Litmus, RacesOfPlainAccesses) {
   const auto program = [](std::memory_order store, std::memory_order load) {
@@ -326,7 +370,7 @@ TEST(Litmus, RacesOfPlainAccesses) {
   expectRace(program(kRelease, kRelaxed), true);
 }
 
-TEST(Litmus, RacesOfWritesBehindReads) {
+TEST(Litmus, RacesOfWritesAfterReads) {
   // As a slot that is written again: the reader must have released it.
   const auto program = [](std::memory_order store, std::memory_order load) {
     return reads(0, {[=](Variables& v) {

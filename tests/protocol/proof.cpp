@@ -1,6 +1,7 @@
 #include "proof.h"
 
 #include <algorithm>
+#include <memory>
 #include <stdexcept>
 
 namespace unisono::protocol {
@@ -20,6 +21,7 @@ const std::vector<Instance>& instances() {
       {"Broadcast3", "ring Simple", Call::broadcast, 3, "two slots", 384},
       {"Reduce3", "ring Simple", Call::reduce, 3, "two slots", 384},
       {"TwoLaunches2", "ring Simple", Call::allReduce, 2, "two slots", 200, 2},
+      {"TwoWorks2", "ring Simple", Call::allReduce, 2, "two slots", 130, 1, 2},
       {"Line2", "one-shot", Call::allReduce, 2, "one-shot", 2, 1},
       {"Lines2", "one-shot", Call::allReduce, 2, "one-shot", 6, 1},
       {"ThreeCalls2", "one-shot", Call::allReduce, 2, "one-shot", 2, 3},
@@ -29,9 +31,30 @@ const std::vector<Instance>& instances() {
       {"TwoDirect", "send and receive", Call::send, 2, "one process", 64, 2},
       {"Staged", "send and receive", Call::send, 2, "apart", 384},
       {"TwoStaged", "send and receive", Call::send, 2, "apart", 256, 2},
+      {"TwoMessages", "send and receive", Call::send, 2, "one process", 64, 1, 2},
       {"AllToAll2", "send and receive", Call::allToAll, 2, "apart", 128},
   };
   return kInstances;
+}
+
+const std::vector<Instance>& cores() {
+  static const std::vector<Instance> kCores = {
+      {"AllReduce", "ring Simple", Call::allReduce, 2, "two slots", 256},
+      {"AllGather", "ring Simple", Call::allGather, 2, "two slots", 128},
+      {"AllGatherLong", "ring Simple", Call::allGather, 2, "two slots", 256},
+      {"ReduceScatter", "ring Simple", Call::reduceScatter, 2, "two slots", 128},
+      {"Broadcast", "ring Simple", Call::broadcast, 2, "two slots", 384},
+      {"Reduce", "ring Simple", Call::reduce, 2, "two slots", 384},
+      {"Line", "one-shot", Call::allReduce, 2, "one-shot", 2},
+      {"Lines", "one-shot", Call::allReduce, 2, "one-shot", 4},
+      {"TwoCalls", "one-shot", Call::allReduce, 2, "one-shot", 2, 2},
+      {"ThreeCalls", "one-shot", Call::allReduce, 2, "one-shot", 2, 3},
+      {"Direct", "send and receive", Call::send, 2, "one process", 256},
+      {"TwoDirect", "send and receive", Call::send, 2, "one process", 64, 1, 2},
+      {"Staged", "send and receive", Call::send, 2, "apart", 384},
+      {"AllToAll", "send and receive", Call::allToAll, 2, "apart", 128},
+  };
+  return kCores;
 }
 
 const Geometry& proofGeometry(const std::string& name) {
@@ -47,21 +70,51 @@ const Geometry& proofGeometry(const std::string& name) {
   throw std::invalid_argument(name);
 }
 
-std::string runInstance(const Instance& instance, const Schedule& schedule) {
-  World& world = worldOf(proofGeometry(instance.geometry), instance.ranks);
-  Random random = randomOf(0, instance.name);
-  world.reset(random);
+namespace {
+
+ScenarioOptions optionsOf(const Instance& instance) {
   ScenarioOptions options;
   options.first = instance.call;
   options.groups = instance.groups;
+  options.calls = instance.calls;
   options.count = instance.count;
-  Scenario scenario(world, memories(), random, options);
-  testRuntime().setSchedule(schedule);
-  std::string wrong = scenario.run();
+  return options;
+}
+
+std::string withSteps(std::string wrong) {
   if (!wrong.empty() && wrong.find("The last steps") == std::string::npos) {
     wrong += " The last steps of each task:\n" + testRuntime().lastSteps();
   }
   return wrong;
+}
+
+}  // namespace
+
+std::string runInstance(const Instance& instance, const Schedule& schedule) {
+  World& world = worldOf(proofGeometry(instance.geometry), instance.ranks);
+  Random random = randomOf(0, instance.name);
+  world.reset(random);
+  Scenario scenario(world, memories(), random, optionsOf(instance));
+  testRuntime().setSchedule(schedule);
+  return withSteps(scenario.run());
+}
+
+std::string runAborted(const Instance& instance, const Schedule& schedule, uint64_t steps) {
+  World& world = worldOf(proofGeometry(instance.geometry), instance.ranks);
+  Random random = randomOf(static_cast<uint64_t>(schedule.seed), instance.name);
+  world.reset(random);
+  Scenario scenario(world, memories(), random, optionsOf(instance));
+  testRuntime().setSchedule(schedule);
+  std::vector<std::shared_ptr<void>> streams;
+  for (int rank = 0; rank < world.ranks(); rank++) {
+    streams.push_back(testRuntime().createStream(rank));
+    world.enqueueAbort(rank, below(random, steps), streams.back().get());
+  }
+  scenario.enqueue();
+  std::string wrong;
+  for (const std::string& error : world.synchronize()) wrong += error;
+  for (const auto& stream : streams) testRuntime().synchronize(stream.get());
+  return withSteps(wrong + scenario.compareGuards());
 }
 
 ScheduleCounts measure(const Instance& instance, Schedule schedule) {

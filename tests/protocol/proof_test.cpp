@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -27,11 +28,15 @@ class Proof : public testing::TestWithParam<Instance> {
   // Runs the instance under `schedule(seed)` for many seeds.
   template <typename Of>
   uint64_t runMany(uint64_t count, Of scheduleOf) {
-    const Instance& instance = GetParam();
+    return runMany(count, scheduleOf,
+                   [](const Schedule& schedule) { return runInstance(GetParam(), schedule); });
+  }
+  template <typename Of, typename Run>
+  uint64_t runMany(uint64_t count, Of scheduleOf, Run run) {
     uint64_t runs = 0;
-    forEachSeed(count, instance.name, [&](uint64_t seed, Random&) {
+    forEachSeed(count, GetParam().name, [&](uint64_t seed, Random&) {
       runs++;
-      return runInstance(instance, scheduleOf(static_cast<int64_t>(seed)));
+      return run(scheduleOf(static_cast<int64_t>(seed)));
     });
     return runs;
   }
@@ -52,16 +57,20 @@ TEST_P(Proof, Priorities) {
     Schedule schedule{.seed = 0, .memory = Schedule::Memory::sequential};
     const ScheduleCounts counts = measure(GetParam(), schedule);
     schedule.depth = depth;
-    schedule.steps = counts.steps;
+    schedule.steps = counts.steps + counts.steps / 2;
+    uint64_t steps = 0;
     const uint64_t runs = runMany(1000, [&](int64_t seed) {
+      steps = std::max(steps, testRuntime().scheduleCounts().steps);
       schedule.seed = seed;
       return schedule;
     });
+    // Else the bound does not hold.
+    EXPECT_LE(steps, schedule.steps);
     const double p = 1 / (static_cast<double>(counts.tasks) *
-                          std::pow(static_cast<double>(counts.steps), depth - 1));
+                          std::pow(static_cast<double>(schedule.steps), depth - 1));
     print(fmt::format("{} priority schedules, n = {}, k = {}, d = {}: a bug of that depth is found "
                       "with probability {:.6f} or more",
-                      runs, counts.tasks, counts.steps, depth,
+                      runs, counts.tasks, schedule.steps, depth,
                       -std::expm1(static_cast<double>(runs) * std::log1p(-p))),
           runs);
   }
@@ -85,6 +94,62 @@ TEST_P(Proof, WeakMemory) {
   print(fmt::format("{} runs with weak memory, k = {}, {} loads of old stores", runs, steps, stale),
         runs);
 }
+
+// An abort of all ranks at some moment ends every role of every group, without a data race.
+TEST_P(Proof, Abort) {
+  const Instance& instance = GetParam();
+  const Schedule weak{.seed = 0, .memory = Schedule::Memory::weak, .splitsGroups = true};
+  const uint64_t steps = measure(instance, weak).steps;
+  const uint64_t runs = runMany(
+      60,
+      [&](int64_t seed) {
+        Schedule schedule = weak;
+        schedule.seed = seed;
+        return schedule;
+      },
+      [&](const Schedule& schedule) {
+        discardWorlds();
+        return runAborted(instance, schedule, steps);
+      });
+  print(fmt::format("{} aborted runs with weak memory", runs), runs);
+}
+
+class Core : public Proof {
+ protected:
+  // Runs the instance under every schedule, but for such as differ only in the order of independent
+  // steps; under the first `most` if there are more. Returns whether those were all.
+  bool explore(uint64_t most, Schedule::Memory memory) {
+    Explorer explorer;
+    bool more = true;
+    while (more && explorer.runs() < most) {
+      const std::string wrong =
+          runInstance(GetParam(), {.seed = 0, .explorer = &explorer, .memory = memory});
+      if (!wrong.empty()) {
+        ADD_FAILURE() << "run " << explorer.runs() << " of the exploration: " << wrong;
+        discardWorlds();
+        return false;
+      }
+      more = explorer.next();
+    }
+    print(fmt::format("{} {} schedules{}, {} of them found to repeat others",
+                      more ? "the first" : "all", explorer.runs(),
+                      memory == Schedule::Memory::weak ? " and choices of loads" : "",
+                      explorer.repeatedRuns()),
+          explorer.runs());
+    return !more;
+  }
+};
+
+TEST_P(Core, EverySchedule) {
+  EXPECT_TRUE(explore(100000, Schedule::Memory::sequential));
+}
+
+TEST_P(Core, EveryScheduleAndLoad) {
+  explore(seedRange(2000).count, Schedule::Memory::weak);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Core, testing::ValuesIn(cores()),
+                         [](const auto& tested) { return tested.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(All, Proof, testing::ValuesIn(instances()),
                          [](const auto& tested) { return tested.param.name; });

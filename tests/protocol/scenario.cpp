@@ -118,7 +118,7 @@ Scenario::Scenario(World& world, Memories& memories, Random& random, const Scena
                                     Call::allToAll,  Call::gather,    Call::scatter};
   for (int g = 0; g < options_.groups; g++) {
     Group group(rankCount());
-    addCall(options_.first, group);
+    for (int c = 0; c < options_.calls; c++) addCall(options_.first, group);
     groups_.push_back(std::move(group));
   }
   if (isFixed()) return;
@@ -374,7 +374,7 @@ void Scenario::addMovement(Call call, Group& group) {
     group[r].push_back({call, memory.at(inputs[r]), memory.at(outputs[r]), count, movement(type),
                         static_cast<int>(root), open});
   }
-  // Reads go before writes: in place, an output overlaps an input.
+  // Reads go before writes: in place an output lies on an input.
   std::vector<std::vector<std::byte>> sent(ranks);
   for (size_t r = 0; r < ranks; r++) {
     const std::byte* from = memories_[r].at(inputs[r]);

@@ -7,7 +7,7 @@
 #include "numbers.h"
 #include "world.h"
 
-// Random groups of calls on all ranks of a world, with the expected content of memory afterwards.
+// Random groups of calls on all ranks of a world, with the memory that they must leave behind.
 namespace unisono::protocol {
 
 // A rank's buffers: pieces of one range of its device, with guard zones in between. `expected` is
@@ -49,9 +49,10 @@ struct ScenarioOptions {
   int mostGroups = 3;
   int mostCalls = 4;  // of one group
 
-  // If not 0: exactly so many groups of one call of so many 4-byte integers, summed where it
+  // If not 0: exactly so many groups of `calls` calls of so many 4-byte integers, summed where it
   // reduces; a message goes from rank 0 to rank 1.
   int groups = 0;
+  int calls = 1;
   uint64_t count = 0;
 };
 
@@ -63,7 +64,7 @@ class Scenario {
   std::string run();
   // Enqueues everything: ranks in any order, each in the order of its groups.
   void enqueue();
-  // After an aborted run: empty, or which store was outside of the buffers.
+  // After an aborted run: empty, or which store went beside the buffers.
   std::string compareGuards() const;
   // The calls, for the report of a failure.
   const std::string& text() const { return text_; }

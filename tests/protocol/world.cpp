@@ -74,7 +74,7 @@ void delay(const void* arguments, const HostGroupContext&) {
     }
   }
   if (work.flag != nullptr) {
-    std::atomic_ref<uint32_t>(*work.flag).store(1, std::memory_order_release);
+    runtime::host::store(work.flag, uint32_t{1}, std::memory_order_release);
   }
 }
 
