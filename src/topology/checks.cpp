@@ -69,7 +69,7 @@ PeerVerdict checkPeer(const Topology& topology, const PathTable& paths,
         "give both the same /dev/shm");
   }
   verdict.byUser = settings.p2pDisable || (settings.p2pLevel && path.type > *settings.p2pLevel);
-  if (settings.p2pDisable) return refuse("NCCL_P2P_DISABLE=1 forbids it");
+  if (settings.p2pDisable) return refuse("NCCL_P2P_DISABLE forbids it");
   if (path.type > verdict.level)
     return refuse(fmt::format("the path is {}, and P2P is used up to {} only ({})",
                               nameOf(path.type), nameOf(verdict.level),
@@ -97,7 +97,7 @@ Verdict checkSharedMemory(const Topology& topology, const PathSettings& settings
                           int gpuB) {
   const Node& a = topology.node(gpuA);
   const Node& b = topology.node(gpuB);
-  if (settings.shmDisable) return {false, "NCCL_SHM_DISABLE=1 forbids it"};
+  if (settings.shmDisable) return {false, "NCCL_SHM_DISABLE forbids it"};
   if (a.host != b.host) return {false, "they are on different hosts"};
   if (factsOf(settings, a.gpu.rank).shmDevice != factsOf(settings, b.gpu.rank).shmDevice)
     return {false, "their processes do not share /dev/shm; give both containers the same one"};
@@ -168,7 +168,7 @@ PxnVerdict checkPxnThrough(const Topology& topology, const PathTable& paths,
 
 PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const PathSettings& settings,
                     int gpu, int net) {
-  if (settings.pxnDisable) return {false, -1, "NCCL_PXN_DISABLE=1 forbids it"};
+  if (settings.pxnDisable) return {false, -1, "NCCL_PXN_DISABLE forbids it"};
   const std::vector<int>& near = paths.nearest(net);
   if (near.empty()) return {false, -1, "no GPU is near the port"};
   if (std::find(near.begin(), near.end(), gpu) != near.end())

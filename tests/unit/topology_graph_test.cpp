@@ -314,7 +314,7 @@ TEST(Checks, OfPeersGiveTheirReason) {
   EXPECT_EQ(reason(settings, "rtx3090-x8", 0, 4),
             "yes: the path is SYS, and P2P is used up to SYS");
   settings.p2pDisable = true;
-  EXPECT_EQ(reason(settings, "dgx-h100", 0, 1), "no: NCCL_P2P_DISABLE=1 forbids it");
+  EXPECT_EQ(reason(settings, "dgx-h100", 0, 1), "no: NCCL_P2P_DISABLE forbids it");
   PathSettings refused;
   refused.p2pRefused.insert({0, 1});
   EXPECT_NE(reason(refused, "dgx-h100", 1, 0).find("the driver says"), std::string::npos);
@@ -351,15 +351,15 @@ TEST(Checks, OfSharedMemoryGiveTheirReason) {
   EXPECT_NE(check().reason.find("/dev/shm"), std::string::npos);
   settings.ranks.clear();
   settings.shmDisable = true;
-  EXPECT_EQ(check().reason, "NCCL_SHM_DISABLE=1 forbids it");
+  EXPECT_EQ(check().reason, "NCCL_SHM_DISABLE forbids it");
   // Without P2P and without shared memory only the network is left.
   settings.p2pDisable = true;
   const Machine apart(machine.topology, settings);
   EXPECT_EQ(apart.path(gpu(apart, 0), gpu(apart, 1)).type, PathType::net);
   EXPECT_EQ(explainPath(apart.topology, apart.paths, settings, gpu(apart, 0), gpu(apart, 1)),
             "GPU/0 -> GPU/1: NET, only the network joins them\n"
-            "P2P: no, NCCL_P2P_DISABLE=1 forbids it\n"
-            "shared memory: no, NCCL_SHM_DISABLE=1 forbids it\n"
+            "P2P: no, NCCL_P2P_DISABLE forbids it\n"
+            "shared memory: no, NCCL_SHM_DISABLE forbids it\n"
             "network instead: yes, nothing else joins them\n");
 }
 
@@ -372,7 +372,7 @@ TEST(Checks, OfPxnGiveTheirReason) {
   EXPECT_TRUE(check(h100, {}).used);
   PathSettings settings;
   settings.pxnDisable = true;
-  EXPECT_EQ(check(h100, settings).reason, "NCCL_PXN_DISABLE=1 forbids it");
+  EXPECT_EQ(check(h100, settings).reason, "NCCL_PXN_DISABLE forbids it");
   settings = {};
   settings.p2pDisable = true;
   EXPECT_EQ(check(h100, settings).reason, "P2P to GPU/5, the GPU near the port, is not allowed");
