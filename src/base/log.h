@@ -9,7 +9,7 @@ namespace unisono {
 // The levels of NCCL_DEBUG. Nothing is written at `none`.
 enum class LogLevel : int { none = 0, version = 1, warn = 2, info = 3, trace = 4 };
 
-// The level that NCCL_DEBUG asks for, read once a process (ncclResetDebugInit reads it again).
+// The level that NCCL_DEBUG asks for, read once per process (ncclResetDebugInit reads it again).
 LogLevel logLevel();
 void resetLog();
 

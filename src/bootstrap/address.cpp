@@ -27,7 +27,7 @@ int systemFamily(AddressFamily family) {
 }
 
 [[noreturn]] void throwBadAddress(std::string_view text, std::string_view variable) {
-  throw invalidArgument("{}={} is not an address and a port", variable, text)
+  throw invalidArgument("{}={} is not an address with a port", variable, text)
       .remedy("Write it as 192.0.2.1:4000, [2001:db8::1]:4000 or name:4000");
 }
 
@@ -130,7 +130,9 @@ Address parseAddress(std::string_view text, AddressFamily family, std::string_vi
   if (status != 0 || found == nullptr) {
     throw Error(ErrorCode::systemError, fmt::format("{}={}: cannot resolve {}: {}", variable, text,
                                                     host, ::gai_strerror(status)))
-        .remedy("Check the name, or give a numeric address of the family of NCCL_SOCKET_FAMILY");
+        .remedy(
+            "Check the name, or set a numeric address of the family that NCCL_SOCKET_FAMILY "
+            "allows");
   }
   Address result = fromSystem(found->ai_addr);
   result.port = port;

@@ -11,7 +11,7 @@ namespace unisono::bootstrap {
 
 enum class AddressFamily : uint16_t { any = 0, ipv4 = 4, ipv6 = 6 };
 
-// Where a TCP socket listens. Plain data of fixed size: it travels in unique ids and messages.
+// Where a TCP socket listens. Plain data of fixed size: unique ids and messages contain it.
 struct Address {
   AddressFamily family = AddressFamily::any;
   uint16_t port = 0;                   // host byte order
@@ -38,7 +38,7 @@ struct SystemAddress {
   const sockaddr* pointer() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 SystemAddress toSystem(const Address& address);
-// An address that is neither IPv4 nor IPv6 gives family `any`.
+// Returns family `any` for an address that is neither IPv4 nor IPv6.
 Address fromSystem(const sockaddr* address);
 
 // Reads "host:port", where host is an IPv4 address, an IPv6 address in brackets (with %scope where

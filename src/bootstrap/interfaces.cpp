@@ -96,7 +96,7 @@ const NetworkInterface& chooseInterface(const std::vector<NetworkInterface>& int
     if (best == nullptr || key(interface) < key(*best)) best = &interface;
   }
   if (best == nullptr) {
-    throw invalidUsage("No network interface fits NCCL_SOCKET_IFNAME=\"{}\"{}; there are: {}",
+    throw invalidUsage("No network interface matches NCCL_SOCKET_IFNAME=\"{}\"{}; available: {}",
                        filterText,
                        family == AddressFamily::any    ? ""
                        : family == AddressFamily::ipv4 ? " with an IPv4 address"

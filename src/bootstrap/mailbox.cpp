@@ -338,9 +338,9 @@ void Mailbox::startAttempt(int peer) {
   connection->stage = Stage::connecting;
   connection->peer = peer;
   const int descriptor = connection->socket.descriptor();
+  reactor_.watch(number_, descriptor, Poller::Interest::write);
   connections_.insert_or_assign(descriptor, connection);
   peerOf(peer).attempt = connection;
-  reactor_.watch(number_, descriptor, Poller::Interest::write);
 }
 
 void Mailbox::finishConnecting(const ConnectionPointer& connection) {

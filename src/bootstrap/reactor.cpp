@@ -58,14 +58,19 @@ void Reactor::forget(int descriptor) {
 void Reactor::run() {
   for (;;) {
     const auto timeout = Stranger::count() > 0 ? kTick : std::chrono::milliseconds(-1);
-    for (const Poller::Ready& ready : poller_.wait(timeout)) {
+    try {
+      for (const Poller::Ready& ready : poller_.wait(timeout)) {
+        std::lock_guard lock(mutex_);
+        const auto handler = handlers_.find(ready.owner);
+        if (handler != handlers_.end()) handler->second->serve(ready.descriptor);
+      }
+      if (Stranger::count() == 0) continue;
       std::lock_guard lock(mutex_);
-      const auto handler = handlers_.find(ready.owner);
-      if (handler != handlers_.end()) handler->second->serve(ready.descriptor);
+      for (const auto& [number, handler] : handlers_) handler->tick();
+    } catch (const std::exception& error) {
+      // Nothing else may end the thread: every communicator of this process depends on it.
+      logWarn("The thread that connects ranks: {}", error.what());
     }
-    if (Stranger::count() == 0) continue;
-    std::lock_guard lock(mutex_);
-    for (const auto& [number, handler] : handlers_) handler->tick();
   }
 }
 

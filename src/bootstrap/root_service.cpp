@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 
 // How long the root keeps trying to hand a rank its answer.
 constexpr std::chrono::seconds kAnswerTimeout{10};
-// The same when the process of the root is on its way out.
+// The same when the process of the root is exiting.
 constexpr std::chrono::seconds kExitTimeout{1};
 constexpr uint32_t kMaxRanks = 1u << 20;
 constexpr int kNobody = -1;
@@ -52,8 +52,8 @@ std::string rankList(const std::vector<int>& ranks) {
 
 }  // namespace
 
-// The rendezvous itself. Used by the service's thread alone, but owned by the service: in a forked
-// child, which has no such thread, it is then still held by someone.
+// The rendezvous itself. Only the service's thread uses it, but the service owns it: a forked child
+// has no such thread, and its copy then still has an owner.
 class Rendezvous {
  public:
   Rendezvous(Listener listener, const Secret& secret, const RootTimes& times, int stop)
@@ -81,7 +81,7 @@ class Rendezvous {
   enum class Phase { gathering, answering };
 
   // Once the answer is known, the root ends when all who announced themselves have it and, after
-  // a failure, late ranks have had their chance to hear of it.
+  // a failure, late ranks have had time to be told of it.
   bool done() const {
     if (phase_ == Phase::gathering) return false;
     if (listener_) return false;
@@ -191,7 +191,7 @@ class Rendezvous {
     socket.write(encodeFrame({.kind = FrameKind::wrongSecret}, {}));
   }
 
-  // Nothing more is expected of a rank that waits for its answer.
+  // A rank that has announced itself and waits closed its connection, or sent what it should not.
   void leave(int descriptor, int rank) {
     const std::string from = visitors_.at(descriptor).socket.peerAddress().text();
     forget(descriptor);
@@ -449,7 +449,7 @@ void RootService::run() {
   } catch (const std::exception& error) {
     logWarn("root: {}", error.what());
   }
-  // Its sockets must not stay open until someone asks for the next id.
+  // Otherwise its sockets would stay open until the next id is made.
   rendezvous_.reset();
   finished_.store(true, std::memory_order_release);
 }

@@ -22,9 +22,8 @@ UniqueDescriptor makeSocket(AddressFamily family) {
       [&] { return ::socket(domain, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); }, "socket");
 }
 
-void setOption(int descriptor, int level, int option) {
-  const int on = 1;
-  ::setsockopt(descriptor, level, option, &on, sizeof(on));
+void setOption(int descriptor, int level, int option, int value = 1) {
+  ::setsockopt(descriptor, level, option, &value, sizeof(value));
 }
 
 void sleepFor(int descriptor, short events, const Wait& wait) {
@@ -50,8 +49,12 @@ bool wouldBlock(int error) {
 Socket Socket::adopt(UniqueDescriptor descriptor) {
   Socket result;
   setOption(descriptor.get(), IPPROTO_TCP, TCP_NODELAY);
-  // A peer whose machine died sends nothing more; probes find out.
+  // Waits for other ranks have no limit, so the system must find out when a machine has died or the
+  // network to it is cut: it probes after a minute of silence and gives up a minute later.
   setOption(descriptor.get(), SOL_SOCKET, SO_KEEPALIVE);
+  setOption(descriptor.get(), IPPROTO_TCP, TCP_KEEPIDLE, 60);
+  setOption(descriptor.get(), IPPROTO_TCP, TCP_KEEPINTVL, 10);
+  setOption(descriptor.get(), IPPROTO_TCP, TCP_KEEPCNT, 6);
   result.descriptor_ = std::move(descriptor);
   return result;
 }

@@ -51,8 +51,8 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
       new Communicator(runtime, std::move(bootstrap), device, settings, options, std::move(abort)));
   try {
     communicator->agree();
-  } catch (const Error& error) {
-    // The other ranks wait for this one, and would only see that it left.
+  } catch (const std::exception& error) {
+    // The others wait for this rank, and would otherwise learn no more than that it has ended.
     communicator->bootstrap_->fail(error.what());
     throw;
   }

@@ -24,7 +24,7 @@ constexpr size_t kMostRemembered = 32;
 struct Domain {
   topology::Topology topology;
   topology::GraphSet graphs;
-  std::vector<int> deviceOf;  // by node of the topology: index of the device, -1 if it is no GPU
+  std::vector<int> deviceOf;  // by node of the topology: index of the device, -1 for other nodes
 };
 
 struct NodeChannels {

@@ -16,7 +16,7 @@ struct NodePlace {
 
 // The search is made once for all ranks of this process that ask for the same machine. Throws as
 // nodeMachine does, Error(invalidArgument) for a graph file or a setting that cannot be used, and
-// Error(invalidUsage) where the user's settings leave no way between two ranks.
+// Error(invalidUsage) if the user's settings leave no path between two ranks.
 NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Settings& settings);
 
 }  // namespace unisono::comm

@@ -82,7 +82,7 @@ std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
   static std::mutex mutex;
   static std::map<std::string, std::shared_ptr<const detect::Detected>> detected;
   if (nvml() == nullptr) return nullptr;
-  // Held meanwhile: the other ranks of the process need the same answer.
+  // Held during detection: the other ranks of the process need the same answer.
   std::lock_guard lock(mutex);
   detect::DetectRequest request;
   request.nvml = nvml();

@@ -183,7 +183,7 @@ class Detector {
     net.set("keep", "1");
   }
 
-  // A port that is no PCI device hangs where the file has it, else at the first CPU.
+  // A port that is not a PCI device is attached where the file has it, or else to the first CPU.
   void addPlainPort(XmlNode& system, const Port& port) {
     XmlNode added;
     fillPort(added, port);
@@ -197,7 +197,7 @@ class Detector {
             return;
           }
     tree_.notes().push_back(
-        fmt::format("{} is no PCI device, it is put below the first CPU", port.name));
+        fmt::format("{} is not a PCI device and was attached to the first CPU", port.name));
     if (system.children.empty()) system = mergedWithOneCpu(std::move(system));
     nicOf(system.children.front()).children.push_back(std::move(added.children.front()));
   }

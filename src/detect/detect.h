@@ -44,7 +44,7 @@ struct Detected {
 };
 
 // Detects the machine. Missing or broken attributes are left out. Throws Error(invalidArgument)
-// for a topology file that is no such file or that contradicts the machine, and
+// for a file that is not a topology file or that contradicts the machine, and
 // Error(systemError) for a file that cannot be read or written.
 Detected detectMachine(const DetectRequest& request);
 

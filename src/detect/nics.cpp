@@ -104,7 +104,7 @@ std::vector<Port> findSocketPorts(const Sysfs& sysfs) {
     Port port;
     port.name = name;
     port.dev = static_cast<int>(ports.size());
-    port.guid = static_cast<std::uint64_t>(port.dev);  // as in the original's files
+    port.guid = static_cast<std::uint64_t>(port.dev);  // as in NCCL's files
     if (const auto device = Sysfs::resolve(interface / "device")) port.device = *device;
     const auto speed = Sysfs::attribute(interface, "speed");
     port.megabits = speed ? knownSpeed(leadingNumber(*speed).value_or(0)) : 0;

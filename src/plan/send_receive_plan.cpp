@@ -87,8 +87,8 @@ void checkMessagesToSelf(const Shape& shape, const Mail& mail) {
   const auto& to = mail.to[static_cast<size_t>(shape.rank)];
   const auto& from = mail.from[static_cast<size_t>(shape.rank)];
   if (to.size() != from.size()) {
-    throw invalidUsage("The group has {} sends from this rank to itself but {} receives", to.size(),
-                       from.size())
+    throw invalidUsage("The group has {} send(s) from this rank to itself but {} receive(s)",
+                       to.size(), from.size())
         .rank(shape.rank)
         .remedy("Put a send and its receive between the same ncclGroupStart and ncclGroupEnd");
   }

@@ -93,7 +93,7 @@ class Event {
 
   // Around work that is captured into a graph, to keep it in order with work outside and in other
   // graphs. Each launch of the graph waits, before the first such work of a capture, for the point
-  // that was recorded last before that launch, and records the point behind the last one. Within a
+  // that was recorded last before that launch, and records the point after the last one. Within a
   // capture such work runs in the order of the calls, on whatever streams of it. Backends without
   // graphs have nothing to do.
   virtual void makeGraphWait(Stream stream) { static_cast<void>(stream); }
@@ -168,7 +168,7 @@ class Runtime {
   virtual std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) = 0;
 
   // Any device address of this process, ours or an application's (cudaMalloc, the pool of a
-  // framework, cuMemCreate); `bytes` must lie inside one allocation. Throws invalidArgument if not.
+  // framework, cuMemCreate); `bytes` must be inside one allocation. Throws invalidArgument if not.
   virtual MemoryHandle exportMemory(const void* address, size_t bytes) = 0;
   // Maps what `handle` names so that kernels on `device` can use it; in the exporter's own process
   // the same address. Throws Error that says why it cannot be mapped.

@@ -72,7 +72,7 @@ class PortBalancer {
 
   int& usesOf(int net) { return uses_[static_cast<std::size_t>(space_.portOf(net))]; }
 
-  // The channel at another port: as it is, then begun at each GPU beside that port.
+  // The channel at another port: unchanged, then starting at each GPU close to that port.
   std::vector<Channel> versionsAt(const Channel& channel, int net) const {
     std::vector<Channel> versions{{channel.gpus, net, net}};
     for (const int gpu : space_.localGpus(net)) {

@@ -5,8 +5,9 @@
 namespace unisono::topology {
 
 int treeEdgePlace(Pattern pattern, TreeEdge edge, int count) {
-  // The second GPU takes one child of a balanced tree: the one that a node with one child besides
-  // its parent has, so that the two edges are on different GPUs. A root has only the other child.
+  // The second GPU takes one child of a balanced tree: the child of nodes that have only one
+  // besides their parent, so that the two edges are on different GPUs. A root has only the other
+  // child.
   const bool second = (pattern == Pattern::splitTree && edge != TreeEdge::parent) ||
                       (pattern == Pattern::balancedTree && edge == TreeEdge::child0);
   return second && count > 1 ? 1 : 0;

@@ -157,7 +157,7 @@ PxnVerdict checkPxnThrough(const Topology& topology, const PathTable& paths,
   if (const GdrVerdict gdr = checkGdr(topology, paths, settings, peer, net, false); !gdr.allowed)
     return {false, -1, fmt::format("{} cannot use GPUDirect with the port: {}", name, gdr.reason)};
   if (far.bandwidth <= own.bandwidth && own.type <= PathType::pxn)
-    return {false, -1, fmt::format("the way through {} has no more bandwidth", name)};
+    return {false, -1, fmt::format("the path through {} does not have more bandwidth", name)};
   return {true, peer,
           fmt::format("{} is near the port ({}) and NVLink leads to it, which {}", name,
                       nameOf(far.type),

@@ -7,7 +7,7 @@ namespace unisono::topology {
 namespace {
 
 // The tree whose leaves are the odd positions: a position with k zeros at its end is k levels above
-// the leaves, half way between its children. Position 0 is the root, with one child.
+// the leaves, in the middle between its children. Position 0 is the root, with one child.
 TreeLinks oddLeaves(int count, int position) {
   TreeLinks links;
   if (position == 0) {

@@ -44,7 +44,7 @@ struct ChannelGraph {
   Bandwidth totalInter() const { return speedInter * static_cast<Bandwidth>(channels.size()); }
 };
 
-// One line a channel: "0: NET/1 > 0 1 2 3 > NET/1", after a line of speeds and types.
+// One line per channel: "0: NET/1 > 0 1 2 3 > NET/1", after a line of speeds and types.
 std::string describeGraph(const ChannelGraph& graph, const Topology& topology);
 
 }  // namespace unisono::topology

@@ -99,11 +99,11 @@ class GraphReader {
     const std::string& text = reader_.text(node, attribute);
     const auto type = pathTypeOf(text);
     if (!type)
-      reader_.fail(node, fmt::format("has {}=\"{}\", which is no path type", attribute, text));
+      reader_.fail(node, fmt::format("has {}=\"{}\", which is not a path type", attribute, text));
     return *type;
   }
 
-  // The original reads all numbers as hexadecimal since 2.27, and wrote decimal ones before: a
+  // NCCL reads all numbers as hexadecimal since 2.27, and wrote decimal ones before: a
   // file that has a letter in one is of the first kind.
   static bool hasBareHexadecimal(const XmlNode& node) {
     const std::string* dev = node.find("dev");

@@ -19,7 +19,7 @@ struct NamedGraph {
 };
 
 struct GraphSet;
-// All graphs of a machine with their numbers, in the order of the original's dumps.
+// All graphs of a machine with their numbers, in the order of NCCL's dumps.
 std::vector<NamedGraph> namedGraphs(const GraphSet& graphs);
 
 // GPUs and ports are written as their dev, hexadecimal with 0x as NCCL does since 2.27; on several
@@ -28,9 +28,10 @@ std::string writeGraphs(const std::vector<NamedGraph>& graphs, const Topology& t
 
 // Reads graphs for a machine; ports are passed over where it has none left. Numbers without 0x are
 // decimal, or hexadecimal where the file has one with a letter. Throws Error(invalidArgument)
-// "SOURCE:LINE: cause" for what is no graph file, names GPUs or ports that the topology lacks,
-// visits a GPU twice or not at all, gives another number of channels than it has, a pattern that is
-// not of the graph's number, or channels without speed. What the links carry is not looked at
+// "SOURCE:LINE: cause" for a file that is not a graph file, names GPUs or ports that the topology
+// lacks, visits a GPU twice or not at all, gives another number of channels than it has, a pattern
+// that is not of the graph's number, or channels without speed. What the links carry is not looked
+// at
 // (`validate` does that).
 std::vector<NamedGraph> parseGraphs(std::string_view text, std::string_view source,
                                     const Topology& topology, const XmlLimits& limits = {});

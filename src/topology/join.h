@@ -33,8 +33,8 @@ struct RankPlace {
 };
 
 // The place of a rank in the graphs of its node. `ranksOf` lists for each node of the topology that
-// the graphs are of the ranks that use it, in order: none for what is no GPU, several where ranks
-// share a GPU (they follow each other, and the first is the head where the GPU is one).
+// the graphs are of the ranks that use it, in order: none for other nodes than GPUs, several where
+// ranks share a GPU (they follow each other, and the first is the head where the GPU is one).
 RankPlace placeOf(const GraphSet& graphs, const std::vector<std::vector<int>>& ranksOf, int rank,
                   std::uint64_t node);
 
@@ -114,7 +114,7 @@ class Joined {
 // Error(invalidUsage) that names two ranks where ranks of one node found different channels.
 Joined join(std::span<const RankPlace> places, const JoinSettings& settings);
 
-// Hashes of what was decided, one for each field, to find ranks that decided differently.
+// Hashes of the decisions, one for each field, to find ranks that decided differently.
 struct JoinedHash {
   std::uint64_t nodes, graphs, channels, rings, trees, collnet, nvls;
 };

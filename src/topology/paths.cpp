@@ -21,7 +21,7 @@ PathType typeOf(LinkType type) {
       return PathType::pix;
     case LinkType::system:
       return PathType::sys;
-    // Paths are told apart by the way between NIC and GPU.
+    // The type of a path depends on the part between NIC and GPU.
     case LinkType::network:
       return PathType::loc;
   }

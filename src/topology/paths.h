@@ -12,7 +12,7 @@
 
 namespace unisono::topology {
 
-// What a rank tells of itself beside the topology file. Ranks of which nothing is told share one
+// Facts about a rank that are not in the topology file. Ranks without facts share one
 // /dev/shm per host, and one NVLink fabric if the file shows NVLink between their hosts.
 struct RankFacts {
   std::uint64_t shmDevice = 0;  // device number of /dev/shm; equal numbers on a host share memory
@@ -41,7 +41,7 @@ struct PathSettings {
   bool operator==(const PathSettings&) const = default;
 };
 
-// The best way from one node to another.
+// The best path from one node to another.
 struct Path {
   PathType type = PathType::dis;
   Bandwidth bandwidth = 0;
@@ -61,7 +61,7 @@ class PathTable {
   // Breadth-first from every node: fewest hops, and of equally many the most bandwidth. Passes
   // through a GPU only between two GPUs of one NVLink each. Then the rules: GPUs that may not
   // talk directly go through their CPU (or are NET apart where they share no memory), a GPU
-  // reaches a far NIC through a GPU beside it (PXN), and a NIC that may not read GPU memory is
+  // reaches a far NIC through a GPU close to it (PXN), and a NIC that may not read GPU memory is
   // reached through the CPU.
   PathTable(const Topology& topology, const PathSettings& settings);
 

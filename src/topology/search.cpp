@@ -23,7 +23,7 @@ constexpr long long kTriesOfOneSpeed = 16;
 constexpr Bandwidth kSlowest[] = {60, 12, 6, 1};
 
 // Speeds that channels are tried at, in MB/s, high to low. The last ones inside a machine (from
-// 2.4 GB/s down, on Blackwell from 15 down) are beyond the original's: GPUs of a generation that
+// 2.4 GB/s down, on Blackwell from 15 down) are not in NCCL's table: GPUs of a generation that
 // is known for NVLink are also sold without.
 constexpr Bandwidth kIntra[] = {40000, 30000, 20000, 18000, 15000, 12000, 10000, 9000, 7000,
                                 6000,  5000,  4000,  3000,  2400,  1200,  240,   120};
@@ -69,7 +69,7 @@ class Relaxation {
     const std::span<const Bandwidth> table = speedsFor(space.lowestSm(), hasNets_);
     speeds_.assign(table.begin(), table.end());
     speeds_.insert(speeds_.end(), std::begin(kSlowest), std::end(kSlowest));
-    // Each channel tries about one move a GPU when nothing stands in its way.
+    // Each channel tries about one move per GPU if nothing prevents it.
     const long long onePass = 1LL * request.maxChannels * (space.gpuCount() + 4);
     triesSteps_ = settings.triesSteps > 0 ? settings.triesSteps : std::max(8192LL, 4 * onePass);
     sameSteps_ =

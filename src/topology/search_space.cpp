@@ -224,7 +224,8 @@ std::vector<int> SearchSpace::nextGpus(int gpu, int net, int towardsNet,
                                        Neighbours neighbours) const {
   std::vector<int> next;
   if (hasSwitch_) {
-    // Behind a switch all GPUs are as near; fixed neighbours let all channels share connections.
+    // Below a switch all GPUs are equally near; fixed neighbours let all channels share
+    // connections.
     const int after = (gpu + 1) % gpus_, before = (gpu + gpus_ - 1) % gpus_;
     next.push_back(neighbours == Neighbours::previousThenNext ? before : after);
     if (neighbours != Neighbours::next && after != before)

@@ -10,7 +10,7 @@
 
 namespace unisono::topology {
 
-// A path as the search uses it: the links it loads, as positions in one array of what is free.
+// A path as the search uses it: the links it loads, as positions in one array of free bandwidths.
 struct Route {
   struct Load {
     int link = -1;     // directed link
@@ -86,8 +86,8 @@ class SearchSpace {
   std::vector<int> netsFor(int gpu, PathType limit) const;
 
   // The GPUs to try after `gpu`, best first: with `towardsNet` > 0 those nearest to port `net`
-  // first, < 0 the farthest first, 0 by the way between the GPUs alone. Behind an NVSwitch only
-  // neighbours in order are given, `previousToo` on both sides.
+  // first, < 0 the farthest first, 0 only by the path between the GPUs. Below an NVSwitch only
+  // neighbours in order are returned, `previousToo` on both sides.
   enum class Neighbours { next, nextThenPrevious, previousThenNext };
   std::vector<int> nextGpus(int gpu, int net, int towardsNet, Neighbours neighbours) const;
 

@@ -11,7 +11,7 @@ std::optional<PathType> levelOf(const std::string& text, const char* variable) {
   if (text.empty()) return std::nullopt;
   const std::optional<PathType> level = pathLevelOf(text);
   if (!level) {
-    throw invalidArgument("{}={} is no level", variable, text)
+    throw invalidArgument("{}={} is not a path type", variable, text)
         .remedy(fmt::format("Set {} to LOC, NVL, PIX, PXB, PHB or SYS, or unset it", variable));
   }
   return level;

@@ -7,7 +7,7 @@
 // What the user set, in the terms of this layer.
 namespace unisono::topology {
 
-// Throws Error(invalidArgument) for a value that is no level.
+// Throws Error(invalidArgument) for a value that is not a path type.
 PathSettings pathSettingsOf(const Settings& settings);
 
 // Without the graphs of Settings::graphFile, which name the GPUs of a machine (parseGraphs).

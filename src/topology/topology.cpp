@@ -232,7 +232,7 @@ class Builder {
     }
   }
 
-  // The functions of one adapter are one NIC. A NIC that is no PCI device is told apart by the
+  // The functions of one adapter are one NIC. A NIC that is not a PCI device is identified by the
   // number of its first port.
   int nicNode(int parent, BusId busId, int dev, Bandwidth bandwidth) {
     const std::int64_t id = busId == kNoBusId ? -1 - dev : busId & ~std::int64_t{0xf};

@@ -65,7 +65,7 @@ class Validator {
     std::set<int> seen;
     for (const int gpu : channel.gpus) {
       if (!isNode(gpu, NodeType::gpu)) {
-        violated("channel {} names node {}, which is no GPU", number_, gpu);
+        violated("channel {} names node {}, which is not a GPU", number_, gpu);
         return false;
       }
       if (!seen.insert(gpu).second)
@@ -79,7 +79,7 @@ class Validator {
     }
     for (const int net : {channel.netIn, channel.netOut}) {
       if (net >= 0 && !isNode(net, NodeType::net)) {
-        violated("channel {} names node {}, which is no network port", number_, net);
+        violated("channel {} names node {}, which is not a network port", number_, net);
         return false;
       }
     }

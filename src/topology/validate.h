@@ -9,7 +9,7 @@
 namespace unisono::topology {
 
 // Every property of a channel graph that does not hold on a machine, one sentence each; none for a
-// valid graph. Knows nothing of the search: it walks the paths anew.
+// valid graph. Independent of the search: it recomputes the paths.
 //   - a ring or tree visits every GPU once; heads of NVLS and CollNet direct are different GPUs;
 //   - channels use the network where there is one, and leave by the port they may leave by;
 //   - no path is farther than the graph claims;

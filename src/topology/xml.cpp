@@ -118,7 +118,7 @@ class Checker {
         const std::size_t end = std::min(affinity->find(',', begin), affinity->size());
         std::uint64_t word = 0;
         if (!parseHex(std::string_view(*affinity).substr(begin, end - begin), 8, word))
-          reader_.fail(node, fmt::format("has affinity=\"{}\", which is no list of hexadecimal "
+          reader_.fail(node, fmt::format("has affinity=\"{}\", which is not a list of hexadecimal "
                                          "words",
                                          *affinity));
         begin = end + 1;
@@ -130,7 +130,8 @@ class Checker {
     const std::string& value = reader_.text(node, attribute);
     const BusId id = parseBusId(value);
     if (id == kNoBusId)
-      reader_.fail(node, fmt::format("has {}=\"{}\", which is no PCI address", attribute, value));
+      reader_.fail(node,
+                   fmt::format("has {}=\"{}\", which is not a PCI address", attribute, value));
     return id;
   }
 
@@ -156,7 +157,8 @@ class Checker {
     const std::string* deviceClass = parent.find("class");
     if (deviceClass && !deviceClass->empty() && !deviceClass->starts_with("0x03") &&
         !deviceClass->starts_with("0x12"))
-      reader_.fail(node, fmt::format("is in a <pci> of class {}, which is no GPU", *deviceClass));
+      reader_.fail(node,
+                   fmt::format("is in a <pci> of class {}, which is not a GPU", *deviceClass));
     const long long dev = reader_.integer(node, "dev", 0, kMaxNumber);
     reader_.integerOr(node, "sm", 1, 1000, 0);
     const long long rank = reader_.integerOr(node, "rank", -1, kMaxNumber * 64LL, -1);
@@ -194,7 +196,7 @@ class Checker {
     const Port port{name ? *name : "", numa_};
     const auto [at, isNew] = netDevices_.try_emplace({host_, dev}, port);
     if (isNew) return;
-    // Dumps of virtual machines repeat a port that is no PCI device below each CPU.
+    // Dumps of virtual machines repeat a port that is not a PCI device below each CPU.
     if (at->second.name != port.name || at->second.numa == port.numa)
       reader_.fail(node, fmt::format("has dev {}, which another net of its host has", dev));
     at->second.numa = port.numa;

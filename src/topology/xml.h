@@ -21,7 +21,7 @@ inline constexpr BusId kNoBusId = -1;
 inline constexpr BusId kHiddenBusId = 0xfffffffffff0;
 
 // "0000:65:02.0" (domain of up to 8 hexadecimal digits, which may be left out) to a BusId;
-// kNoBusId if it is no such address.
+// kNoBusId if it is not one.
 BusId parseBusId(std::string_view text);
 // Lower case, a domain of at least four digits.
 std::string formatBusId(BusId id);

@@ -30,7 +30,7 @@ struct XmlNode {
   XmlNode& addChild(std::string_view childName);
 };
 
-// Bounds of what is accepted from a file that anybody may have written.
+// Limits for files, which anybody may have written.
 struct XmlLimits {
   std::size_t bytes = 8u << 20;       // of the whole text
   int depth = 64;                     // of nested elements
@@ -48,7 +48,7 @@ XmlNode parseXml(std::string_view text, std::string_view source, const XmlLimits
 std::string writeXml(const XmlNode& root);
 
 // Values of attributes. Each throws Error(invalidArgument) that names source, line, element,
-// attribute and value when the attribute is absent or is no such number.
+// attribute and value when the attribute is absent or not such a number.
 class XmlReader {
  public:
   explicit XmlReader(std::string_view source) : source_(source) {}

@@ -23,8 +23,8 @@ inline void check(CUresult result, const char* call, int device = -1) {
     throw cudaFailure(result, call, device);
 }
 
-// For calls in destructors and calls whose failure is expected: nothing is thrown and nothing is
-// left behind for the next caller of cudaGetLastError. Returns whether the call succeeded.
+// For calls in destructors and calls whose failure is expected: throws nothing and clears the error
+// for the next caller of cudaGetLastError. Returns whether the call succeeded.
 inline bool quietly(cudaError_t status) {
   if (status != cudaSuccess) cudaGetLastError();
   return status == cudaSuccess;

@@ -58,7 +58,7 @@ class CudaEvent final : public Event {
   // Of the last capture seen.
   unsigned long long captureId_ = 0;
   cudaStream_t captured_ = nullptr;        // the stream of the last recordInGraph
-  std::vector<cudaGraphNode_t> recorded_;  // what the point lies behind
+  std::vector<cudaGraphNode_t> recorded_;  // the nodes that precede the point
   cudaGraphNode_t recordNode_ = nullptr;
 };
 

@@ -32,7 +32,7 @@ PhysicalMemory physicalMemory(CUdeviceptr address) {
   return PhysicalMemory(handle);
 }
 
-// An allocation that other processes may map, in the ways that it was made for.
+// An allocation that other processes may map with the handle types that it was created for.
 class VmmOffer {
  public:
   VmmOffer(PhysicalMemory memory, CUmemAllocationHandleType types, int device)
@@ -199,7 +199,7 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
         info.device);
   if (bytes > baseBytes - (pointer - base)) {
     throw invalidArgument(
-        "{} bytes at {} do not lie inside one allocation: it is {} bytes long and the address is "
+        "{} bytes at {} are not inside one allocation: it is {} bytes long and the address is "
         "{} bytes from its start",
         bytes, address, baseBytes, pointer - base)
         .device(info.device)

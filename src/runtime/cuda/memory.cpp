@@ -17,12 +17,12 @@ namespace unisono::runtime {
 namespace {
 
 // cudaMalloc cuts small allocations out of blocks of this size, and legacy IPC shares whole blocks:
-// memory that other processes map is rounded up, so that nothing else lies in its block (CUDA C++
+// memory that other processes map is rounded up, so that nothing else is in its block (CUDA C++
 // Programming Guide, "Interprocess Communication").
 constexpr size_t kLegacyShareBytes = size_t{2} << 20;
 
-// A stream for zero-filling, one a device, kept for the life of the process. It is no user's, so
-// waiting for it waits for nobody's kernels.
+// A stream for zero-filling, one per device, kept until the process exits. Users do not know it, so
+// waiting for it does not wait for their kernels.
 cudaStream_t fillStream(int device) {
   static std::mutex mutex;
   static auto* streams = new std::vector<cudaStream_t>(countDevices(), nullptr);

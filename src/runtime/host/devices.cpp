@@ -96,7 +96,7 @@ std::vector<DeviceProperties> simulatedDevices(const Settings& settings) {
   }
   std::vector<DeviceProperties> devices;
   for (int i = 0; i < static_cast<int>(settings.hostDevices); i++) {
-    // One device a bus, 0000:01:00.0 on; the domain counts on behind the last bus.
+    // One device per bus, from 0000:01:00.0 on; the next domain follows the last bus.
     devices.push_back(
         propertiesOf(fmt::format("{:04x}:{:02x}:00.0", i / 255, i % 255 + 1), kDefaultCapability));
   }

@@ -255,8 +255,8 @@ bool FiberExecutor::mayRun() const {
 
 void FiberExecutor::run() {
   while (true) {
-    // Asked before the inbox is: a gate is opened behind the tasks that it lets run, and a seed
-    // replays only if all of them are there to choose from.
+    // Read before the inbox: a gate is opened after the tasks that it lets run, and a seed replays
+    // only if all of them can be chosen.
     const bool running = mayRun();
     if (inboxFilled_.load(std::memory_order_relaxed)) drainInbox();
     if (ready_.empty() || !running) {
@@ -431,7 +431,7 @@ void FiberExecutor::account(size_t index) {
         if (task->stuck_.load(std::memory_order_relaxed) == nullptr) exact_->polled(*task->exact_);
         break;
       }
-      // A look that was interrupted at a schedule point is older than what others did meanwhile.
+      // A look that was interrupted at a schedule point is older than what others have done since.
       task->looksAnew_ = true;
       if (task->lookRound_ != round_ || task->round_ == round_) break;
       task->round_ = round_;
@@ -453,7 +453,7 @@ void FiberExecutor::allPoll() {
     failAll(text);
     return;
   }
-  // What they wait for may come from a thread that is no task.
+  // They may wait for a thread that is not a task.
   for (FiberTask* task : ready_) {
     if (task->exact_ != nullptr) task->exact_->blocked = false;
   }

@@ -30,7 +30,7 @@ struct ExceptionState {
 };
 
 // A task on a stack of its own. Who writes which member matters: the scheduler and the fiber share
-// a thread, but ThreadSanitizer orders only the way from the fiber to the scheduler.
+// a thread, but ThreadSanitizer orders only the switch from the fiber to the scheduler.
 class FiberTask final : public Task {
  public:
   FiberTask(FiberExecutor& executor, TaskRequest request);
@@ -83,8 +83,8 @@ class FiberTask final : public Task {
 
 // All tasks as fibers of one thread.
 //
-// Stuck is: every task that is neither suspended nor ended has looked at its condition in vain
-// since any task last did something else.
+// Deadlock: every task that is neither suspended nor ended has polled its condition unsuccessfully
+// since any task last made progress.
 class FiberExecutor final : public Executor {
  public:
   explicit FiberExecutor(const Schedule& schedule);

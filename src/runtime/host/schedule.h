@@ -5,7 +5,7 @@
 #include <cstdint>
 
 // What device code on the host, and nothing else, calls to share the machine with the other tasks
-// (groups of blocks) of the process. All of it may be called from any other thread, too:
+// (groups of blocks) of the process. It may also be called from threads that are not tasks:
 // then poll() yields the core and the rest does nothing but keep that thread's own clock.
 namespace unisono::runtime::host {
 

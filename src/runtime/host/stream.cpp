@@ -111,8 +111,8 @@ void HostStream::perform(Operation& operation) {
 void HostStream::wakeWaiters(bool driverEnded) {
   std::lock_guard lock(mutex_);
   if (driverEnded) drivers_--;
-  // A waiter for the last operation is woken behind the driver's end, so that nothing of a stream
-  // is alive once it was synchronized.
+  // Waiters for the last operation are woken after the driver has ended, so that nothing of a
+  // stream is alive once it was synchronized.
   auto ready = std::partition(waiters_.begin(), waiters_.end(), [&](const SyncWaiter* waiter) {
     return waiter->target > completed_ || (!driverEnded && waiter->target == enqueued_);
   });

@@ -39,19 +39,19 @@ class ThreadTask final : public Task {
   ThreadExecutor& executor_;
   TaskRequest request_;
   int looks_ = 0;                 // the thread's own
-  uint64_t movesBeforeLook_ = 0;  // likewise
+  uint64_t movesBeforeLook_ = 0;  // the thread's own
 
   std::mutex mutex_;
   std::condition_variable awake_;
   bool suspended_ = false;
   bool woken_ = false;
-  uint64_t lookedAt_ = 0;  // moves that came before its last look in vain
+  uint64_t lookedAt_ = 0;  // moves before its last unsuccessful look
   WaitReason reason_;
   std::string stuck_;
 };
 
-// A thread a task: real races, for ThreadSanitizer. A deadlock is when every task has looked in
-// vain since the last one moved, and for a time, since threads of the host may bring more.
+// One thread per task: real races, for ThreadSanitizer. It is a deadlock when every task has looked
+// without success since the last one moved, and for some time, since other threads may bring work.
 class ThreadExecutor final : public Executor {
  public:
   // Waits for the tasks to end.

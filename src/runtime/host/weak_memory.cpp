@@ -66,7 +66,7 @@ WeakMemory::Location& WeakMemory::locate(const Access& access) {
     throw internalError("{} is accessed both {} and {} bytes wide", access.address, location.bytes,
                         access.bytes);
   } else if (location.stores.back().value != value) {
-    // By a thread outside the executor: it orders nothing.
+    // By a thread that is not a task: it orders nothing.
     append(location, value, nullptr);
   }
   return location;
@@ -217,7 +217,8 @@ std::optional<WeakMemory::Race> WeakMemory::note(size_t task, const void* addres
                   entry.writes,
                   entry.isAtomic};
     }
-    // What is ordered before a plain write is ordered before whatever is ordered after the write.
+    // What is ordered before a plain write is ordered before everything that is ordered after the
+    // write.
     std::erase_if(entries, [&](const Entry& entry) {
       return isOrdered(entry) &&
              ((writes && !isAtomic) ||
