@@ -72,8 +72,8 @@ TEST(Seeds, LargeGroups) {
   });
 }
 
-// Slots lie with the receiver, with the sender where receivers read, and with the rank between the
-// two, along with the counters, where neither reaches the other.
+// Slots are in the receiver's memory, in the sender's where receivers read, and, along with the
+// counters, in that of an intermediate rank where neither reaches the other.
 TEST(Links, MemoryLiesWhereTheLinkSays) {
   constexpr int kRanks = 5;
   World& world = worldOf(geometryOf("links"), kRanks);

@@ -7,7 +7,7 @@
 #include "seeds.h"
 
 // One-shot all-reduce: the same bits on every rank, those of a reduction in rank order, over
-// hundreds of calls of any size behind each other.
+// hundreds of consecutive calls of any size.
 namespace unisono::protocol {
 namespace {
 
@@ -34,7 +34,7 @@ struct Reduced {
 };
 
 // Any value, so that the order of additions and every rounding shows in the result. Factors are
-// powers of two: products stay exact, and their order of rounding is no question.
+// powers of two: products stay exact, so the order of rounding does not matter.
 uint64_t randomElement(DataType type, Random& random) {
   const int bits = 8 * device::elementBytes(type);
   if (!device::isFloatingPoint(type)) return random() >> (64 - bits);

@@ -29,7 +29,7 @@ using Random = std::mt19937_64;
 constexpr size_t kGuard = 32;
 constexpr std::byte kPoison{0xa5};
 
-// A buffer that begins `misalignment` bytes behind a 16-byte boundary, between guard zones.
+// A buffer that begins `misalignment` bytes after a 16-byte boundary, between guard zones.
 class Buffer {
  public:
   Buffer(size_t bytes, size_t misalignment)

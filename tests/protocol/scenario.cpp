@@ -374,7 +374,7 @@ void Scenario::addMovement(Call call, Group& group) {
     group[r].push_back({call, memory.at(inputs[r]), memory.at(outputs[r]), count, movement(type),
                         static_cast<int>(root), open});
   }
-  // Reads go before writes: in place an output lies on an input.
+  // Reads go before writes: in place, an output overlaps an input.
   std::vector<std::vector<std::byte>> sent(ranks);
   for (size_t r = 0; r < ranks; r++) {
     const std::byte* from = memories_[r].at(inputs[r]);

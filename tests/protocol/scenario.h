@@ -7,7 +7,7 @@
 #include "numbers.h"
 #include "world.h"
 
-// Random groups of calls on all ranks of a world, with the memory that they must leave behind.
+// Random groups of calls on all ranks of a world, with the expected content of memory afterwards.
 namespace unisono::protocol {
 
 // A rank's buffers: pieces of one range of its device, with guard zones in between. `expected` is
@@ -64,7 +64,7 @@ class Scenario {
   std::string run();
   // Enqueues everything: ranks in any order, each in the order of its groups.
   void enqueue();
-  // After an aborted run: empty, or which store went beside the buffers.
+  // After an aborted run: empty, or which store was outside of the buffers.
   std::string compareGuards() const;
   // The calls, for the report of a failure.
   const std::string& text() const { return text_; }

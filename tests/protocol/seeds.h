@@ -36,7 +36,7 @@ const Geometry& geometryOf(const std::string& name);
 
 // The world of a geometry and a number of ranks; made once, and again after discardWorlds().
 World& worldOf(const Geometry& geometry, int ranks);
-// After an error: counters of the two ends of a connection may differ for good.
+// After an error: counters of the two ends of a connection may differ permanently.
 void discardWorlds();
 Memories& memories();
 

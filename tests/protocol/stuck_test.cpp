@@ -136,7 +136,7 @@ TEST_F(Stuck, AnAbortedRankPublishesNothing) {
 }
 
 // An abort of all ranks at some moment of a random group, in any order: every stream ends, and no
-// store goes beside the outputs.
+// store is outside of the outputs.
 TEST_F(Stuck, AnAbortAtAnyMomentEndsEverything) {
   forEachSeed(600, "abort", [](uint64_t seed, Random& random) {
     discardWorlds();
