@@ -14,10 +14,10 @@ std::string& threadError() {
 
 }  // namespace
 
-void keepText(const char* text) noexcept {
+void keepText(const char* text, bool isLogged) noexcept {
   try {
     threadError() = text;
-    logWarn("{}", text);
+    if (!isLogged) logWarn("{}", text);
   } catch (...) {
     // Without memory for the text the result code still tells.
   }

@@ -17,8 +17,8 @@ const char* lastError() noexcept;
 // that names `function` and says what to do, and returns ncclInvalidUsage.
 ncclResult_t notImplemented(const char* function) noexcept;
 
-// Logs an error and makes it the calling thread's last one.
-void keepText(const char* text) noexcept;
+// Logs an error, unless it was logged before, and makes it the calling thread's last one.
+void keepText(const char* text, bool isLogged) noexcept;
 
 // Runs the body of an exported function. Returns the result of `body`, or ncclSuccess if it is
 // void.

@@ -255,13 +255,17 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return api::guarded([&] {
-    if (comm != nullptr) comm::releaseHandle(comm)->destroy();
+    if (comm == nullptr) return;
+    const std::shared_ptr<Handle> handle = comm::releaseHandle(comm);
+    logInfo("{}: destroy", handle->description());
+    handle->destroy();
   });
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return api::guarded([&] {
-    if (comm != nullptr) comm::releaseHandle(comm)->abort();
+    // In a group, all aborts come before any wait.
+    if (comm != nullptr) comm::abortHandle(comm, Group::current().depth() > 0);
   });
 }
 

@@ -41,6 +41,10 @@ class Error : public std::exception {
   Error&& device(int value) && { return std::move(this->device(value)); }
   Error&& remedy(std::string text) && { return std::move(this->remedy(std::move(text))); }
 
+  // Whether a log line has told this error already, so that each is logged once.
+  void setLogged() { logged_ = true; }
+  bool isLogged() const { return logged_; }
+
   ErrorCode code() const { return code_; }
   const char* what() const noexcept override { return text_.c_str(); }
 
@@ -48,6 +52,7 @@ class Error : public std::exception {
   void compose();
 
   ErrorCode code_;
+  bool logged_ = false;
   std::string happened_;
   std::optional<int> rank_, peer_, device_;
   std::string remedy_;

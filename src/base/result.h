@@ -18,9 +18,9 @@ constexpr ncclResult_t resultOf(ErrorCode code) {
 
 // Runs the body of an exported C function. Its result is what `body` returns, or ncclSuccess if
 // that is void. An exception ends here: `keepText` gets its text, which is valid during that call
-// only.
+// only, and whether it was logged before.
 template <typename Body>
-ncclResult_t guarded(void (*keepText)(const char*) noexcept, Body&& body) noexcept {
+ncclResult_t guarded(void (*keepText)(const char*, bool isLogged) noexcept, Body&& body) noexcept {
   ErrorCode code = ErrorCode::internalError;
   try {
     if constexpr (std::is_void_v<decltype(body())>) {
@@ -31,15 +31,15 @@ ncclResult_t guarded(void (*keepText)(const char*) noexcept, Body&& body) noexce
     }
   } catch (const Error& error) {
     code = error.code();
-    keepText(error.what());
+    keepText(error.what(), error.isLogged());
   } catch (const std::bad_alloc&) {
     code = ErrorCode::systemError;
-    keepText("Out of host memory");
+    keepText("Out of host memory", false);
   } catch (const std::system_error& error) {
     code = ErrorCode::systemError;
-    keepText(error.what());
+    keepText(error.what(), false);
   } catch (const std::exception& error) {
-    keepText(error.what());
+    keepText(error.what(), false);
   }
   return resultOf(code);
 }

@@ -3,14 +3,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/system.h"
 #include "comm/identity.h"
 #include "comm/node_channels.h"
 #include "comm/node_machine.h"
+#include "comm/reaper.h"
 #include "device/kernels.h"
 #include "runtime/descriptor_service.h"
 
@@ -28,17 +32,20 @@ void copyText(std::array<char, kSize>& to, const std::string& from) {
 
 }  // namespace
 
-AbortSignal::AbortSignal(runtime::Runtime& runtime)
-    : flag_(runtime.allocatePinned(sizeof(uint32_t))) {}
+AbortSignal::AbortSignal(runtime::Runtime& runtime, int device)
+    : waitFlag_(runtime.allocatePinned(sizeof(uint32_t))),
+      launchFlag_(runtime.allocateLaunchFlag(device)) {}
 
 void AbortSignal::raise() {
+  if (aborted_.exchange(true, std::memory_order_acq_rel)) return;
   endWaits();
-  std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(flag_->hostAddress()))
+  std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(waitFlag_->hostAddress()))
       .store(1, std::memory_order_release);
+  launchFlag_->raise();
 }
 
-const uint32_t* AbortSignal::deviceFlag() const {
-  return static_cast<const uint32_t*>(flag_->deviceAddress());
+const uint32_t* AbortSignal::waitFlag() const {
+  return static_cast<const uint32_t*>(waitFlag_->deviceAddress());
 }
 
 std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
@@ -48,7 +55,8 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
                                                    std::shared_ptr<AbortSignal> abort) {
   runtime::DeviceScope scope(runtime, device);
   std::shared_ptr<Communicator> communicator(
-      new Communicator(runtime, std::move(bootstrap), device, settings, options, std::move(abort)));
+      new Communicator(runtime, std::move(bootstrap), device, settings, options, std::move(abort)),
+      &Communicator::release);
   try {
     communicator->agree();
   } catch (const std::exception& error) {
@@ -70,11 +78,34 @@ Communicator::Communicator(runtime::Runtime& runtime,
       device_(device),
       bootstrap_(std::move(bootstrap)) {}
 
+void Communicator::release(Communicator* communicator) noexcept {
+  if (!communicator->abort_->aborted() || (!communicator->launched_ && !communicator->captured_)) {
+    delete communicator;
+    return;
+  }
+  // Peers that wait for this rank find out now, not when the device has finished.
+  communicator->bootstrap_.reset();
+  Reaper::get().add([communicator, stream = std::shared_ptr<void>()]() mutable {
+    try {
+      runtime::DeviceScope scope(communicator->runtime_, communicator->device_);
+      if (stream == nullptr) stream = communicator->streamBehindLaunches();
+      if (!communicator->runtime_.query(stream.get())) return false;
+    } catch (const std::exception& error) {
+      logWarn("{} was aborted, and its device reported: {}", communicator->description(),
+              error.what());
+    }
+    stream.reset();
+    delete communicator;
+    return true;
+  });
+}
+
 Communicator::~Communicator() {
+  if (abort_->aborted()) return;
   try {
     finish();
   } catch (const Error& error) {
-    logWarn("A communicator ended while its device reported: {}", error.what());
+    logWarn("{} was destroyed, and its device reported: {}", description(), error.what());
   }
   try {
     if (connector_ != nullptr) connector_->waitUntilMapped();
@@ -149,7 +180,7 @@ void Communicator::agree() {
   head.peerSlotBytes = shape.peerSlotBytes;
   head.slots = decision_.slots;
   head.slicesPerChunk = shape.slicesPerChunk;
-  head.abortFlag = abort_->deviceFlag();
+  head.abortFlag = abort_->waitFlag();
   arena_ = std::make_unique<memory::Arena>(runtime_, device_, kSlabBytes);
   mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
   tables_ = std::make_unique<transport::DeviceTables>(
@@ -164,8 +195,7 @@ void Communicator::agree() {
   connector_->connectThrough();
   lastLaunch_ = runtime_.createEvent(device_);
   join_ = runtime_.createEvent(device_);
-  logInfo("communicator{}{}: rank {} of {} on device {} ({}), {} node(s), {} channels",
-          options_.name.empty() ? "" : " ", options_.name, shape.rank, shape.ranks, device_,
+  logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
           runtime_.properties(device_).busId, decision_.nodes, shape.situation.channels);
 }
 
@@ -249,9 +279,7 @@ void Communicator::launch(Prepared& prepared) {
   }
   // Only now are all streams of a capture in it.
   if (prepared.captured) lastLaunch_->makeGraphWait(stream);
-  for (const Prepared::Copy& copy : prepared.copies) {
-    runtime_.copyAsync(copy.to, copy.from, copy.bytes, stream);
-  }
+  for (const Prepared::Copy& copy : prepared.copies) launchCopy(copy, stream);
   for (plan::Launch& launch : prepared.plan.launches) launchOne(launch, stream);
   if (prepared.streams.size() > 1) {
     join_->record(stream);
@@ -271,12 +299,14 @@ void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
   runtime::LaunchShape shape;
   if (auto* collective = std::get_if<plan::CollectiveLaunch>(&launch)) {
     collective->arguments.communicator = tables_->address();
+    collective->arguments.launchFlag = abort_->launchFlag();
     shape.blocks = collective->blocks;
     shape.threadsPerBlock = device::kChannelThreads;
     shape.argumentBytes = sizeof(collective->arguments);
     runtime_.launch(device::collectiveKernel(), shape, &collective->arguments, stream);
   } else if (auto* messages = std::get_if<plan::SendReceiveLaunch>(&launch)) {
     messages->arguments.communicator = tables_->address();
+    messages->arguments.launchFlag = abort_->launchFlag();
     shape.blocks = messages->blocks;
     shape.threadsPerBlock = device::kChannelThreads;
     shape.groupsPerBlock = device::kSendReceiveGroups;
@@ -286,7 +316,8 @@ void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
     const transport::OneShotMemory& memory = connector_->oneShot();
     std::copy(memory.scratch.begin(), memory.scratch.end(), oneShot->arguments.scratch);
     oneShot->arguments.epochs = memory.epochs;
-    oneShot->arguments.abortFlag = abort_->deviceFlag();
+    oneShot->arguments.abortFlag = abort_->waitFlag();
+    oneShot->arguments.launchFlag = abort_->launchFlag();
     shape.blocks = oneShot->blocks;
     shape.threadsPerBlock = oneShot->threads;
     shape.argumentBytes = sizeof(oneShot->arguments);
@@ -295,12 +326,51 @@ void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
   }
 }
 
+// A kernel, which looks for an abort first: the user may have freed the memory by the time that a
+// copy of the stream would begin.
+void Communicator::launchCopy(const Prepared::Copy& copy, runtime::Stream stream) {
+  constexpr uint64_t kBytesPerChannel = 1 << 20, kGrain = 512;
+  const auto channels = static_cast<uint64_t>(decision_.shape.situation.channels);
+  const uint64_t used = std::clamp<uint64_t>(copy.bytes / kBytesPerChannel, 1, channels);
+  const uint64_t part = roundUp(ceilDivide(copy.bytes, used), kGrain);
+  plan::CollectiveLaunch launch{};
+  launch.arguments.works = 1;
+  device::CollectiveWork& work = launch.arguments.work[0];
+  work.operation = device::Operation::local;
+  work.reduction.type = device::DataType::uint8;
+  work.input = copy.from;
+  work.output = copy.to;
+  work.count = copy.bytes;
+  work.channels = static_cast<uint16_t>(ceilDivide(copy.bytes, part));
+  work.low = std::min(part, copy.bytes);
+  work.middle = part;
+  work.high = copy.bytes - part * (work.channels - 1u);
+  launch.blocks = work.channels;
+  plan::Launch one = std::move(launch);
+  launchOne(one, stream);
+}
+
+// A stream that is idle once everything that was launched is done.
+std::shared_ptr<void> Communicator::streamBehindLaunches() {
+  std::shared_ptr<void> stream = runtime_.createStream(device_);
+  lastLaunch_->makeWait(stream.get());
+  return stream;
+}
+
 void Communicator::finish() {
+  constexpr std::chrono::microseconds kShortNap{10}, kLongNap{1000};
   if (!launched_ && !captured_) return;
   runtime::DeviceScope scope(runtime_, device_);
-  const std::shared_ptr<void> stream = runtime_.createStream(device_);
-  lastLaunch_->makeWait(stream.get());
-  runtime_.synchronize(stream.get());
+  const std::shared_ptr<void> stream = streamBehindLaunches();
+  for (auto nap = kShortNap; !runtime_.query(stream.get()); nap = std::min(2 * nap, kLongNap)) {
+    if (abort_->aborted()) return;
+    std::this_thread::sleep_for(nap);
+  }
+}
+
+std::string Communicator::description() const {
+  return fmt::format("communicator{}{}, rank {} of {}", options_.name.empty() ? "" : " ",
+                     options_.name, decision_.shape.rank, decision_.shape.ranks);
 }
 
 int Communicator::addReduction(const CustomReduction& reduction) {

@@ -17,17 +17,23 @@ namespace unisono::comm {
 // can be aborted too.
 class AbortSignal {
  public:
-  explicit AbortSignal(runtime::Runtime& runtime);
-  // Ends all waits, on the CPU and in kernels.
+  AbortSignal(runtime::Runtime& runtime, int device);
+  // Ends all waits, on the CPU and in kernels, and keeps kernels that start later from doing
+  // anything.
   void raise();
   // Ends the waits on the CPU. Kernels that were launched still come to their end.
   void endWaits() { raised_.store(true, std::memory_order_release); }
+  // Whether raise() was called, and whether either was.
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   bool raised() const { return raised_.load(std::memory_order_acquire); }
-  const uint32_t* deviceFlag() const;
+  // For kernels that wait, and for kernels that start.
+  const uint32_t* waitFlag() const;
+  const uint32_t* launchFlag() const { return launchFlag_->deviceAddress(); }
 
  private:
-  std::atomic<bool> raised_{false};
-  std::shared_ptr<runtime::PinnedMemory> flag_;
+  std::atomic<bool> aborted_{false}, raised_{false};
+  std::shared_ptr<runtime::PinnedMemory> waitFlag_;
+  std::shared_ptr<runtime::LaunchFlag> launchFlag_;
 };
 
 // What a user may ask of one communicator; 0 or empty: as the settings say.
@@ -53,14 +59,15 @@ struct StreamTask {
 // One rank of a communicator. Calls come from one thread at a time, abort() from any.
 class Communicator {
  public:
-  // Collective over the ranks of `bootstrap`; `device` is this rank's. Throws Error.
+  // Collective over the ranks of `bootstrap`; `device` is this rank's. Throws Error. When the last
+  // owner of an aborted communicator drops it, the Reaper gets it and nobody waits.
   static std::shared_ptr<Communicator> create(runtime::Runtime& runtime,
                                               std::unique_ptr<bootstrap::Bootstrap> bootstrap,
                                               int device, const Settings& settings,
                                               const Options& options,
                                               std::shared_ptr<AbortSignal> abort);
-  // Waits for what was launched, and for peers that are still connecting to this rank; other ranks
-  // need not be there any more.
+  // Unless it was aborted, waits for what was launched, and for peers that are still connecting to
+  // this rank; other ranks need not be there any more.
   ~Communicator();
 
   int rank() const { return decision_.shape.rank; }
@@ -92,9 +99,12 @@ class Communicator {
   void connect(const Prepared& prepared);
   void launch(Prepared& prepared);
 
-  // Waits until everything that this communicator launched is done. Work of others on the device
-  // is waited for only where a graph may hold launches of ours.
+  // Waits until everything that this communicator launched is done, or until an abort. Work of
+  // others on the device is waited for only where a graph may hold launches of ours.
   void finish();
+
+  // Names the communicator and the rank in log lines.
+  std::string description() const;
 
   // Operators of pre-multiplied sums, by a number from 0 that no other communicator of this process
   // has or had, so that an operator of another one, or a destroyed one, is found out.
@@ -109,6 +119,9 @@ class Communicator {
   void agree();
   RankFacts facts() const;
   void launchOne(plan::Launch& launch, runtime::Stream stream);
+  void launchCopy(const Prepared::Copy& copy, runtime::Stream stream);
+  static void release(Communicator* communicator) noexcept;
+  std::shared_ptr<void> streamBehindLaunches();
   void stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared);
   std::byte* stagingBuffer(size_t bytes, bool captured);
 

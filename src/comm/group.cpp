@@ -84,6 +84,8 @@ bool Group::end() {
   try {
     if (error) throw *error;
     checkBlocking(makings, calls);
+    // One of them may have been aborted since its call was added.
+    for (const Calls& entry : calls) entry.handle->usable();
     for (Calls& entry : calls) entry.prepared = entry.communicator->prepare(entry.tasks);
     const bool allMade = makeAll(makings);
     return runAll(std::move(calls)) && allMade;

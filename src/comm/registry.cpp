@@ -6,6 +6,9 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "base/log.h"
+#include "comm/reaper.h"
+
 namespace unisono::comm {
 
 namespace {
@@ -100,8 +103,10 @@ bool Handle::finalize() {
           .remedy("Call ncclCommFinalize once, then ncclCommDestroy");
     }
   }
+  logInfo("{}: finalize", made->description());
   if (blocking_) {
     made->finish();
+    communicator();  // throws if an abort ended the wait
     return true;
   }
   setBackground(
@@ -116,10 +121,21 @@ bool Handle::finalize() {
 }
 
 Error Handle::fail(const Error& error) {
+  const std::string name = description();
   const std::lock_guard lock(mutex_);
+  if (!error_) {
+    error_ = error;
+    logWarn("{}: {}", name, error.what());
+    error_->setLogged();
+  }
   if (!error_) error_ = error;
   abort_->endWaits();
   return *error_;
+}
+
+std::string Handle::description() const {
+  std::lock_guard lock(mutex_);
+  return communicator_ != nullptr ? communicator_->description() : "communicator in the making";
 }
 
 std::string Handle::lastError() const {
@@ -129,9 +145,12 @@ std::string Handle::lastError() const {
 
 void Handle::abort() {
   abort_->raise();
-  fail(invalidUsage("The communicator was aborted").remedy("Destroy it and make another one"));
-  // A call in the background may be launching, on a stream that the user may destroy after this.
+  logInfo("{}: abort", description());
   std::unique_lock lock(mutex_);
+  if (!error_) {
+    error_ = invalidUsage("The communicator was aborted").remedy("Make another communicator");
+  }
+  // A call in the background may be launching, on a stream that the user may destroy after this.
   launched_.wait_for(lock, kLongestLaunch, [this] { return !launching_; });
 }
 
@@ -204,6 +223,20 @@ std::shared_ptr<Handle> releaseIfLive(HandleId id) {
   std::shared_ptr<Handle> handle = std::move(entry->second);
   all.live.erase(entry);
   return handle;
+}
+
+void abortHandle(HandleId id, bool returnAtOnce) {
+  // Kernels see the abort after a millisecond or so.
+  constexpr std::chrono::milliseconds kPatience{30};
+  Reaper& reaper = Reaper::get();
+  const uint64_t mark = reaper.mark();
+  std::shared_ptr<Handle> handle = releaseHandle(id);
+  handle->abort();
+  reaper.add([handle = std::move(handle)]() mutable {
+    handle.reset();
+    return true;
+  });
+  if (!returnAtOnce) reaper.settle(mark, kPatience);
 }
 
 }  // namespace unisono::comm

@@ -22,7 +22,9 @@ namespace unisono::comm {
 class Handle : public std::enable_shared_from_this<Handle> {
  public:
   Handle(runtime::Runtime& runtime, int device, bool blocking)
-      : abort_(std::make_shared<AbortSignal>(runtime)), device_(device), blocking_(blocking) {}
+      : abort_(std::make_shared<AbortSignal>(runtime, device)),
+        device_(device),
+        blocking_(blocking) {}
 
   // Runs `make` and keeps its result or its error, here or in the background.
   using Maker = std::function<std::shared_ptr<Communicator>(std::shared_ptr<AbortSignal>)>;
@@ -46,14 +48,17 @@ class Handle : public std::enable_shared_from_this<Handle> {
   // Waits for everything that was launched, or returns false and does so in the background if the
   // communicator is nonblocking. Throws Error(invalidArgument) the second time.
   bool finalize();
-  // Records an error that makes the communicator unusable, unless there is one already. From then
-  // on it waits for no other rank. Returns the error that it has failed with.
+  // Records an error that makes the communicator unusable, unless there is one already, and logs it.
+  // From then on the communicator waits for no other rank. Returns the error that it has failed
+  // with.
   Error fail(const Error& error);
   std::string lastError() const;
   // Ends all waits and launches nothing more; the communicator can only be destroyed afterwards.
   void abort();
   // Gives up an initialization or a call that is in progress and waits until it has ended.
   void destroy();
+  // Names the communicator in log lines.
+  std::string description() const;
 
  private:
   bool inProgress() const;  // with the lock held
@@ -78,5 +83,8 @@ std::shared_ptr<Handle> findHandle(HandleId id);
 std::shared_ptr<Handle> releaseHandle(HandleId id);
 // The same, but null if it is gone already.
 std::shared_ptr<Handle> releaseIfLive(HandleId id);
+// Takes a handle out and aborts it. Waits a moment for its memory to be released, unless
+// `returnAtOnce`; what the device has not finished with by then is released later.
+void abortHandle(HandleId id, bool returnAtOnce);
 
 }  // namespace unisono::comm

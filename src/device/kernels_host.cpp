@@ -23,6 +23,10 @@ void oneShot(const void* arguments, const runtime::HostGroupContext& context) {
   const auto& launch = *static_cast<const OneShotArguments*>(arguments);
   // The roles of a group are the lanes of a block.
   const int lanes = context.roles;
+  Group group(context);
+  if (group.isPoster() && loadRelaxed(launch.launchFlag) != 0) group.setAborted();
+  group.syncAll();
+  if (group.aborted()) return;
   runtime::host::noteRead(launch.epochs + context.block, sizeof(uint32_t));
   uint32_t epoch = launch.epochs[context.block] + 1;
   visitReducer(launch.reduction, [&]<typename Element, Reduction kReduction>() {
@@ -30,7 +34,7 @@ void oneShot(const void* arguments, const runtime::HostGroupContext& context) {
         launch, epoch, static_cast<uint64_t>(context.block * lanes + context.role),
         static_cast<uint64_t>(context.blocks * lanes), context.block);
   });
-  Group(context).syncAll();  // every lane has read its block's epoch
+  group.syncAll();  // every lane has read its block's epoch
   advanceEpochs(launch, epoch, context.block, context.blocks, context.role, lanes);
 }
 

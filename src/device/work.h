@@ -58,18 +58,31 @@ struct ReductionSpec {
 //   sender:   waits head + slots > step; writes slot step % slots; tail = step + 1 (release)
 //   receiver: waits tail > step (acquire); reads the slot; head = step + 1 (release)
 // A slot is written again only after the receiver has released it.
+//
+// Between ranks of one process, the receiver of a message can let the sender write straight into
+// its output buffer. Both ends exchange one word in the sender's memory, `offer`, which is zero
+// unless an offer stands:
+//   receiver: offer = address of the buffer, or kStagedOffer for a message that goes through the
+//             FIFO (release); then waits tail > step as usual
+//   sender:   waits head + slots > step, then offer != 0; takes the offer by exchanging the word
+//             with 0; writes the buffer; tail = step + 1 (release)
+// A receiver that sees its abort flag while it waits withdraws the offer by exchanging the word
+// with 0. Exactly one of the two exchanges returns the offer, and that end owns the buffer:
+//   - The receiver got it: the sender never learned the address. The kernel ends, the user may free
+//     the buffer, and the sender waits for an offer until it is aborted too.
+//   - The sender got it: it is writing. The receiver keeps waiting for the tail, without looking at
+//     the abort flag. This is a short wait, because a sender that has taken an offer waits for
+//     nothing more before it publishes the tail: it has its slot already.
 struct Connection {
   std::byte* slots;  // null until connected
   uint64_t* tail;
   uint64_t* head;
-  uint64_t step;  // slots passed by this end so far; kept between launches
-  // Direct transfers between ranks of one process: before a message, the receiver writes the
-  // address of its output here (in the sender's memory), or kStaged; null where never offered.
-  uint64_t* offer;
-  uint64_t offers;  // messages offered so far by this end; kept between launches
+  uint64_t step;    // slots passed by this end so far; kept between launches
+  uint64_t* offer;  // null if nothing is ever offered
+  uint64_t taken;   // the offer that the sender took last
 };
 
-// An offered address of a message that goes through the FIFO all the same.
+// The offer for a message that goes through the FIFO.
 inline constexpr uint64_t kStagedOffer = 1;
 
 // The ring of one channel, from one rank's view.
@@ -89,12 +102,12 @@ struct Communicator {
   uint32_t peerSlotBytes;  // of connections for messages
   uint32_t slots;
   uint32_t slicesPerChunk;
-  int32_t peerChannels;  // channels of the send and receive tables
-  uint32_t stopped;      // set for good when an abort has ended a launch
-  const uint32_t* abortFlag;
-  RingChannel* rings;   // [channel]
-  Connection* send;     // [peer * peerChannels + channel]
-  Connection* receive;  // [peer * peerChannels + channel]
+  int32_t peerChannels;       // channels of the send and receive tables
+  uint32_t stopped;           // set for good when an abort has ended a launch
+  const uint32_t* abortFlag;  // in host memory, so a waiting kernel looks at it rarely
+  RingChannel* rings;         // [channel]
+  Connection* send;           // [peer * peerChannels + channel]
+  Connection* receive;        // [peer * peerChannels + channel]
 };
 
 enum class Operation : uint8_t {
@@ -141,6 +154,9 @@ struct SendReceiveWork {
 inline constexpr int kMaxCollectiveWorks = 36;
 struct CollectiveArguments {
   Communicator* communicator;
+  // Nonzero after an abort. Cheap to read on the device: every kernel looks at it before it touches
+  // memory of the user, who may have freed it by then.
+  const uint32_t* launchFlag;
   int32_t works;
   CollectiveWork work[kMaxCollectiveWorks];
 };
@@ -148,6 +164,7 @@ struct CollectiveArguments {
 inline constexpr int kMaxSendReceiveWorks = 40;
 struct SendReceiveArguments {
   Communicator* communicator;
+  const uint32_t* launchFlag;
   int32_t works;
   SendReceiveWork work[kMaxSendReceiveWorks];
 };
@@ -165,6 +182,7 @@ struct OneShotArguments {
   std::byte* scratch[kOneShotMaxRanks];  // of each rank: [parity][source rank][line]
   uint32_t* epochs;                      // [kOneShotMaxBlocks], all equal between launches
   const uint32_t* abortFlag;
+  const uint32_t* launchFlag;
   int32_t rank;
   int32_t ranks;
   uint64_t linesPerRank;  // capacity of one [parity][source rank]

@@ -84,6 +84,20 @@ class PinnedMemory {
   void* deviceAddress_;
 };
 
+// A word that the CPU sets while kernels run or wait to be started, whatever their streams wait
+// for. Reading it costs a kernel no more than reading its own memory; a kernel that polls it may
+// see the change late.
+class LaunchFlag {
+ public:
+  virtual ~LaunchFlag() = default;
+  virtual void raise() = 0;
+  const uint32_t* deviceAddress() const { return address_; }
+
+ protected:
+  explicit LaunchFlag(uint32_t* address) : address_(address) {}
+  uint32_t* address_;
+};
+
 // A point in a stream that other streams can wait for.
 class Event {
  public:
@@ -161,11 +175,16 @@ class Runtime {
   // Whether kernels on `device` can load and store memory of `peer` (ordinals of this process).
   virtual bool canAccessPeer(int device, int peer) = 0;
 
+  // Whether an atomic operation of `device` on memory of `peer` is one for kernels on `peer` too.
+  virtual bool supportsPeerAtomics(int device, int peer) = 0;
+
   // Makes the plain memory of `peer` (PointerInfo::openToPeers) reachable for kernels on `device`.
   virtual void openPeer(int device, int peer) = 0;
 
   virtual std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes) = 0;
   virtual std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) = 0;
+  // A flag for kernels of `device`, initially 0.
+  virtual std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) = 0;
 
   // Any device address of this process, ours or an application's (cudaMalloc, the pool of a
   // framework, cuMemCreate); `bytes` must be inside one allocation. Throws invalidArgument if not.
@@ -192,6 +211,8 @@ class Runtime {
   virtual uint64_t streamNumber(Stream stream) = 0;
   virtual std::unique_ptr<Event> createEvent(int device) = 0;
   virtual void synchronize(Stream stream) = 0;
+  // Whether all work of the stream is done; throws as synchronize() does.
+  virtual bool query(Stream stream) = 0;
   virtual CaptureState captureState(Stream stream) = 0;
 };
 

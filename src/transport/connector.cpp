@@ -155,7 +155,10 @@ bool Connector::isDirect(int peer) const {
   const PeerPlace& mine = places_[static_cast<size_t>(shape_.rank)];
   const PeerPlace& theirs = places_[static_cast<size_t>(peer)];
   if (mine.process != theirs.process || !runtime_.canAccessPeer(mine.device, theirs.device) ||
-      !runtime_.canAccessPeer(theirs.device, mine.device)) {
+      !runtime_.canAccessPeer(theirs.device, mine.device) ||
+      // Both ends exchange the word of an offer.
+      !runtime_.supportsPeerAtomics(mine.device, theirs.device) ||
+      !runtime_.supportsPeerAtomics(theirs.device, mine.device)) {
     return false;
   }
   runtime_.openPeer(mine.device, theirs.device);

@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
 #include "seeds.h"
 
 // What happens when ranks wait for what never comes: an abort ends every wait, wherever it finds
@@ -159,6 +163,55 @@ TEST_F(Stuck, AnAbortAtAnyMomentEndsEverything) {
     for (const auto& stream : streams) testRuntime().synchronize(stream.get());
     return wrong + scenario.compareGuards();
   });
+}
+
+// The receiver of a message that the sender may write straight into its buffer is aborted at some
+// moment. Once its stream has ended, the buffer is the user's again: whatever the sender does, it
+// must not write there any more.
+TEST(Offers, AreWithdrawnByAnAbort) {
+  int untouched = 0, complete = 0;
+  forEachSeed(200, "withdrawn offers", [&](uint64_t seed, Random& random) -> std::string {
+    discardWorlds();
+    constexpr int kReceiver = 0, kSender = 1;
+    World& tested = worldOf(geometryOf("usual"), 2);
+    tested.reset(random);
+    setSchedule(seed);
+    const uint64_t bytes = 4096 + below(random, kCount - 4096);  // one part, offered
+    RankMemory& memory = memories()[kReceiver];
+    auto* input = static_cast<std::byte*>(memories()[kSender].at(0));
+    auto* output = static_cast<std::byte*>(memory.at(1 << 20));
+    std::fill_n(input, bytes, std::byte{1});
+    std::fill_n(output, bytes, std::byte{2});
+
+    const auto streams =
+        std::array{testRuntime().createStream(kReceiver), testRuntime().createStream(kSender)};
+    tested.enqueueAbort(kReceiver, below(random, 600), streams[0].get());
+    tested.enqueue(kReceiver, {taskOf(Call::receive, kReceiver, kSender, bytes)});
+    tested.enqueueDelay(kSender, below(random, 600));
+    tested.enqueue(kSender, {taskOf(Call::send, kSender, kReceiver, bytes)});
+    testRuntime().synchronize(tested.stream(kReceiver));
+    const auto arrived = static_cast<uint64_t>(std::count(output, output + bytes, std::byte{1}));
+    std::fill_n(output, bytes, std::byte{3});
+
+    tested.enqueueAbort(kSender, below(random, 600), streams[1].get());
+    std::string wrong;
+    for (const std::string& error : tested.synchronize()) wrong += error;
+    for (const auto& stream : streams) testRuntime().synchronize(stream.get());
+    untouched += arrived == 0 ? 1 : 0;
+    complete += arrived == bytes ? 1 : 0;
+    if (arrived != 0 && arrived != bytes) {
+      wrong += " " + std::to_string(arrived) + " of " + std::to_string(bytes) +
+               " bytes had arrived when the receiver's kernel ended";
+    }
+    if (static_cast<uint64_t>(std::count(output, output + bytes, std::byte{3})) != bytes) {
+      wrong += " the sender wrote after the receiver's kernel had ended";
+    }
+    return wrong;
+  });
+  if (runsFibers() && std::getenv("UNISONO_TEST_SEED") == nullptr) {
+    EXPECT_GT(untouched, 10) << "too few aborts came before the sender";
+    EXPECT_GT(complete, 10) << "too few aborts came after the sender";
+  }
 }
 
 }  // namespace

@@ -125,11 +125,9 @@ void World::nameMemory() const {
     runtime.nameMemory(send.tail, sizeof(*send.tail), "tail of " + which);
     runtime.nameMemory(&send.step, sizeof(send.step), "sender's step of " + which);
     runtime.nameMemory(&receive.step, sizeof(receive.step), "receiver's step of " + which);
-    runtime.nameMemory(&send.offers, sizeof(send.offers), "sender's offers of " + which);
-    runtime.nameMemory(&receive.offers, sizeof(receive.offers), "receiver's offers of " + which);
+    runtime.nameMemory(&send.taken, sizeof(send.taken), "taken offer of " + which);
     if (send.offer != nullptr) {
-      runtime.nameMemory(send.offer, sizeof(*send.offer), "offer count of " + which);
-      runtime.nameMemory(send.offer + 1, sizeof(*send.offer), "offered address of " + which);
+      runtime.nameMemory(send.offer, sizeof(*send.offer), "offer of " + which);
     }
     for (uint32_t slot = 0; slot < geometry_.slots; slot++) {
       runtime.nameMemory(send.slots + size_t{slot} * geometry_.slotBytes, geometry_.slotBytes,
@@ -254,10 +252,8 @@ void World::resetConnection(device::Connection& send, device::Connection& receiv
   *send.head = step;
   *receive.tail = step;
   if (send.offer != nullptr) {
-    const uint64_t offers = below(random, 1000);
-    send.offers = receive.offers = offers;
-    send.offer[0] = offers;
-    send.offer[1] = random() | 1;
+    *send.offer = 0;
+    send.taken = random();
   }
   std::memset(receive.slots, static_cast<int>(below(random, 256)),
               size_t{geometry_.slots} * geometry_.slotBytes);
@@ -315,11 +311,13 @@ void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
     runtime::LaunchShape shape;
     if (auto* collective = std::get_if<plan::CollectiveLaunch>(&launch)) {
       collective->arguments.communicator = member.tables->address();
+      collective->arguments.launchFlag = abortFlag(rank);
       shape.blocks = collective->blocks;
       shape.argumentBytes = sizeof(collective->arguments);
       runtime.launch(device::collectiveKernel(), shape, &collective->arguments, stream(rank));
     } else if (auto* messages = std::get_if<plan::SendReceiveLaunch>(&launch)) {
       messages->arguments.communicator = member.tables->address();
+      messages->arguments.launchFlag = abortFlag(rank);
       shape.blocks = messages->blocks;
       shape.groupsPerBlock = device::kSendReceiveGroups;
       shape.argumentBytes = sizeof(messages->arguments);
@@ -329,7 +327,7 @@ void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
       const transport::OneShotMemory& memory = member.connector->oneShot();
       std::copy(memory.scratch.begin(), memory.scratch.end(), oneShot.arguments.scratch);
       oneShot.arguments.epochs = memory.epochs;
-      oneShot.arguments.abortFlag = abortFlag(rank);
+      oneShot.arguments.abortFlag = oneShot.arguments.launchFlag = abortFlag(rank);
       shape.blocks = oneShot.blocks;
       shape.argumentBytes = sizeof(oneShot.arguments);
       runtime.launch(device::oneShotKernel(ranks(), oneShot.arguments.reduction), shape,

@@ -200,14 +200,14 @@ UNISONO_DEVICE void localCollective(Group& group, int channel, const CollectiveW
   copy.elements = part.count;
   copy.prepare = 1;
   copy.finish = true;
-  if (group.isWorker()) reduceCopy(group, work.reduction, copy);
+  if (group.isWorker() && !group.aborted()) reduceCopy(group, work.reduction, copy);
 }
 
 // What one block does: the works that cover its channel, in order.
 UNISONO_DEVICE void collectiveBlock(Group& group, int channel,
                                     const CollectiveArguments& arguments) {
   const Communicator& communicator = *arguments.communicator;
-  stayStopped(group, communicator);
+  stayStopped(group, communicator, arguments.launchFlag);
   for (int w = 0; w < arguments.works; w++) {
     const CollectiveWork& work = arguments.work[w];
     if (channel < work.firstChannel || channel >= work.firstChannel + work.channels) continue;

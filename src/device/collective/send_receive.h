@@ -25,35 +25,6 @@ UNISONO_DEVICE MessagePart partOf(const Message& message, int channel) {
   return {offset, index == message.channels - 1 || left < message.part ? left : message.part};
 }
 
-// The address to which a message goes straight, if the receiver offered one; else null.
-UNISONO_DEVICE std::byte* takeOffer(Group& group, const Communicator& communicator,
-                                    Connection& connection, int peer, int channel) {
-  // offer[0] counts the messages offered, offer[1] is the address of the latest.
-  noteRead(&connection.offers, sizeof(connection.offers));
-  const uint64_t wanted = connection.offers + 1;
-  uint64_t* line = connection.offer;
-  if (group.isWaiter(0)) {
-    if (!waitUntil(
-            communicator.abortFlag, {"an offer", communicator.rank, peer, channel},
-            [line, wanted] { return loadRelaxed(line) >= wanted; }, wanted)) {
-      group.setAborted();
-    }
-    loadAcquire(line);
-  }
-  group.syncAll();
-  std::byte* address = nullptr;
-  if (!group.aborted()) {  // else the offer may be on its way
-    noteRead(line + 1, sizeof(*line));
-    address = reinterpret_cast<std::byte*>(line[1]);
-  }
-  group.syncAll();
-  if (group.isPoster()) {
-    noteWrite(&connection.offers, sizeof(connection.offers));
-    connection.offers = wanted;
-  }
-  return address;
-}
-
 // Through the slots of the connection.
 UNISONO_DEVICE void transfer(SimpleProtocol& protocol, const Communicator& communicator, bool sends,
                              std::byte* buffer, uint64_t bytes) {
@@ -77,20 +48,20 @@ UNISONO_DEVICE void sendMessage(Group& group, const Communicator& communicator, 
     copy.destination[0] = work.receive.buffer + part.offset;
     copy.sources = copy.destinations = 1;
     copy.elements = part.bytes;
-    if (group.isWorker() && copy.source[0] != copy.destination[0])
+    if (group.isWorker() && !group.aborted() && copy.source[0] != copy.destination[0]) {
       reduceCopy(group, asBytes(), copy);
+    }
     return;
   }
 
   Connection& connection = communicator.send[message.peer * communicator.peerChannels + channel];
   SimpleProtocol protocol(group, communicator, channel, communicator.peerSlotBytes, nullptr, -1,
                           &connection, message.peer);
-  std::byte* direct = nullptr;
-  if (connection.offer != nullptr) {
-    direct = takeOffer(group, communicator, connection, message.peer, channel);
-  }
-  if (connection.offer != nullptr && reinterpret_cast<uint64_t>(direct) != kStagedOffer) {
-    protocol.sendDirect(asBytes(), from, direct + part.offset, part.bytes);
+  const uint64_t offer =
+      connection.offer != nullptr ? protocol.takeOffer(connection) : kStagedOffer;
+  if (offer != 0 && offer != kStagedOffer) {
+    protocol.sendDirect(asBytes(), from, reinterpret_cast<std::byte*>(offer) + part.offset,
+                        part.bytes);
   } else {
     transfer(protocol, communicator, true, from, part.bytes);
   }
@@ -104,14 +75,13 @@ UNISONO_DEVICE void receiveMessage(Group& group, const Communicator& communicato
   Connection& connection = communicator.receive[message.peer * communicator.peerChannels + channel];
   SimpleProtocol protocol(group, communicator, channel, communicator.peerSlotBytes, &connection,
                           message.peer, nullptr, -1);
-  if (connection.offer != nullptr && group.isPoster() && !group.aborted()) {
-    storeRelaxed(connection.offer + 1,
-                 work.offerDirect ? reinterpret_cast<uint64_t>(message.buffer) : kStagedOffer);
-    noteWrite(&connection.offers, sizeof(connection.offers));
-    storeRelease(connection.offer, ++connection.offers);
+  const bool direct = connection.offer != nullptr && work.offerDirect && message.buffer != nullptr;
+  if (connection.offer != nullptr) {
+    protocol.makeOffer(connection,
+                       direct ? reinterpret_cast<uint64_t>(message.buffer) : kStagedOffer);
   }
-  if (connection.offer != nullptr && work.offerDirect) {
-    protocol.receiveDirect();
+  if (direct) {
+    protocol.receiveDirect(connection);
   } else {
     transfer(protocol, communicator, false, message.buffer + part.offset, part.bytes);
   }
@@ -122,7 +92,7 @@ UNISONO_DEVICE void receiveMessage(Group& group, const Communicator& communicato
 UNISONO_DEVICE void messageBlock(Group& group, bool sends, int channel,
                                  const SendReceiveArguments& arguments) {
   Communicator& communicator = *arguments.communicator;
-  stayStopped(group, communicator);
+  stayStopped(group, communicator, arguments.launchFlag);
   for (int w = 0; w < arguments.works; w++) {
     const SendReceiveWork& work = arguments.work[w];
     const Message& message = sends ? work.send : work.receive;

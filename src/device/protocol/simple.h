@@ -56,8 +56,13 @@ class FifoEnd {
 };
 
 // At the beginning and the end of what a group does in a launch; the end follows a syncAll().
-UNISONO_DEVICE void stayStopped(Group& group, const Communicator& communicator) {
-  if (group.isPoster() && loadRelaxed(&communicator.stopped) != 0) group.setAborted();
+// Nothing before stayStopped touches the user's memory, and nothing after it if the communicator
+// was aborted.
+UNISONO_DEVICE void stayStopped(Group& group, const Communicator& communicator,
+                                const uint32_t* launchFlag) {
+  if (group.isPoster() && (loadRelaxed(launchFlag) | loadRelaxed(&communicator.stopped)) != 0) {
+    group.setAborted();
+  }
   group.syncAll();
 }
 UNISONO_DEVICE void keepStopped(Group& group, Communicator& communicator) {
@@ -115,11 +120,34 @@ class SimpleProtocol {
     } while (done < elements);
   }
 
-  // A message straight into the receiver's buffer `to`: one step of the FIFO says that it is there.
+  // A message straight into the receiver's buffer (device/work.h: Connection). Returns the offer,
+  // or 0 after an abort.
+  UNISONO_DEVICE uint64_t takeOffer(Connection& connection) {
+    // Whoever has taken an offer must not wait any more, so the slot comes first.
+    waitForPeers(false, true);
+    if (group_.isWaiter(0)) {
+      uint64_t taken = 0;
+      const uint64_t* offer = connection.offer;
+      while (taken == 0 && !group_.aborted()) {
+        if (waitUntil(
+                abortFlag_, {"an offer", rank_, sendPeer_, channel_},
+                [offer] { return loadRelaxed(offer) != 0; }, 1)) {
+          taken = exchange(connection.offer, uint64_t{0});  // 0 if it was withdrawn
+        } else {
+          group_.setAborted();
+        }
+      }
+      noteWrite(&connection.taken, sizeof(connection.taken));
+      connection.taken = taken;
+    }
+    group_.syncAll();
+    noteRead(&connection.taken, sizeof(connection.taken));
+    return connection.taken;
+  }
+  // The address `to` is that of an offer that was taken, and was not 0.
   UNISONO_DEVICE void sendDirect(const ReductionSpec& spec, const void* from, void* to,
                                  uint64_t elements) {
-    waitForPeers(false, true);
-    if (group_.isWorker() && !group_.aborted()) {
+    if (group_.isWorker()) {
       ReduceCopy work{};
       work.source[0] = from;
       work.destination[0] = to;
@@ -129,8 +157,23 @@ class SimpleProtocol {
     }
     publish(false, true);
   }
-  UNISONO_DEVICE void receiveDirect() {
-    waitForPeers(true, false);
+  // Offers a buffer, or kStagedOffer. After an abort nothing is offered.
+  UNISONO_DEVICE void makeOffer(Connection& connection, uint64_t offer) {
+    if (group_.isWaiter(0) && !group_.aborted()) storeRelease(connection.offer, offer);
+  }
+  UNISONO_DEVICE void receiveDirect(Connection& connection) {
+    if (group_.isWaiter(0) && !group_.aborted()) {
+      const WaitSubject subject{"data", rank_, receivePeer_, channel_};
+      const FifoEnd& end = receive_;
+      auto hasData = [&end] { return end.hasData(); };
+      if (!waitUntil(abortFlag_, subject, hasData, end.step() + 1)) {
+        const bool withdrawn = exchange(connection.offer, uint64_t{0}) != 0;
+        if (!withdrawn) waitAlways(subject, hasData, end.step() + 1);
+        group_.setAborted();
+      }
+      end.acquireData();
+    }
+    group_.syncReady();
     publish(true, false);
   }
 

@@ -93,6 +93,15 @@ UNISONO_DEVICE void storeRelaxed(uint64_t* address, uint64_t value) {
 UNISONO_DEVICE void storeRelease(uint64_t* address, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
+// With acquire order.
+UNISONO_DEVICE uint64_t exchange(uint64_t* address, uint64_t value) {
+  uint64_t before;
+  asm volatile("atom.acquire.sys.global.exch.b64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(address), "l"(value)
+               : "memory");
+  return before;
+}
 
 // For the checks of the host target.
 UNISONO_DEVICE void noteRead(const void*, uint64_t) {}
@@ -138,6 +147,13 @@ UNISONO_DEVICE bool waitUntil(const uint32_t* abortFlag, const WaitSubject& subj
     if (++polls % kPollsPerLook == 0 && loadRelaxed(abortFlag) != 0) return false;
   }
   return true;
+}
+// For a wait that is short and must not end before its condition holds.
+template <typename Ready>
+UNISONO_DEVICE void waitAlways(const WaitSubject& subject, Ready ready, uint64_t wanted = 0) {
+  (void)subject, (void)wanted;
+  while (!ready()) {
+  }
 }
 
 }  // namespace unisono::device::cuda_target

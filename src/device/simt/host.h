@@ -39,6 +39,11 @@ template <typename T>
 void storeRelease(T* address, T value) {
   runtime::host::store(address, value, std::memory_order_release);
 }
+// With acquire order.
+template <typename T>
+T exchange(T* address, T value) {
+  return runtime::host::exchange(address, value, std::memory_order_acquire);
+}
 
 // Plain accesses that the next lines make.
 inline void noteRead(const void* address, uint64_t bytes) {
@@ -145,6 +150,14 @@ bool waitUntil(const uint32_t* abortFlag, const WaitSubject& subject, Ready read
   }
   runtime::host::progress();
   return true;
+}
+// For a wait that is short and must not end before its condition holds.
+template <typename Ready>
+void waitAlways(const WaitSubject& subject, Ready ready, uint64_t wanted = 0) {
+  while (!ready()) {
+    runtime::host::poll({subject.what, subject.rank, subject.peer, subject.channel, wanted, 0});
+  }
+  runtime::host::progress();
 }
 
 }  // namespace unisono::device::host_target

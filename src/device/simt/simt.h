@@ -7,14 +7,15 @@
 //   UNISONO_DEVICE           qualifier of every device function; UNISONO_DEVICE_CALL: never inlined
 //   Group                    threads that work on one role: rank() and size() of the workers, and
 //                            the duties of waiting for and posting to peers beside them
-//   load/store with order    loadRelaxed, loadAcquire, storeRelaxed, storeRelease (system scope)
+//   load/store with order    loadRelaxed, loadAcquire, storeRelaxed, storeRelease, exchange
+//                            (system scope)
 //   noteRead, noteWrite      announce the plain accesses that follow, a call for a range, so that
 //                            the host target can check them for data races; nothing on a GPU
 //   Vector16                 16 bytes moved by one instruction: loadVector, storeVector
 //   Line                     8 bytes of data and 8 of flag that arrive together: storeLine,
-//   loadLine waitUntil                a wait loop that looks at the abort flag and, on the host,
-//   lets others
-//                            run
+//                            loadLine
+//   waitUntil                a wait loop that looks at the abort flag and, on the host, lets
+//                            others run; waitAlways: without the abort flag
 #if defined(__CUDACC__)
 #include "device/simt/cuda.h"
 #else

@@ -58,11 +58,27 @@ class CudaRuntime final : public Runtime {
     return allocatePinnedMemory(bytes);
   }
 
+  std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) override {
+    checkOrdinal(device);
+    return runtime::allocateLaunchFlag(device);
+  }
+
   MemoryHandle exportMemory(const void* address, size_t bytes) override {
     return exportCudaMemory(address, bytes);
   }
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override {
     return importCudaMemory(handle, device);
+  }
+  bool supportsPeerAtomics(int device, int peer) override {
+    checkOrdinal(device);
+    checkOrdinal(peer);
+    int supported = device == peer ? 1 : 0;
+    if (device != peer) {
+      check(
+          cudaDeviceGetP2PAttribute(&supported, cudaDevP2PAttrNativeAtomicSupported, device, peer),
+          "cudaDeviceGetP2PAttribute", device);
+    }
+    return supported != 0;
   }
   void openPeer(int device, int peer) override { enablePeer(device, peer); }
   PointerInfo inspect(const void* address) override { return inspectPointer(address); }
@@ -80,6 +96,7 @@ class CudaRuntime final : public Runtime {
   uint64_t streamNumber(Stream stream) override;
   std::unique_ptr<Event> createEvent(int device) override { return createCudaEvent(device); }
   void synchronize(Stream stream) override;
+  bool query(Stream stream) override;
   CaptureState captureState(Stream stream) override;
 
  private:
@@ -193,6 +210,13 @@ void CudaRuntime::synchronize(Stream stream) {
   }
   CaptureRelaxedScope relaxed;
   check(cudaStreamSynchronize(cudaStream(stream)), "cudaStreamSynchronize");
+}
+
+bool CudaRuntime::query(Stream stream) {
+  CaptureRelaxedScope relaxed;
+  const cudaError_t status = cudaStreamQuery(cudaStream(stream));
+  if (status != cudaErrorNotReady) check(status, "cudaStreamQuery");
+  return status == cudaSuccess;
 }
 
 uint64_t CudaRuntime::streamNumber(Stream stream) {

@@ -3,11 +3,14 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <vector>
 
+#include "base/log.h"
 #include "base/math.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/driver.h"
@@ -177,6 +180,77 @@ class PinnedLine final : public PinnedMemory {
   }
 };
 
+// A line of managed memory that resides on the device. Writing it on the CPU moves its page here,
+// which needs no stream, and the next kernel that reads it moves the page back. Reading host memory
+// instead costs about a microsecond for each block of a launch. Freeing managed memory waits for
+// the device, so that pages are kept for the life of the process.
+class ManagedFlag final : public LaunchFlag {
+ public:
+  explicit ManagedFlag(int device) : LaunchFlag(nullptr), device_(device) {
+    std::lock_guard lock(mutex());
+    auto& lines = free(device);
+    // cudaDeviceReset frees managed memory.
+    std::erase_if(lines, [](uint32_t* line) { return !isManaged(line); });
+    DeviceCallScope scope(device);
+    if (lines.empty()) addPage(device);
+    address_ = lines.back();
+    zeroFill(address_, kLineBytes, device);
+    lines.pop_back();
+  }
+  ~ManagedFlag() override {
+    std::lock_guard lock(mutex());
+    free(device_).push_back(address_);
+  }
+
+  void raise() override {
+    if (isManaged(address_)) {
+      std::atomic_ref<uint32_t>(*address_).store(1, std::memory_order_release);
+    }
+  }
+
+ private:
+  static constexpr size_t kLineBytes = 128, kPageBytes = 4096;
+
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::vector<uint32_t*>& free(int device) {
+    static auto* lines = new std::map<int, std::vector<uint32_t*>>;
+    return (*lines)[device];
+  }
+  static bool isManaged(const void* address) {
+    cudaPointerAttributes attributes{};
+    return quietly(cudaPointerGetAttributes(&attributes, address)) &&
+           attributes.type == cudaMemoryTypeManaged;
+  }
+  static void addPage(int device) {
+    void* page = nullptr;
+    check(cudaMallocManaged(&page, kPageBytes), "cudaMallocManaged", device);
+    const cudaMemLocation location{cudaMemLocationTypeDevice, device};
+    check(cudaMemAdvise(page, kPageBytes, cudaMemAdviseSetPreferredLocation, location),
+          "cudaMemAdvise", device);
+    for (size_t offset = 0; offset < kPageBytes; offset += kLineBytes) {
+      free(device).push_back(reinterpret_cast<uint32_t*>(static_cast<std::byte*>(page) + offset));
+    }
+  }
+
+  const int device_;
+};
+
+// Where managed memory cannot be used by CPU and device at once.
+class PinnedFlag final : public LaunchFlag {
+ public:
+  PinnedFlag() : LaunchFlag(static_cast<uint32_t*>(line_.deviceAddress())) {}
+  void raise() override {
+    std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(line_.hostAddress()))
+        .store(1, std::memory_order_release);
+  }
+
+ private:
+  PinnedLine line_;
+};
+
 }  // namespace
 
 PhysicalMemory::~PhysicalMemory() {
@@ -277,6 +351,16 @@ std::shared_ptr<PinnedMemory> allocatePinnedMemory(size_t bytes) {
   const int device = deviceForPinned();
   DeviceCallScope scope(device);
   return std::make_shared<CudaPinnedMemory>(bytes, device);
+}
+
+std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) {
+  int concurrent = 0;
+  check(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, device),
+        "cudaDeviceGetAttribute", device);
+  if (concurrent != 0) return std::make_shared<ManagedFlag>(device);
+  logInfo("Device {} has no concurrent managed memory, so kernels look for aborts in host memory",
+          device);
+  return std::make_shared<PinnedFlag>();
 }
 
 bool peerReachable(int device, int owner) {

@@ -68,6 +68,7 @@ size_t allocationGranularity(const CUmemAllocationProp& properties, int device);
 std::shared_ptr<DeviceMemory> allocateVmm(int device, size_t bytes, const SharingSupport& support);
 std::shared_ptr<DeviceMemory> allocateMalloc(int device, size_t bytes);
 std::shared_ptr<PinnedMemory> allocatePinnedMemory(size_t bytes);
+std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device);
 
 // Whether kernels on `device` can reach memory of `owner`; makes no context.
 bool peerReachable(int device, int owner);

@@ -30,7 +30,7 @@ HostRuntime& runtime() {
   return HostRuntime::from(Runtime::get());
 }
 
-void keepText(const char* text) noexcept {
+void keepText(const char* text, bool) noexcept {
   try {
     lastError = text;
   } catch (const std::bad_alloc&) {

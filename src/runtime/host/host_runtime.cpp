@@ -1,12 +1,11 @@
 #include "runtime/host/host_runtime.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "base/error.h"
+#include "base/fork.h"
 #include "runtime/host/devices.h"
 
 namespace unisono::runtime::host {
@@ -25,14 +24,14 @@ class HostPinned final : public PinnedMemory {
   AlignedStorage storage_;
 };
 
-// How many times a fork led to this process, counted from the first call: a child has none of its
-// parent's threads.
-int forksBefore() {
-  static std::atomic<int> forks{0};
-  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { forks++; });
-  if (registered != 0) throw systemError(registered, "pthread_atfork");
-  return forks;
-}
+class HostLaunchFlag final : public LaunchFlag {
+ public:
+  HostLaunchFlag() : LaunchFlag(nullptr) { address_ = &flag_; }
+  void raise() override { std::atomic_ref(flag_).store(1, std::memory_order_release); }
+
+ private:
+  alignas(64) uint32_t flag_ = 0;
+};
 
 }  // namespace
 
@@ -59,7 +58,7 @@ class HostEvent final : public Event {
 };
 
 HostRuntime::HostRuntime(const Settings& settings)
-    : forks_(forksBefore()), executor_(createExecutor(settings)) {
+    : forks_(forkCount()), executor_(createExecutor(settings)) {
   for (DeviceProperties& properties : simulatedDevices(settings)) {
     auto device = std::make_unique<Device>();
     device->properties = std::move(properties);
@@ -124,6 +123,11 @@ std::shared_ptr<PinnedMemory> HostRuntime::allocatePinned(size_t bytes) {
   return std::make_shared<HostPinned>(bytes);
 }
 
+std::shared_ptr<LaunchFlag> HostRuntime::allocateLaunchFlag(int device) {
+  deviceAt(device);
+  return std::make_shared<HostLaunchFlag>();
+}
+
 MemoryHandle HostRuntime::exportMemory(const void* address, size_t bytes) {
   return memory_->exportMemory(address, bytes);
 }
@@ -157,7 +161,7 @@ int HostRuntime::deviceOf(Stream stream) {
 }
 
 void HostRuntime::enqueue(Operation operation, Stream stream) {
-  if (forks_ != forksBefore()) {
+  if (forks_ != forkCount()) {
     throw invalidUsage("This process was forked after its parent used the simulated devices")
         .remedy("Fork first, or start processes by exec (Python: the start method spawn)");
   }

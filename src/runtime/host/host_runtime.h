@@ -31,10 +31,12 @@ class HostRuntime final : public Runtime {
   void restoreCurrent(void* before) override;
   DeviceProperties properties(int device) override;
   bool canAccessPeer(int device, int peer) override;
+  bool supportsPeerAtomics(int, int) override { return true; }
   void openPeer(int, int) override {}  // one address space
 
   std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes) override;
   std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) override;
+  std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) override;
   MemoryHandle exportMemory(const void* address, size_t bytes) override;
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override;
   PointerInfo inspect(const void* address) override { return memory_->inspect(address); }
@@ -48,10 +50,10 @@ class HostRuntime final : public Runtime {
   std::unique_ptr<Event> createEvent(int device) override;
   // Throws what a task of the stream threw, once; see HostStream.
   void synchronize(Stream stream) override;
+  bool query(Stream stream) override;
   CaptureState captureState(Stream stream) override;
 
   // What only simulated devices have.
-  bool query(Stream stream);
   // Waits for all work of a device.
   void synchronizeDevice(int device);
   void fillAsync(void* destination, std::byte value, size_t bytes, Stream stream);
