@@ -126,7 +126,8 @@ std::shared_ptr<const NodeChannels> nodeChannels(const Settings& settings,
     std::shared_ptr<const NodeChannels> node;
   };
   static std::mutex mutex;
-  static std::deque<Remembered> remembered;
+  // Never destroyed: the process may exit while another thread makes a communicator.
+  static auto& remembered = *new std::deque<Remembered>;
   // Held during the search: the other ranks of the process need the same answer.
   std::lock_guard lock(mutex);
   for (const Remembered& entry : remembered) {

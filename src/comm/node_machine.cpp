@@ -61,7 +61,8 @@ void completeGpus(XmlNode& system, const std::vector<NodeDevice>& devices) {
 
 // The driver's management library, which alone knows the NVLinks; null where it is missing.
 detect::NvmlSource* nvml() {
-  static const std::unique_ptr<detect::NvmlSource> loaded = [] {
+  // Never destroyed: the process may exit while another thread makes a communicator.
+  static detect::NvmlSource* const loaded = [] {
     std::string problem;
     auto source = detect::loadNvml("libnvidia-ml.so.1", problem);
     if (source == nullptr) {
@@ -70,9 +71,9 @@ detect::NvmlSource* nvml() {
           "reach each other, else as for PCI",
           problem);
     }
-    return source;
+    return source.release();
   }();
-  return loaded.get();
+  return loaded;
 }
 
 // Detects the machine around the devices, whose places stand for ranks. Machines do not change
@@ -80,7 +81,7 @@ detect::NvmlSource* nvml() {
 std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
                                                    const std::vector<NodeDevice>& devices) {
   static std::mutex mutex;
-  static std::map<std::string, std::shared_ptr<const detect::Detected>> detected;
+  static auto& detected = *new std::map<std::string, std::shared_ptr<const detect::Detected>>;
   if (nvml() == nullptr) return nullptr;
   // Held during detection: the other ranks of the process need the same answer.
   std::lock_guard lock(mutex);
