@@ -5,6 +5,7 @@
 #include "api/aliases.h"
 #include "api/arguments.h"
 #include "api/boundary.h"
+#include "base/fork.h"
 #include "comm/registry.h"
 
 using namespace unisono;
@@ -14,8 +15,12 @@ namespace {
 std::mutex mutex;
 
 // The allocations of ncclMemAlloc by address.
+struct Allocation {
+  std::shared_ptr<runtime::DeviceMemory> memory;
+  int forks;  // forkCount() of the process that made it
+};
 auto& allocations() {
-  static auto* map = new std::map<void*, std::shared_ptr<runtime::DeviceMemory>>;
+  static auto* map = new std::map<void*, Allocation>;
   return *map;
 }
 
@@ -43,7 +48,7 @@ ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
     auto memory = runtime.allocate(runtime.currentDevice(), size);
     void* address = memory->address();
     std::lock_guard lock(mutex);
-    allocations().emplace(address, std::move(memory));
+    allocations().emplace(address, Allocation{std::move(memory), forkCount()});
     *ptr = address;
   });
 }
@@ -58,7 +63,8 @@ ncclResult_t ncclMemFree(void* ptr) {
       throw invalidArgument("{} was not allocated by ncclMemAlloc, or was freed already", ptr)
           .remedy("Pass an address that ncclMemAlloc returned, once");
     }
-    memory = std::move(entry->second);
+    checkNotForked(entry->second.forks, "The memory");
+    memory = std::move(entry->second.memory);
     allocations().erase(entry);
   });
 }

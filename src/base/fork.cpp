@@ -15,4 +15,10 @@ int forkCount() {
   return forks;
 }
 
+void checkNotForked(int forks, const char* what) {
+  if (forks == forkCount()) return;
+  throw invalidUsage("{} belongs to the parent of this process, which was forked later", what)
+      .remedy("Fork first, or start processes by exec (Python: the start method spawn)");
+}
+
 }  // namespace unisono

@@ -7,4 +7,8 @@ namespace unisono {
 // shares its descriptors.
 int forkCount();
 
+// Throws Error(invalidUsage) in a child of the process in which forkCount() was `forks`. `what` is
+// what the caller wants to use, the start of a sentence.
+void checkNotForked(int forks, const char* what);
+
 }  // namespace unisono

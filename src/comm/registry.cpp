@@ -6,6 +6,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "base/fork.h"
 #include "base/log.h"
 #include "comm/reaper.h"
 
@@ -172,10 +173,13 @@ void Handle::destroy() {
 
 namespace {
 
+constexpr const char* kWhatIsForked = "The communicator";
+
 struct Registry {
   std::shared_mutex mutex;
   std::unordered_map<HandleId, std::shared_ptr<Handle>> live;
-  std::deque<char> addresses;  // one byte a handle ever made: its address is the id
+  std::deque<char> addresses;     // a byte for each handle ever made: its address is the id
+  const int forks = forkCount();  // of the process that made the handles
 };
 
 Registry& registry() {
@@ -195,6 +199,7 @@ Error unknownHandle(HandleId id) {
 
 HandleId registerHandle(std::shared_ptr<Handle> handle) {
   Registry& all = registry();
+  checkNotForked(all.forks, kWhatIsForked);
   std::lock_guard lock(all.mutex);
   HandleId id = &all.addresses.emplace_back();
   all.live.emplace(id, std::move(handle));
@@ -203,6 +208,8 @@ HandleId registerHandle(std::shared_ptr<Handle> handle) {
 
 std::shared_ptr<Handle> findHandle(HandleId id) {
   Registry& all = registry();
+  // Not even the lock may be touched in a child: another thread of the parent may have held it.
+  if (id != nullptr) checkNotForked(all.forks, kWhatIsForked);
   std::shared_lock lock(all.mutex);
   auto entry = all.live.find(id);
   if (entry == all.live.end()) throw unknownHandle(id);
@@ -217,6 +224,7 @@ std::shared_ptr<Handle> releaseHandle(HandleId id) {
 
 std::shared_ptr<Handle> releaseIfLive(HandleId id) {
   Registry& all = registry();
+  if (id != nullptr) checkNotForked(all.forks, kWhatIsForked);
   std::lock_guard lock(all.mutex);
   auto entry = all.live.find(id);
   if (entry == all.live.end()) return nullptr;

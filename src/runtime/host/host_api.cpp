@@ -93,7 +93,7 @@ ncclResult_t unisonoHostMalloc(void** address, size_t bytes) {
 ncclResult_t unisonoHostFree(void* address) {
   return guarded([&] {
     if (address == nullptr) return ncclSuccess;
-    host::runtime();
+    host::runtime().checkProcess();
     std::lock_guard lock(owned().mutex);
     auto entry = owned().memory.find(address);
     if (entry == owned().memory.end()) {
@@ -154,7 +154,7 @@ ncclResult_t unisonoHostStreamCreate(cudaStream_t* stream) {
 
 ncclResult_t unisonoHostStreamDestroy(cudaStream_t stream) {
   return guarded([&] {
-    host::runtime();
+    host::runtime().checkProcess();
     std::lock_guard lock(owned().mutex);
     if (owned().streams.erase(stream) == 0) {
       throw invalidArgument("{} was not made by unisonoHostStreamCreate, or was destroyed already",

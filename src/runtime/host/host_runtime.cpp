@@ -115,6 +115,7 @@ bool HostRuntime::canAccessPeer(int device, int peer) {
 }
 
 std::shared_ptr<DeviceMemory> HostRuntime::allocate(int device, size_t bytes) {
+  checkProcess();
   deviceAt(device);
   return memory_->allocate(device, bytes);
 }
@@ -129,10 +130,12 @@ std::shared_ptr<LaunchFlag> HostRuntime::allocateLaunchFlag(int device) {
 }
 
 MemoryHandle HostRuntime::exportMemory(const void* address, size_t bytes) {
+  checkProcess();
   return memory_->exportMemory(address, bytes);
 }
 
 std::shared_ptr<MappedMemory> HostRuntime::importMemory(const MemoryHandle& handle, int device) {
+  checkProcess();
   deviceAt(device);
   if (handle.process != processToken() &&
       executor_->schedule().memory != Schedule::Memory::machine) {
@@ -160,11 +163,14 @@ int HostRuntime::deviceOf(Stream stream) {
   return streamOf(stream)->device();
 }
 
+void HostRuntime::checkProcess() const {
+  if (forks_ == forkCount()) return;
+  throw invalidUsage("This process was forked after its parent used the simulated devices")
+      .remedy("Fork first, or start processes by exec (Python: the start method spawn)");
+}
+
 void HostRuntime::enqueue(Operation operation, Stream stream) {
-  if (forks_ != forkCount()) {
-    throw invalidUsage("This process was forked after its parent used the simulated devices")
-        .remedy("Fork first, or start processes by exec (Python: the start method spawn)");
-  }
+  checkProcess();
   streamOf(stream)->enqueue(std::move(operation));
 }
 
@@ -188,6 +194,7 @@ void HostRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const v
 }
 
 std::shared_ptr<void> HostRuntime::createStream(int device) {
+  checkProcess();
   auto stream = std::make_shared<HostStream>(*executor_, device, deviceAt(device).virtualClock);
   std::lock_guard lock(streamsMutex_);
   std::erase_if(streams_, [](const auto& entry) { return entry.second.expired(); });
@@ -201,14 +208,17 @@ std::unique_ptr<Event> HostRuntime::createEvent(int device) {
 }
 
 void HostRuntime::synchronize(Stream stream) {
+  checkProcess();
   streamOf(stream)->synchronize();
 }
 
 bool HostRuntime::query(Stream stream) {
+  checkProcess();
   return streamOf(stream)->query();
 }
 
 void HostRuntime::synchronizeDevice(int device) {
+  checkProcess();
   std::vector<std::shared_ptr<HostStream>> streams{deviceAt(device).defaultStream};
   {
     std::lock_guard lock(streamsMutex_);

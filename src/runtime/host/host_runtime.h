@@ -53,6 +53,9 @@ class HostRuntime final : public Runtime {
   bool query(Stream stream) override;
   CaptureState captureState(Stream stream) override;
 
+  // Throws Error(invalidUsage) in a child of the process that made this.
+  void checkProcess() const;
+
   // What only simulated devices have.
   // Waits for all work of a device.
   void synchronizeDevice(int device);

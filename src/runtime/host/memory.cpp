@@ -113,6 +113,7 @@ std::byte* MemoryManager::takeFromPool(int device, size_t bytes,
 }
 
 void MemoryManager::free(const Allocation& allocation) {
+  if (forks_ != forkCount()) return;
   auto* address = static_cast<std::byte*>(allocation.address());
   const Segment* segment = allocation.segment().get();
   std::lock_guard lock(mutex_);

@@ -14,7 +14,8 @@ namespace unisono::runtime::host {
 
 // The memory of all simulated devices. Large allocations are segments of their own; small ones
 // share segments, so that a program with thousands of them does not run out of descriptors.
-// Thread-safe. What it hands out keeps it alive.
+// Thread-safe. What it hands out keeps it alive. In a child that is forked off, freeing does
+// nothing: the memory is the parent's.
 class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
  public:
   // Zero-filled, aligned to 512 bytes as cudaMalloc's.
@@ -42,6 +43,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   std::map<uintptr_t, Range>::const_iterator find(const void* address) const;
   std::shared_ptr<Segment> mapped(const MemoryHandle& handle);
 
+  const int forks_ = forkCount();  // of the process that made this
   std::mutex mutex_;
   std::map<uintptr_t, Range> ranges_;  // by start
   std::map<int, std::vector<std::unique_ptr<Pool>>> pools_;

@@ -48,7 +48,8 @@ Segment::Segment(const UniqueDescriptor& descriptor, size_t bytes) : bytes_(byte
 }
 
 Segment::~Segment() {
-  if (address_ != nullptr) ::munmap(address_, bytes_);
+  // In a child something else may be at these addresses.
+  if (address_ != nullptr && forks_ == forkCount()) ::munmap(address_, bytes_);
 }
 
 void Segment::map(int descriptor) {
@@ -56,6 +57,10 @@ void Segment::map(int descriptor) {
       ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (address == MAP_FAILED) throw systemError(errno, "mmap of simulated device memory");
   address_ = static_cast<std::byte*>(address);
+  // The mapping is shared, so a child that wrote to it would write to its parent's memory.
+  if (::madvise(address, bytes_, MADV_DONTFORK) != 0) {
+    throw systemError(errno, "madvise of simulated device memory");
+  }
 }
 
 const DescriptorTicket& Segment::ticket() {

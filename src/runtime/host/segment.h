@@ -4,13 +4,15 @@
 #include <memory>
 #include <mutex>
 
+#include "base/fork.h"
 #include "base/unique_descriptor.h"
 #include "runtime/descriptor_service.h"
 
 namespace unisono::runtime::host {
 
 // A mapped memfd: the unit that other processes map. Pages that were never written cost nothing.
-// Its size is sealed, so that nobody's mapping of it can be cut short.
+// Its size is sealed, so that nobody's mapping of it can be cut short. A child that is forked off
+// has no mapping of it.
 class Segment {
  public:
   // Throws Error(systemError).
@@ -36,6 +38,7 @@ class Segment {
   UniqueDescriptor descriptor_;
   std::byte* address_ = nullptr;
   size_t bytes_;
+  const int forks_ = forkCount();
   std::mutex mutex_;
   std::unique_ptr<DescriptorOffer> offer_;
 };
