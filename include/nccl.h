@@ -305,9 +305,9 @@ ncclResult_t pncclCommDestroy(ncclComm_t comm);
 // Aborts running work and frees the communicator. Waits neither for other ranks nor for the streams
 // that the communicator was used on, and may be called while another thread is inside a call of the
 // communicator. Queued work that starts later does not touch the memory that was passed to it.
-// Running work ends within milliseconds: synchronize its stream before you free or reuse the memory.
-// The memory of the communicator is released when the device has finished with it. A CUDA graph that
-// holds calls of the communicator must not be launched any more.
+// Running work ends within milliseconds: synchronize its stream before you free or reuse the
+// memory. The memory of the communicator is released when the device has finished with it. A CUDA
+// graph that holds calls of the communicator must not be launched any more.
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 

@@ -48,8 +48,8 @@ class Handle : public std::enable_shared_from_this<Handle> {
   // Waits for everything that was launched, or returns false and does so in the background if the
   // communicator is nonblocking. Throws Error(invalidArgument) the second time.
   bool finalize();
-  // Records an error that makes the communicator unusable, unless there is one already, and logs it.
-  // From then on the communicator waits for no other rank. Returns the error that it has failed
+  // Records an error that makes the communicator unusable, unless there is one already, and logs
+  // it. From then on the communicator waits for no other rank. Returns the error that it has failed
   // with.
   Error fail(const Error& error);
   std::string lastError() const;
