@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <regex>
 
 #include "seeds.h"
 
-// What happens when ranks wait for what never comes: an abort ends every wait, wherever it finds
+// Ranks that wait for data that never arrives: an abort ends every wait, wherever it finds
 // the ranks, and without one the wait is reported with who waits for whom.
 namespace unisono::protocol {
 namespace {
@@ -62,6 +63,21 @@ TEST_F(Stuck, AMissingRankIsNamed) {
         << errors[3];
     discardWorlds();
   }
+}
+
+// The second call waits for one step more than the first call has brought.
+TEST_F(Stuck, TheReportSaysHowFarThePeerGot) {
+  World& tested = world(mixed());
+  for (int rank = 0; rank < kRanks; rank++) {
+    tested.enqueue(rank, {taskOf(Call::allGather, rank, 0)});
+  }
+  for (const std::string& error : tested.synchronize()) ASSERT_EQ(error, "");
+  const auto errors = runWithout(tested, 2, Call::allGather);
+  const std::regex report("rank 3 waits for rank 2 \\(data, channel 0, wanted (\\d+), seen (\\d+)");
+  std::smatch match;
+  ASSERT_TRUE(std::regex_search(errors[3], match, report)) << errors[3];
+  EXPECT_GT(std::stoi(match[2]), 0) << errors[3];
+  EXPECT_EQ(std::stoi(match[1]), std::stoi(match[2]) + 1) << errors[3];
 }
 
 TEST_F(Stuck, AMissingRankOfAOneShotIsReported) {

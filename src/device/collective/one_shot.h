@@ -64,7 +64,7 @@ UNISONO_DEVICE void oneShotAllReduce(const OneShotArguments& arguments, uint32_t
         }
         return here;
       };
-      if (!waitUntil(arguments.abortFlag, {"lines of every peer", me, -1, block}, allHere, epoch)) {
+      if (!waitUntil(arguments.abortFlag, {"lines of every peer", me, -1, block}, allHere)) {
         return;
       }
       uint64_t pack[kRanks];

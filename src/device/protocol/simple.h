@@ -39,7 +39,12 @@ class FifoEnd {
   UNISONO_DEVICE void postData() const { storeRelease(tail_, step_ + 1); }
   UNISONO_DEVICE void postCredit() const { storeRelease(head_, step_ + 1); }
   UNISONO_DEVICE void advance() { step_++; }
-  UNISONO_DEVICE uint64_t step() const { return step_; }
+  UNISONO_DEVICE WaitSubject dataSubject(int rank, int peer, int channel) const {
+    return {"data", rank, peer, channel, tail_, step_ + 1};
+  }
+  UNISONO_DEVICE WaitSubject creditSubject(int rank, int peer, int channel) const {
+    return {"a free slot", rank, peer, channel, head_, step_ + 1 - slotCount_};
+  }
   UNISONO_DEVICE void save() const {
     noteWrite(&connection_->step, sizeof(connection_->step));
     connection_->step = step_;
@@ -129,9 +134,8 @@ class SimpleProtocol {
       uint64_t taken = 0;
       const uint64_t* offer = connection.offer;
       while (taken == 0 && !group_.aborted()) {
-        if (waitUntil(
-                abortFlag_, {"an offer", rank_, sendPeer_, channel_},
-                [offer] { return loadRelaxed(offer) != 0; }, 1)) {
+        if (waitUntil(abortFlag_, {"an offer", rank_, sendPeer_, channel_},
+                      [offer] { return loadRelaxed(offer) != 0; })) {
           taken = exchange(connection.offer, uint64_t{0});  // 0 if it was withdrawn
         } else {
           group_.setAborted();
@@ -163,12 +167,12 @@ class SimpleProtocol {
   }
   UNISONO_DEVICE void receiveDirect(Connection& connection) {
     if (group_.isWaiter(0) && !group_.aborted()) {
-      const WaitSubject subject{"data", rank_, receivePeer_, channel_};
       const FifoEnd& end = receive_;
+      const WaitSubject subject = end.dataSubject(rank_, receivePeer_, channel_);
       auto hasData = [&end] { return end.hasData(); };
-      if (!waitUntil(abortFlag_, subject, hasData, end.step() + 1)) {
+      if (!waitUntil(abortFlag_, subject, hasData)) {
         const bool withdrawn = exchange(connection.offer, uint64_t{0}) != 0;
-        if (!withdrawn) waitAlways(subject, hasData, end.step() + 1);
+        if (!withdrawn) waitAlways(subject, hasData);
         group_.setAborted();
       }
       end.acquireData();
@@ -216,18 +220,16 @@ class SimpleProtocol {
   UNISONO_DEVICE void waitForPeers(bool receive, bool send) {
     if (receive && group_.isWaiter(0) && !group_.aborted()) {
       const FifoEnd& end = receive_;
-      if (!waitUntil(
-              abortFlag_, {"data", rank_, receivePeer_, channel_}, [&end] { return end.hasData(); },
-              end.step() + 1)) {
+      if (!waitUntil(abortFlag_, end.dataSubject(rank_, receivePeer_, channel_),
+                     [&end] { return end.hasData(); })) {
         group_.setAborted();
       }
       end.acquireData();
     }
     if (send && group_.isWaiter(kWarpSize > 1 ? 1 : 0) && !group_.aborted()) {
       const FifoEnd& end = send_;
-      if (!waitUntil(
-              abortFlag_, {"a free slot", rank_, sendPeer_, channel_},
-              [&end] { return end.hasCredit(); }, end.step() + 1)) {
+      if (!waitUntil(abortFlag_, end.creditSubject(rank_, sendPeer_, channel_),
+                     [&end] { return end.hasCredit(); })) {
         group_.setAborted();
       }
       end.acquireCredit();

@@ -15,12 +15,15 @@ struct alignas(16) Line {
   uint32_t data0, flag0, data1, flag1;
 };
 
-// Who waits for whom, for reports; costs nothing on a GPU.
+// Who waits for whom, for reports; costs nothing on a GPU. `counter` is what has to reach `wanted`;
+// null if the wait is for something else.
 struct WaitSubject {
   const char* what;
   int rank;
   int peer;
   int channel;
+  const uint64_t* counter = nullptr;
+  uint64_t wanted = 0;
 };
 
 }  // namespace unisono::device

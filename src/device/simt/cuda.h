@@ -137,9 +137,8 @@ UNISONO_DEVICE Line loadLine(const Line* line) {
 }
 
 template <typename Ready>
-UNISONO_DEVICE bool waitUntil(const uint32_t* abortFlag, const WaitSubject& subject, Ready ready,
-                              uint64_t wanted = 0) {
-  (void)subject, (void)wanted;
+UNISONO_DEVICE bool waitUntil(const uint32_t* abortFlag, const WaitSubject& subject, Ready ready) {
+  (void)subject;
   // The abort flag lies in host memory: look seldom.
   constexpr uint32_t kPollsPerLook = 4096;
   uint32_t polls = 0;
@@ -150,8 +149,8 @@ UNISONO_DEVICE bool waitUntil(const uint32_t* abortFlag, const WaitSubject& subj
 }
 // For a wait that is short and must not end before its condition holds.
 template <typename Ready>
-UNISONO_DEVICE void waitAlways(const WaitSubject& subject, Ready ready, uint64_t wanted = 0) {
-  (void)subject, (void)wanted;
+UNISONO_DEVICE void waitAlways(const WaitSubject& subject, Ready ready) {
+  (void)subject;
   while (!ready()) {
   }
 }

@@ -139,24 +139,30 @@ inline Line loadLine(const Line* line) {
               static_cast<uint32_t>(second), static_cast<uint32_t>(second >> 32)};
 }
 
-// Calls `ready` until it is true; false when the communicator was aborted first. `wanted` and
-// `seen()` are for the report of a stuck process.
+inline void pollFor(const WaitSubject& subject) {
+  uint64_t seen = 0;
+  if (subject.counter != nullptr) {
+    seen = std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(subject.counter))
+               .load(std::memory_order_relaxed);
+  }
+  runtime::host::poll(
+      {subject.what, subject.rank, subject.peer, subject.channel, subject.wanted, seen});
+}
+
+// Calls `ready` until it is true; false when the communicator was aborted first.
 template <typename Ready>
-bool waitUntil(const uint32_t* abortFlag, const WaitSubject& subject, Ready ready,
-               uint64_t wanted = 0) {
+bool waitUntil(const uint32_t* abortFlag, const WaitSubject& subject, Ready ready) {
   while (!ready()) {
     if (loadRelaxed(abortFlag) != 0) return false;
-    runtime::host::poll({subject.what, subject.rank, subject.peer, subject.channel, wanted, 0});
+    pollFor(subject);
   }
   runtime::host::progress();
   return true;
 }
 // For a wait that is short and must not end before its condition holds.
 template <typename Ready>
-void waitAlways(const WaitSubject& subject, Ready ready, uint64_t wanted = 0) {
-  while (!ready()) {
-    runtime::host::poll({subject.what, subject.rank, subject.peer, subject.channel, wanted, 0});
-  }
+void waitAlways(const WaitSubject& subject, Ready ready) {
+  while (!ready()) pollFor(subject);
   runtime::host::progress();
 }
 

@@ -66,7 +66,8 @@ std::string describeWaits(const std::vector<Waiter>& waiters) {
     if (reason.peer >= 0) fmt::format_to(out, " for rank {}", reason.peer);
     fmt::format_to(out, " ({}", reason.what);
     if (reason.channel >= 0) fmt::format_to(out, ", channel {}", reason.channel);
-    fmt::format_to(out, ", wanted {}, seen {})", reason.wanted, reason.seen);
+    if (reason.wanted > 0) fmt::format_to(out, ", wanted {}, seen {}", reason.wanted, reason.seen);
+    fmt::format_to(out, ")");
   }
   if (waiters.size() > kMaxListed) {
     fmt::format_to(out, "; and {} more", waiters.size() - kMaxListed);
