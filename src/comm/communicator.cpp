@@ -210,7 +210,7 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
       prepared.streams.push_back(task.stream);
     }
   }
-  // Also finds out, before anything is done, what is no stream.
+  // Also refuses, before anything is done, what is not a stream.
   runtime::DeviceScope scope(runtime_, device_);
   for (runtime::Stream stream : prepared.streams) {
     prepared.captured |= runtime_.captureState(stream) != runtime::CaptureState::none;

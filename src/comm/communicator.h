@@ -140,7 +140,7 @@ class Communicator {
 
   bool launched_ = false, captured_ = false;
   uint64_t lastStream_ = 0;                     // runtime::Runtime::streamNumber
-  std::unique_ptr<runtime::Event> lastLaunch_;  // recorded behind it: its stream may be gone by now
+  std::unique_ptr<runtime::Event> lastLaunch_;  // recorded after it: its stream may be gone by now
   std::unique_ptr<runtime::Event> join_;        // between the streams of one group
 
   // Copies of the input of all-to-alls in place, the largest buffer last. Graphs that may be

@@ -155,7 +155,7 @@ TEST_F(Aborts, DoNotWaitForOthersOfTheDevice) {
   const Ranks first(kRanks), second(kRanks);
   for (const Ranks* ranks : {&first, &second}) connect(*ranks, stuck);
   for (const Ranks* ranks : {&first, &second}) getStuck(*ranks, stuck);
-  abortSoon(first.comm(0), "a communicator, beside a kernel of another one",
+  abortSoon(first.comm(0), "a communicator, next to a kernel of another one",
             [&] { ncclCommAbort(second.comm(0)); });
   for (const Ranks* ranks : {&first, &second}) {
     for (int rank = 0; rank < kRanks; rank++) ncclCommAbort(ranks->comm(rank));
@@ -176,7 +176,7 @@ TEST_F(Aborts, EndTheConnecting) {
   aborting.join();
 }
 
-// How a communicator is ended right behind a call that its peer makes late.
+// How a communicator is ended right after a call that its peer makes late.
 class LateCalls : public Aborts, public ::testing::WithParamInterface<bool> {};
 
 TEST_P(LateCalls, AreWaitedFor) {

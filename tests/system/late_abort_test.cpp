@@ -247,7 +247,7 @@ TEST(LateAborts, OfManyCommunicatorsInAnyOrder) {
     pairs.emplace_back(2);
     onThreads(2, [&](int rank) { useOnce(pairs.back().comm(rank), 64); });
   }
-  // Calls of all pairs share two streams, so that nearly all of them wait behind somebody else's.
+  // Calls of all pairs share two streams, so that nearly all of them wait for another pair's.
   const DeviceStream streams[] = {DeviceStream(deviceOf(0)), DeviceStream(deviceOf(1))};
   std::vector<ncclComm_t> comms;
   for (const Ranks& ranks : pairs) {
