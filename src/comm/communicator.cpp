@@ -242,16 +242,37 @@ void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepar
   }
 }
 
-// Buffers grow by doubling, so that those of ever larger calls add up to a small multiple of the
-// largest one.
+// A buffer that is too small is replaced by one of at least twice its size, so that few are made.
+// Graphs that may be launched again keep those of captured calls in use.
 std::byte* Communicator::stagingBuffer(size_t bytes, bool captured) {
-  std::vector<std::shared_ptr<runtime::DeviceMemory>>& buffers =
-      captured ? capturedStaging_ : staging_;
-  if (buffers.empty() || buffers.back()->bytes() < bytes) {
-    const size_t before = buffers.empty() ? 0 : buffers.back()->bytes();
-    buffers.push_back(runtime_.allocate(device_, std::max(bytes, 2 * before)));
+  std::shared_ptr<runtime::DeviceMemory>& buffer = captured ? capturedStaging_ : staging_;
+  if (buffer == nullptr || buffer->bytes() < bytes) {
+    const size_t before = buffer == nullptr ? 0 : buffer->bytes();
+    auto old = std::exchange(buffer, runtime_.allocate(device_, std::max(bytes, 2 * before)));
+    if (captured) {
+      earlierCapturedStaging_.push_back(std::move(old));
+    } else {
+      releaseAfterLaunches(std::move(old));
+    }
   }
-  return static_cast<std::byte*>(buffers.back()->address());
+  return static_cast<std::byte*>(buffer->address());
+}
+
+// Releases memory when everything that has been launched is done, without waiting for it here.
+void Communicator::releaseAfterLaunches(std::shared_ptr<runtime::DeviceMemory> memory) {
+  if (memory == nullptr || (!launched_ && !captured_)) return;
+  Reaper::get().add([&runtime = runtime_, device = device_, memory = std::move(memory),
+                     stream = streamBehindLaunches()]() mutable {
+    try {
+      const runtime::DeviceScope scope(runtime, device);
+      if (!runtime.query(stream.get())) return false;
+    } catch (const std::exception& error) {
+      logWarn("The device reported while memory was to be released: {}", error.what());
+    }
+    stream.reset();
+    memory.reset();
+    return true;
+  });
 }
 
 bool Communicator::isConnected(const Prepared& prepared) const {

@@ -124,6 +124,7 @@ class Communicator {
   std::shared_ptr<void> streamBehindLaunches();
   void stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared);
   std::byte* stagingBuffer(size_t bytes, bool captured);
+  void releaseAfterLaunches(std::shared_ptr<runtime::DeviceMemory> memory);
 
   runtime::Runtime& runtime_;
   std::shared_ptr<AbortSignal> abort_;
@@ -143,9 +144,9 @@ class Communicator {
   std::unique_ptr<runtime::Event> lastLaunch_;  // recorded after it: its stream may be gone by now
   std::unique_ptr<runtime::Event> join_;        // between the streams of one group
 
-  // Copies of the input of all-to-alls in place, the largest buffer last. Graphs that may be
-  // launched again use those of captured calls.
-  std::vector<std::shared_ptr<runtime::DeviceMemory>> staging_, capturedStaging_;
+  // For copies of the input of all-to-alls in place.
+  std::shared_ptr<runtime::DeviceMemory> staging_, capturedStaging_;
+  std::vector<std::shared_ptr<runtime::DeviceMemory>> earlierCapturedStaging_;
 
   mutable std::mutex reductionsMutex_;
   std::map<int, CustomReduction> reductions_;

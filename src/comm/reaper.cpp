@@ -32,8 +32,8 @@ void Reaper::add(std::function<bool()> release) noexcept {
     }
     changed_.notify_all();
   } catch (const std::exception& error) {
-    // What could not be added, or has no thread yet, stays allocated until the next abort.
-    logWarn("Memory of an aborted communicator cannot be released yet: {}", error.what());
+    // What could not be added, or has no thread yet, stays allocated until the next call.
+    logWarn("Memory of a communicator cannot be released yet: {}", error.what());
   }
 }
 

@@ -9,10 +9,10 @@
 
 namespace unisono::comm {
 
-// Releases what aborted communicators hold as soon as the device has finished with it. An abort
-// hands its communicator over and returns: nobody waits for a stream on which somebody else's
-// kernel may be stuck. The thread exists only while there is something to release. It is not waited
-// for when the process exits.
+// Releases aborted communicators, and memory that a communicator has replaced, as soon as the
+// device has finished with it. Nobody waits for a stream on which somebody else's kernel may be
+// stuck. The thread exists only while there is something to release. It is not waited for when the
+// process exits.
 class Reaper {
  public:
   static Reaper& get();

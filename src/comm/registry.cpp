@@ -129,7 +129,6 @@ Error Handle::fail(const Error& error) {
     logWarn("{}: {}", name, error.what());
     error_->setLogged();
   }
-  if (!error_) error_ = error;
   abort_->endWaits();
   return *error_;
 }

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "collective_case.h"
@@ -147,7 +149,13 @@ TEST(AllToAllInPlace, OfGrowingSizesHoldsASmallMultipleOfTheLargest) {
     for (int i = 0; i < 2; i++) exchange(step * kStep);
     ranks.synchronize();
   }
-  EXPECT_LT(mappedDeviceBytes() - before, 2 * 4 * kLargest);
+  // The last of the smaller buffers may be released a moment later.
+  const size_t allowed = before + 2 * kLargest * 3 / 2;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (mappedDeviceBytes() > allowed && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_LE(mappedDeviceBytes(), allowed);
   for (const DeviceBuffer& buffer : buffers) {
     EXPECT_TRUE(std::equal(pattern.begin(), pattern.end(), buffer.as<unsigned char>()));
   }
