@@ -33,8 +33,10 @@ struct Settings {
   std::string commKeyFile;                                // UNISONO_COMM_KEY_FILE
 
   // Topology.
-  std::string topologyFile;      // NCCL_TOPO_FILE
-  std::string topologyDumpFile;  // NCCL_TOPO_DUMP_FILE
+  std::string topologyFile;        // NCCL_TOPO_FILE
+  std::string topologyDumpFile;    // NCCL_TOPO_DUMP_FILE
+  int64_t topologyDumpRank = 0;    // NCCL_TOPO_DUMP_FILE_RANK
+  bool ignoreCpuAffinity = false;  // NCCL_IGNORE_CPU_AFFINITY
 
   // Communicators.
   int64_t blocking = -1;         // NCCL_COMM_BLOCKING; -1: as the ncclConfig_t says
@@ -49,20 +51,22 @@ struct Settings {
   int64_t cuMem = -1;            // NCCL_CUMEM_ENABLE: -1 automatic, 0 legacy IPC, 1 VMM
 
   // Paths and channels.
-  std::string graphFile;        // NCCL_GRAPH_FILE
-  std::string graphDumpFile;    // NCCL_GRAPH_DUMP_FILE
-  bool p2pDisable = false;      // NCCL_P2P_DISABLE
-  std::string p2pLevel;         // NCCL_P2P_LEVEL: a path type
-  int64_t p2pRead = -1;         // NCCL_P2P_READ_ENABLE: -1 automatic, 0 write, 1 read
-  bool nvbDisable = false;      // NCCL_NVB_DISABLE
-  bool shmDisable = false;      // NCCL_SHM_DISABLE
-  std::string gdrLevel;         // NCCL_NET_GDR_LEVEL: a path type
-  int64_t gdrRead = -1;         // NCCL_NET_GDR_READ: -1 automatic
-  bool gdrC2c = true;           // NCCL_NET_GDR_C2C
-  bool pxnDisable = false;      // NCCL_PXN_DISABLE
-  bool pxnC2c = true;           // NCCL_PXN_C2C
-  int64_t multiNodeNvlink = 2;  // NCCL_MNNVL_ENABLE: 0 off, 1 on, 2 automatic
-  int64_t crossNic = 2;         // NCCL_CROSS_NIC: 0 never, 1 always, 2 when it is faster
+  std::string graphFile;          // NCCL_GRAPH_FILE
+  std::string graphDumpFile;      // NCCL_GRAPH_DUMP_FILE
+  int64_t graphDumpRank = 0;      // NCCL_GRAPH_DUMP_FILE_RANK
+  bool p2pDisable = false;        // NCCL_P2P_DISABLE
+  std::string p2pLevel;           // NCCL_P2P_LEVEL: a path type
+  int64_t ignoreDisabledP2p = 0;  // NCCL_IGNORE_DISABLED_P2P: 0 report, 1 do not, 2 do not ask
+  int64_t p2pRead = -1;           // NCCL_P2P_READ_ENABLE: -1 automatic, 0 write, 1 read
+  bool nvbDisable = false;        // NCCL_NVB_DISABLE
+  bool shmDisable = false;        // NCCL_SHM_DISABLE
+  std::string gdrLevel;           // NCCL_NET_GDR_LEVEL: a path type
+  int64_t gdrRead = -1;           // NCCL_NET_GDR_READ: -1 automatic
+  bool gdrC2c = true;             // NCCL_NET_GDR_C2C
+  bool pxnDisable = false;        // NCCL_PXN_DISABLE
+  bool pxnC2c = true;             // NCCL_PXN_C2C
+  int64_t multiNodeNvlink = 2;    // NCCL_MNNVL_ENABLE: 0 off, 1 on, 2 automatic
+  int64_t crossNic = 2;           // NCCL_CROSS_NIC: 0 never, 1 always, 2 when it is faster
 
   bool operator==(const Settings&) const = default;
 };

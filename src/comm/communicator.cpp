@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/cpu_affinity.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/math.h"
@@ -162,6 +163,10 @@ void Communicator::agree() {
   // Only the node's topology shows which pairs meet on a third GPU: they do not reach each other,
   // and the decision must know it on every rank.
   NodePlace found = findPlace(ranks, bootstrap_->rank(), settings_);
+  // Host memory and threads of this communicator belong near its GPU. The host backend simulates
+  // GPUs of another machine.
+  const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
+  const ScopedCpuAffinity nearGpu(hasGpu ? found.cpuAffinity : "", settings_.ignoreCpuAffinity);
   for (const auto& [pair, link] : found.links) {
     if (link.through >= 0) mine.reachesPeers = 0;
   }

@@ -29,7 +29,8 @@ struct Domain {
 
 struct NodeChannels {
   std::vector<Domain> domains;
-  std::vector<int> domainOf;  // by device
+  std::vector<int> domainOf;            // by device
+  std::vector<std::string> affinityOf;  // by device: cores near it, see cpuAffinityOf
   // By devices, the lower first; `through` is a device.
   std::map<std::pair<size_t, size_t>, topology::PeerVerdict> links;
 };
@@ -49,6 +50,23 @@ struct NodeQuestion {
            devices == other.devices && gpusInAll == other.gpusInAll && machine == other.machine;
   }
 };
+
+// Logs that the driver disables peer-to-peer access between two GPUs: a warning where NVLink joins
+// them, as that points to broken hardware.
+void reportRefusal(const topology::Machine& machine, int rankA, int rankB) {
+  const topology::PathSettings& rules = machine.settings;
+  if (!rules.reportP2pRefused || !rules.p2pRefused.contains({rankA, rankB})) return;
+  const int a = machine.topology.gpuOfRank(rankA), b = machine.topology.gpuOfRank(rankB);
+  const std::string text = fmt::format(
+      "The driver disables peer-to-peer access between {} and {}; NCCL_IGNORE_DISABLED_P2P=1 hides "
+      "this message",
+      machine.topology.nameOf(a), machine.topology.nameOf(b));
+  if (machine.paths.wirePath(a, b).type <= topology::PathType::nvb) {
+    logWarn("{}", text);
+  } else {
+    logInfo("{}", text);
+  }
+}
 
 // Of several hosts in one file, only one has each bus id: files of the host backend are checked.
 NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopology& file) {
@@ -91,11 +109,13 @@ NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopolog
   }
   const topology::Machine machine(topology::subTopology(whole, used), question.rules);
   for (size_t a = 0; a < devices.size(); a++) {
+    node.affinityOf.push_back(topology::cpuAffinityOf(machine, static_cast<int>(a)));
     for (size_t b = a + 1; b < devices.size(); b++) {
       topology::PeerVerdict verdict =
           topology::checkPeer(machine.topology, machine.paths, machine.settings,
                               machine.topology.gpuOfRank(static_cast<int>(a)),
                               machine.topology.gpuOfRank(static_cast<int>(b)));
+      reportRefusal(machine, static_cast<int>(a), static_cast<int>(b));
       if (verdict.through >= 0) verdict.through = machine.topology.node(verdict.through).gpu.rank;
       node.links.emplace(std::pair(a, b), std::move(verdict));
     }
@@ -195,16 +215,16 @@ NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Setting
     ranksOf[i] = devices[static_cast<size_t>(domain.deviceOf[i])].ranks;
     first = std::min(first, ranksOf[i].front());
   }
-  if (rank == 0 && !settings.topologyDumpFile.empty()) {
+  if (rank == settings.topologyDumpRank && !settings.topologyDumpFile.empty()) {
     writeDump(settings.topologyDumpFile, "NCCL_TOPO_DUMP_FILE",
               topology::writeTopologyXml(machine.topology));
   }
-  if (rank == 0 && !settings.graphDumpFile.empty()) {
+  if (rank == settings.graphDumpRank && !settings.graphDumpFile.empty()) {
     writeDump(settings.graphDumpFile, "NCCL_GRAPH_DUMP_FILE",
               topology::writeGraphs(topology::namedGraphs(domain.graphs), domain.topology));
   }
   return {topology::placeOf(domain.graphs, ranksOf, rank, static_cast<uint64_t>(first)),
-          linksOf(*node, devices)};
+          linksOf(*node, devices), node->affinityOf[own]};
 }
 
 }  // namespace unisono::comm

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "comm/agreement.h"
@@ -12,6 +13,7 @@ namespace unisono::comm {
 struct NodePlace {
   topology::RankPlace place;   // what this rank tells the others in the all-gather of places
   transport::PeerLinks links;  // of all pairs of ranks of this node
+  std::string cpuAffinity;     // cores near this rank's GPU, see cpuAffinityOf; may be empty
 };
 
 // The search is made once for all ranks of this process that ask for the same machine. Throws as

@@ -17,6 +17,8 @@ namespace {
 
 using topology::XmlNode;
 
+constexpr int64_t kDoNotAskTheDriver = 2;  // of NCCL_IGNORE_DISABLED_P2P
+
 // NVLinks of a GPU to the NVSwitches, by its generation.
 int switchNvlinks(int computeCapability) {
   return computeCapability >= 90 ? 18 : computeCapability >= 80 ? 12 : 6;
@@ -175,7 +177,9 @@ NodeMachine nodeMachine(const Settings& settings, runtime::Backend backend,
   if (backend == runtime::Backend::cuda) detected = detectNode(settings, devices);
   if (detected != nullptr) {
     machine.topology = detected->topology;
-    machine.rules.p2pRefused = detected->p2pRefused;
+    if (settings.ignoreDisabledP2p != kDoNotAskTheDriver) {
+      machine.rules.p2pRefused = detected->p2pRefused;
+    }
   } else {
     machine.topology = assembleMachine(settings, backend, devices);
   }

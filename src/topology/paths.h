@@ -37,6 +37,7 @@ struct PathSettings {
   std::map<int, RankFacts> ranks;    // by rank
   // Pairs of ranks (lower first) between which the driver (NVML) refuses P2P.
   std::set<std::pair<int, int>> p2pRefused;
+  bool reportP2pRefused = true;  // NCCL_IGNORE_DISABLED_P2P=0
 
   bool operator==(const PathSettings&) const = default;
 };

@@ -27,6 +27,7 @@ PathSettings pathSettingsOf(const Settings& settings) {
   PathSettings paths;
   paths.p2pDisable = settings.p2pDisable;
   paths.p2pLevel = levelOf(settings.p2pLevel, "NCCL_P2P_LEVEL");
+  paths.reportP2pRefused = settings.ignoreDisabledP2p == 0;
   paths.p2pRead = switchOf(settings.p2pRead);
   paths.shmDisable = settings.shmDisable;
   paths.gdrLevel = levelOf(settings.gdrLevel, "NCCL_NET_GDR_LEVEL");

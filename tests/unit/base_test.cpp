@@ -13,6 +13,7 @@
 #include <string_view>
 #include <thread>
 
+#include "base/cpu_affinity.h"
 #include "base/error.h"
 #include "base/fnv.h"
 #include "base/math.h"
@@ -150,6 +151,58 @@ TEST(Guarded, TurnsExceptionsIntoResults) {
   EXPECT_EQ(keptText, "Out of host memory");
   EXPECT_EQ(guarded(keepText, [] { throw std::out_of_range("index"); }), ncclInternalError);
   EXPECT_EQ(keptText, "index");
+}
+
+std::string maskOf(const cpu_set_t& cores) {
+  std::string text;
+  for (int word = CPU_SETSIZE / 32 - 1; word >= 0; word--) {
+    uint32_t bits = 0;
+    for (int bit = 0; bit < 32; bit++) {
+      if (CPU_ISSET(static_cast<size_t>(word * 32 + bit), &cores)) bits |= uint32_t{1} << bit;
+    }
+    text += fmt::format("{}{:08x}", text.empty() ? "" : ",", bits);
+  }
+  return text;
+}
+
+cpu_set_t coresOfThisThread() {
+  cpu_set_t cores;
+  EXPECT_EQ(::sched_getaffinity(0, sizeof cores, &cores), 0);
+  return cores;
+}
+
+TEST(ScopedCpuAffinity, RestrictsTheThreadAndThoseItStarts) {
+  const cpu_set_t before = coresOfThisThread();
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (size_t core = 0; CPU_COUNT(&one) == 0; core++) {
+    if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
+  }
+  for (const bool ignoreOwn : {false, true}) {
+    const ScopedCpuAffinity scope(maskOf(one), ignoreOwn);
+    const cpu_set_t inside = coresOfThisThread();
+    EXPECT_TRUE(CPU_EQUAL(&inside, &one));
+    std::thread([&] {
+      const cpu_set_t inherited = coresOfThisThread();
+      EXPECT_TRUE(CPU_EQUAL(&inherited, &one));
+    }).join();
+  }
+  const cpu_set_t after = coresOfThisThread();
+  EXPECT_TRUE(CPU_EQUAL(&after, &before));
+}
+
+TEST(ScopedCpuAffinity, ChangesNothingWithoutACore) {
+  const cpu_set_t before = coresOfThisThread();
+  cpu_set_t others;
+  CPU_ZERO(&others);
+  for (size_t core = 0; core < CPU_SETSIZE; core++) {
+    if (!CPU_ISSET(core, &before)) CPU_SET(core, &others);
+  }
+  for (const std::string& mask : {std::string(), std::string("00000000"), maskOf(others)}) {
+    const ScopedCpuAffinity scope(mask, false);
+    const cpu_set_t inside = coresOfThisThread();
+    EXPECT_TRUE(CPU_EQUAL(&inside, &before)) << mask;
+  }
 }
 
 }  // namespace

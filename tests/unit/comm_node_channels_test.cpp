@@ -175,6 +175,35 @@ TEST(NodeChannels, WhatTheUserForbidsIsAnError) {
   EXPECT_EQ(errorOf(ranks, settings), "");
 }
 
+TEST(NodeChannels, TheChosenRankWritesTheDumps) {
+  const File machine("machine"), graphs("graphs");
+  const auto ranks = factsOf(4, 2);
+  Settings settings;
+  settings.topologyDumpFile = machine.path();
+  settings.graphDumpFile = graphs.path();
+  settings.topologyDumpRank = 3;
+  settings.graphDumpRank = -1;
+  for (const int rank : {0, 1, 2}) findPlace(ranks, rank, settings);
+  EXPECT_FALSE(std::filesystem::exists(machine.path()));
+  findPlace(ranks, 3, settings);
+  EXPECT_TRUE(has(machine.text(), "rank=\"3\"")) << machine.text();
+  EXPECT_FALSE(std::filesystem::exists(graphs.path())) << "no rank was to write it";
+}
+
+TEST(NodeChannels, RanksGetTheCoresNearTheirGpus) {
+  const auto ranks = factsOf(4, 4);
+  const std::string machine = R"(<system version="1">
+    <cpu numaid="0" affinity="0000ffff"><pci busid="0000:01:00.0"><gpu dev="0" sm="90"/></pci>
+      <pci busid="0000:02:00.0"><gpu dev="1" sm="90"/></pci></cpu>
+    <cpu numaid="1" affinity="ffff0000"><pci busid="0000:03:00.0"><gpu dev="2" sm="90"/></pci>
+      <pci busid="0000:04:00.0"><gpu dev="3" sm="90"/></pci></cpu></system>)";
+  const File file("cores", machine);
+  Settings settings;
+  settings.hostTopologyFile = file.path();
+  EXPECT_EQ(findPlace(ranks, 1, settings).cpuAffinity, "0000ffff");
+  EXPECT_EQ(findPlace(ranks, 2, settings).cpuAffinity, "ffff0000");
+}
+
 TEST(NodeChannels, FilesGoOutAndIn) {
   const File machine("machine"), graphs("graphs");
   const auto ranks = factsOf(4, 4);
