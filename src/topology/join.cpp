@@ -73,25 +73,24 @@ std::uint64_t channelsLedBy(const ChannelGraph& graph, const std::vector<std::ve
   return led;
 }
 
-class Hash : public Fnv {
- public:
-  using Fnv::add;
-  void add(const std::vector<int>& values) {
-    add(values.size());
-    for (const int value : values) add(static_cast<std::uint64_t>(value));
+void hashInto(Fnv& hash, const std::vector<int>& values) {
+  hash.add(values.size());
+  for (const int value : values) hash.add(static_cast<uint64_t>(value));
+}
+
+void hashInto(Fnv& hash, const std::vector<std::vector<int>>& lists) {
+  hash.add(lists.size());
+  for (const auto& list : lists) hashInto(hash, list);
+}
+
+void hashInto(Fnv& hash, const GraphFacts& facts) {
+  for (const int64_t value :
+       {int64_t{facts.pattern}, int64_t{facts.channels}, int64_t{facts.typeIntra},
+        int64_t{facts.typeInter}, int64_t{facts.sameChannels}, int64_t{facts.crossNic},
+        facts.speedIntra, facts.speedInter}) {
+    hash.add(static_cast<uint64_t>(value));
   }
-  void add(const std::vector<std::vector<int>>& lists) {
-    add(lists.size());
-    for (const auto& list : lists) add(list);
-  }
-  void add(const GraphFacts& facts) {
-    for (const std::int64_t value :
-         {std::int64_t{facts.pattern}, std::int64_t{facts.channels}, std::int64_t{facts.typeIntra},
-          std::int64_t{facts.typeInter}, std::int64_t{facts.sameChannels},
-          std::int64_t{facts.crossNic}, facts.speedIntra, facts.speedInter})
-      add(static_cast<std::uint64_t>(value));
-  }
-};
+}
 
 }  // namespace
 
@@ -330,17 +329,17 @@ TreePlace Joined::nvlsTreePlace(int head, int tree, int rank) const {
 }
 
 JoinedHash hashOf(const Joined& joined) {
-  Hash nodes, graphs, channels, rings, trees, collnet, nvls;
+  Fnv nodes, graphs, channels, rings, trees, collnet, nvls;
   for (int rank = 0; rank < joined.ranks(); ++rank)
     nodes.add(static_cast<std::uint64_t>(joined.nodeOf(rank)));
   for (const GraphFacts* facts : {&joined.ring(), &joined.tree(), &joined.collnetChain(),
                                   &joined.collnetDirect(), &joined.nvls()})
-    graphs.add(*facts);
+    hashInto(graphs, *facts);
   channels.add(static_cast<std::uint64_t>(joined.channels()));
   const int sources = std::min(joined.ring().channels, joined.tree().channels);
   for (int c = 0; c < std::min(sources, joined.channels()); ++c) {
-    rings.add(joined.ringOrder(c));
-    trees.add(joined.treeOrder(c));
+    hashInto(rings, joined.ringOrder(c));
+    hashInto(trees, joined.treeOrder(c));
     for (int node = 0; node < joined.nodes(); ++node)
       trees.add(static_cast<std::uint64_t>(joined.treePattern(node)));
   }
@@ -350,8 +349,8 @@ JoinedHash hashOf(const Joined& joined) {
     for (int node = 0; node < joined.nodes(); ++node)
       for (const int rank : joined.collnetChain(c, node))
         collnet.add(static_cast<std::uint64_t>(rank));
-  collnet.add(joined.collnetHeads());
-  nvls.add(joined.nvlsHeads());
+  hashInto(collnet, joined.collnetHeads());
+  hashInto(nvls, joined.nvlsHeads());
   return {nodes.value(), graphs.value(),  channels.value(), rings.value(),
           trees.value(), collnet.value(), nvls.value()};
 }

@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <limits>
 
 #include "topology/join.h"
 #include "topology/presets.h"
@@ -20,27 +22,62 @@ double peakMegabytes() {
   return static_cast<double>(usage.ru_maxrss) * 1024 / 1e6;
 }
 
-TEST(JoinScale, GrowsWithTheNumberOfRanks) {
-  const Machine machine =
-      trimMachine(buildTopology(describeMachine(preset("dgx-h100"))), {}, -1, 0);
-  const GraphSet graphs = searchGraphs(machine, {});
-  std::vector<std::vector<int>> ranksOf(machine.topology.nodes.size());
-  for (const int gpu : machine.topology.of(NodeType::gpu))
-    ranksOf[static_cast<size_t>(gpu)] = {machine.topology.node(gpu).gpu.rank};
-  std::vector<RankPlace> oneNode;
-  for (int rank = 0; rank < kGpus; ++rank) oneNode.push_back(placeOf(graphs, ranksOf, rank, 0));
+class JoinScale : public ::testing::Test {
+ protected:
+  JoinScale() {
+    const Machine machine =
+        trimMachine(buildTopology(describeMachine(preset("dgx-h100"))), {}, -1, 0);
+    const GraphSet graphs = searchGraphs(machine, {});
+    std::vector<std::vector<int>> ranksOf(machine.topology.nodes.size());
+    for (const int gpu : machine.topology.of(NodeType::gpu)) {
+      ranksOf[static_cast<size_t>(gpu)] = {machine.topology.node(gpu).gpu.rank};
+    }
+    for (int rank = 0; rank < kGpus; rank++) oneNode_.push_back(placeOf(graphs, ranksOf, rank, 0));
+  }
 
+  std::vector<RankPlace> placesOf(int ranks) const {
+    std::vector<RankPlace> places(static_cast<size_t>(ranks));
+    for (int rank = 0; rank < ranks; rank++) {
+      RankPlace& place = places[static_cast<size_t>(rank)];
+      place = oneNode_[static_cast<size_t>(rank % kGpus)];
+      place.node = static_cast<uint64_t>(rank / kGpus) * 0x9e3779b97f4a7c15u;
+    }
+    return places;
+  }
+
+ private:
+  std::vector<RankPlace> oneNode_;
+};
+
+// Processor time, which other programs on the machine hardly lengthen, of the fastest of several
+// runs.
+double secondsToJoin(const std::vector<RankPlace>& places) {
+  double best = std::numeric_limits<double>::max();
+  for (int round = 0; round < 5; round++) {
+    const std::clock_t begin = std::clock();
+    const Joined joined = join(places, {});
+    EXPECT_NE(hashOf(joined).rings, 0u);
+    best = std::min(best, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
+  }
+  return best;
+}
+
+// Four times the ranks take 4 times as long, or 16 times if any part is quadratic.
+TEST_F(JoinScale, TimeIsLinearInTheNumberOfRanks) {
+  constexpr int kRanks = 16384;
+  const double few = secondsToJoin(placesOf(kRanks));
+  const double many = secondsToJoin(placesOf(4 * kRanks));
+  std::printf("%d ranks: %.1f ms, four times as many: %.1f ms\n", kRanks, 1e3 * few, 1e3 * many);
+  EXPECT_LT(many, 9 * few);
+}
+
+TEST_F(JoinScale, PrintsTheCurve) {
   std::printf(
       "| ranks | nodes | channels | received, MB | join, ms | hash, ms | "
       "own place in all channels, ms | peak of the process, MB "
       "|\n|---|---|---|---|---|---|---|---|\n");
   for (int ranks = kGpus; ranks <= 65536; ranks *= 2) {
-    std::vector<RankPlace> places(static_cast<size_t>(ranks));
-    for (int rank = 0; rank < ranks; ++rank) {
-      RankPlace& place = places[static_cast<size_t>(rank)];
-      place = oneNode[static_cast<size_t>(rank % kGpus)];
-      place.node = static_cast<std::uint64_t>(rank / kGpus) * 0x9e3779b97f4a7c15u;
-    }
+    const std::vector<RankPlace> places = placesOf(ranks);
     // Processor time, which other programs on the machine do not lengthen.
     const std::clock_t begin = std::clock();
     const Joined joined = join(places, {});
@@ -63,9 +100,9 @@ TEST(JoinScale, GrowsWithTheNumberOfRanks) {
                 milliseconds(afterHash, end), megabytes);
     EXPECT_NE(hash.rings, 0u);
     EXPECT_GT(neighbours, 0u);
-    if (ranks != 4096) continue;
-    EXPECT_LT(milliseconds(begin, end), 1000);
-    EXPECT_LT(megabytes, 200);
+    if (ranks == 4096) {
+      EXPECT_LT(megabytes, 200);
+    }
   }
 }
 
