@@ -38,7 +38,6 @@ struct OptionalFlag {
 enum class OutOfRange { clamp, useDefault, useLowest, useHighest };
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
-constexpr int64_t kAnyLow = std::numeric_limits<int64_t>::min();
 
 struct Number {
   int64_t Settings::*field;
@@ -117,7 +116,8 @@ constexpr Row kRows[] = {
      "topology file to read before the machine is detected"},
     {"NCCL_TOPO_DUMP_FILE", Text{&S::topologyDumpFile, "file"}, "none",
      "file to write the detected topology to"},
-    {"NCCL_TOPO_DUMP_FILE_RANK", Number{&S::topologyDumpRank, kAnyLow, kUnlimited}, "0",
+    {"NCCL_TOPO_DUMP_FILE_RANK",
+     Number{&S::topologyDumpRank, -1, kUnlimited, OutOfRange::useLowest}, "0",
      "rank that writes NCCL_TOPO_DUMP_FILE"},
     {"NCCL_IGNORE_CPU_AFFINITY", Flag{&S::ignoreCpuAffinity}, "0",
      "let initialisation use all cores near the GPU, not only those that the process may use"},
@@ -147,12 +147,13 @@ constexpr Row kRows[] = {
      "graph file with the channels to use in place of a search"},
     {"NCCL_GRAPH_DUMP_FILE", Text{&S::graphDumpFile, "file"}, "none",
      "file to write the channel graphs of a node to"},
-    {"NCCL_GRAPH_DUMP_FILE_RANK", Number{&S::graphDumpRank, kAnyLow, kUnlimited}, "0",
-     "rank that writes NCCL_GRAPH_DUMP_FILE"},
+    {"NCCL_GRAPH_DUMP_FILE_RANK", Number{&S::graphDumpRank, -1, kUnlimited, OutOfRange::useLowest},
+     "0", "rank that writes NCCL_GRAPH_DUMP_FILE"},
     {"NCCL_P2P_DISABLE", Flag{&S::p2pDisable}, "0", "disable peer-to-peer access between GPUs"},
     {"NCCL_P2P_LEVEL", Choice{&S::p2pLevel, kPathTypes, kNumberedPathTypes}, "by platform",
      "longest type of path over which GPUs access each other's memory"},
-    {"NCCL_IGNORE_DISABLED_P2P", Number{&S::ignoreDisabledP2p, kAnyLow, kUnlimited}, "0",
+    {"NCCL_IGNORE_DISABLED_P2P",
+     Number{&S::ignoreDisabledP2p, -1, kUnlimited, OutOfRange::useLowest}, "0",
      "when the driver disables peer-to-peer access: 0 report it, 1 do not report it, 2 do not ask "
      "the driver"},
     {"NCCL_P2P_READ_ENABLE", OptionalFlag{&S::p2pRead}, "by GPU",
