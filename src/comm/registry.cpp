@@ -135,7 +135,7 @@ Error Handle::fail(const Error& error) {
 
 std::string Handle::description() const {
   std::lock_guard lock(mutex_);
-  return communicator_ != nullptr ? communicator_->description() : "communicator in the making";
+  return communicator_ != nullptr ? communicator_->description() : "communicator in initialization";
 }
 
 std::string Handle::lastError() const {

@@ -3,11 +3,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "base/log.h"
@@ -180,75 +181,89 @@ class PinnedLine final : public PinnedMemory {
   }
 };
 
-// A line of managed memory that resides on the device. Writing it on the CPU moves its page here,
-// which needs no stream, and the next kernel that reads it moves the page back. Reading host memory
-// instead costs about a microsecond for each block of a launch. Freeing managed memory waits for
-// the device, so that pages are kept for the life of the process.
-class ManagedFlag final : public LaunchFlag {
+// A line of device memory that the CPU sets with a copy on a stream of its own. The copy engine
+// runs while kernels occupy every multiprocessor, and the stream has the highest priority, so that
+// its copies do not queue after work of the user. Reading host memory instead would cost about a
+// microsecond for each block of a launch. Lines are kept until the process exits.
+class DeviceFlag final : public LaunchFlag {
  public:
-  explicit ManagedFlag(int device) : LaunchFlag(nullptr), device_(device) {
-    std::lock_guard lock(mutex());
-    auto& lines = free(device);
-    // cudaDeviceReset frees managed memory.
-    std::erase_if(lines, [](uint32_t* line) { return !isManaged(line); });
+  explicit DeviceFlag(int device) : LaunchFlag(nullptr), device_(device) {
     DeviceCallScope scope(device);
-    if (lines.empty()) addPage(device);
-    address_ = lines.back();
-    zeroFill(address_, kLineBytes, device);
-    lines.pop_back();
-  }
-  ~ManagedFlag() override {
     std::lock_guard lock(mutex());
-    free(device_).push_back(address_);
+    PerDevice& own = of(device);
+    if (own.stream == nullptr) {
+      int lowest = 0, highest = 0;
+      check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange",
+            device);
+      check(cudaStreamCreateWithPriority(&own.stream, cudaStreamNonBlocking, highest),
+            "cudaStreamCreateWithPriority", device);
+      *static_cast<uint32_t*>(own.one.hostAddress()) = 1;
+    }
+    if (own.free.empty()) addPage(own, device);
+    zeroFill(own.free.back(), kLineBytes, device);
+    address_ = own.free.back();
+    own.free.pop_back();
+  }
+  ~DeviceFlag() override {
+    std::lock_guard lock(mutex());
+    of(device_).free.push_back(address_);
   }
 
+  // Waits for the copy, which takes microseconds, but not longer than kPatience: with a single
+  // hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) it may be stuck after work of the user.
   void raise() override {
-    if (isManaged(address_)) {
-      std::atomic_ref<uint32_t>(*address_).store(1, std::memory_order_release);
-    }
+    releaseOn(device_, [this] {
+      constexpr std::chrono::milliseconds kPatience{20};
+      const auto deadline = std::chrono::steady_clock::now() + kPatience;
+      std::lock_guard lock(mutex());
+      const PerDevice& own = of(device_);
+      if (!quietly(cudaMemcpyAsync(address_, own.one.hostAddress(), sizeof(uint32_t),
+                                   cudaMemcpyHostToDevice, own.stream))) {
+        return;
+      }
+      while (cudaStreamQuery(own.stream) == cudaErrorNotReady) {
+        if (std::chrono::steady_clock::now() >= deadline) {
+          logWarn(
+              "Device {} has not stored the abort of a communicator yet: kernels of it that "
+              "are queued may still start",
+              device_);
+          return;
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(10));
+      }
+    });
   }
 
  private:
-  static constexpr size_t kLineBytes = 128, kPageBytes = 4096;
+  static constexpr size_t kLineBytes = 128, kPageBytes = 64 << 10;
+
+  struct PerDevice {
+    cudaStream_t stream = nullptr;
+    PinnedLine one;  // holds a 1, the source of the copies
+    std::vector<std::shared_ptr<DeviceMemory>> pages;
+    std::vector<uint32_t*> free;
+  };
 
   static std::mutex& mutex() {
     static std::mutex mutex;
     return mutex;
   }
-  static std::vector<uint32_t*>& free(int device) {
-    static auto* lines = new std::map<int, std::vector<uint32_t*>>;
-    return (*lines)[device];
+  // Never destroyed, because threads may abort communicators until the process has ended.
+  static PerDevice& of(int device) {
+    static auto* devices = new std::map<int, PerDevice>;
+    return (*devices)[device];
   }
-  static bool isManaged(const void* address) {
-    cudaPointerAttributes attributes{};
-    return quietly(cudaPointerGetAttributes(&attributes, address)) &&
-           attributes.type == cudaMemoryTypeManaged;
-  }
-  static void addPage(int device) {
-    void* page = nullptr;
-    check(cudaMallocManaged(&page, kPageBytes), "cudaMallocManaged", device);
-    const cudaMemLocation location{cudaMemLocationTypeDevice, device};
-    check(cudaMemAdvise(page, kPageBytes, cudaMemAdviseSetPreferredLocation, location),
-          "cudaMemAdvise", device);
-    for (size_t offset = 0; offset < kPageBytes; offset += kLineBytes) {
-      free(device).push_back(reinterpret_cast<uint32_t*>(static_cast<std::byte*>(page) + offset));
+  static void addPage(PerDevice& own, int device) {
+    auto page = allocateVmm(device, kPageBytes, sharingSupport(device));
+    if (page == nullptr) page = allocateMalloc(device, kPageBytes);
+    for (size_t offset = 0; offset < page->bytes(); offset += kLineBytes) {
+      own.free.push_back(
+          reinterpret_cast<uint32_t*>(static_cast<std::byte*>(page->address()) + offset));
     }
+    own.pages.push_back(std::move(page));
   }
 
   const int device_;
-};
-
-// Where managed memory cannot be used by CPU and device at once.
-class PinnedFlag final : public LaunchFlag {
- public:
-  PinnedFlag() : LaunchFlag(static_cast<uint32_t*>(line_.deviceAddress())) {}
-  void raise() override {
-    std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(line_.hostAddress()))
-        .store(1, std::memory_order_release);
-  }
-
- private:
-  PinnedLine line_;
 };
 
 }  // namespace
@@ -354,13 +369,7 @@ std::shared_ptr<PinnedMemory> allocatePinnedMemory(size_t bytes) {
 }
 
 std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) {
-  int concurrent = 0;
-  check(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, device),
-        "cudaDeviceGetAttribute", device);
-  if (concurrent != 0) return std::make_shared<ManagedFlag>(device);
-  logInfo("Device {} has no concurrent managed memory, so kernels look for aborts in host memory",
-          device);
-  return std::make_shared<PinnedFlag>();
+  return std::make_shared<DeviceFlag>(device);
 }
 
 bool peerReachable(int device, int owner) {
