@@ -136,7 +136,9 @@ TEST(Fnv, EveryBitOfAWordReachesTheLowBits) {
 }
 
 std::string keptText;
-void keepText(const char* text) noexcept {
+bool keptAsLogged = false;
+void keepText(const char* text, bool isLogged) noexcept {
+  keptAsLogged = isLogged;
   keptText = text;
 }
 
@@ -146,6 +148,15 @@ TEST(Guarded, TurnsExceptionsIntoResults) {
   EXPECT_EQ(keptText, "");
   EXPECT_EQ(guarded(keepText, [] { throw invalidUsage("wrong {}", 1); }), ncclInvalidUsage);
   EXPECT_EQ(keptText, "wrong 1");
+  EXPECT_FALSE(keptAsLogged);
+  EXPECT_EQ(guarded(keepText,
+                    [] {
+                      Error error = invalidUsage("told before");
+                      error.setLogged();
+                      throw error;
+                    }),
+            ncclInvalidUsage);
+  EXPECT_TRUE(keptAsLogged);
   EXPECT_EQ(guarded(keepText, [] { throw Error(ErrorCode::timeout, "late"); }), ncclRemoteError);
   EXPECT_EQ(guarded(keepText, [] { throw std::bad_alloc(); }), ncclSystemError);
   EXPECT_EQ(keptText, "Out of host memory");
