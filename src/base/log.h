@@ -19,13 +19,15 @@ void writeLog(LogLevel level, std::string_view text);
 
 template <typename... Args>
 void logWarn(fmt::format_string<Args...> format, Args&&... args) {
-  if (logLevel() >= LogLevel::warn)
+  if (logLevel() >= LogLevel::warn) {
     writeLog(LogLevel::warn, fmt::format(format, std::forward<Args>(args)...));
+  }
 }
 template <typename... Args>
 void logInfo(fmt::format_string<Args...> format, Args&&... args) {
-  if (logLevel() >= LogLevel::info)
+  if (logLevel() >= LogLevel::info) {
     writeLog(LogLevel::info, fmt::format(format, std::forward<Args>(args)...));
+  }
 }
 
 }  // namespace unisono

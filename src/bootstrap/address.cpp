@@ -110,16 +110,18 @@ Address parseAddress(std::string_view text, AddressFamily family, std::string_vi
   } else {
     size_t colon = text.find(':');
     // A second colon is an IPv6 address without brackets, where the port cannot be told.
-    if (colon == std::string_view::npos || text.find(':', colon + 1) != std::string_view::npos)
+    if (colon == std::string_view::npos || text.find(':', colon + 1) != std::string_view::npos) {
       throwBadAddress(text, variable);
+    }
     host = text.substr(0, colon);
     portText = text.substr(colon + 1);
   }
   uint16_t port = 0;
   auto parsed = std::from_chars(portText.data(), portText.data() + portText.size(), port);
   if (host.empty() || parsed.ec != std::errc() || port == 0 ||
-      parsed.ptr != portText.data() + portText.size())
+      parsed.ptr != portText.data() + portText.size()) {
     throwBadAddress(text, variable);
+  }
 
   addrinfo hints = {};
   hints.ai_family = systemFamily(family);

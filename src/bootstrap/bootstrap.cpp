@@ -28,8 +28,9 @@ struct Tree {
   int parent() const { return rank - reach(); }  // of a rank other than 0
   std::vector<int> children() const {
     std::vector<int> result;
-    for (int step = 1; step < reach() && rank + step < ranks; step *= 2)
+    for (int step = 1; step < reach() && rank + step < ranks; step *= 2) {
       result.push_back(rank + step);
+    }
     return result;
   }
   int end() const { return std::min(rank + reach(), ranks); }
@@ -45,8 +46,9 @@ Bootstrap::~Bootstrap() = default;
 std::unique_ptr<Bootstrap> Bootstrap::connect(const UniqueId& id, int rank, int ranks,
                                               const Settings& settings,
                                               std::function<bool()> aborted) {
-  if (ranks < 1 || rank < 0 || rank >= ranks)
+  if (ranks < 1 || rank < 0 || rank >= ranks) {
     throw invalidArgument("Rank {} of {} ranks does not exist", rank, ranks);
+  }
   const std::chrono::milliseconds timeout = initTimeoutOf(settings);
   std::unique_ptr<RootService> root;
   if (id.fixedAddress && rank == 0) {
@@ -65,8 +67,9 @@ std::unique_ptr<Bootstrap> Bootstrap::connect(const UniqueId& id, int rank, int 
 }
 
 void Bootstrap::checkPeer(int peer) const {
-  if (peer < 0 || peer >= ranks_)
+  if (peer < 0 || peer >= ranks_) {
     throw invalidArgument("Rank {} of {} ranks does not exist", peer, ranks_).rank(rank_);
+  }
 }
 
 void Bootstrap::send(int peer, uint64_t tag, std::span<const std::byte> message) {
@@ -131,8 +134,9 @@ void Bootstrap::runCollective(std::span<std::byte> all, size_t bytesPerRank) {
     receivePart(tree.parent(), number, all);
   }
   // The largest subtree first: it is the deepest.
-  for (auto child = children.rbegin(); child != children.rend(); ++child)
+  for (auto child = children.rbegin(); child != children.rend(); ++child) {
     mailbox_->send(*child, FrameKind::collective, number, all);
+  }
 }
 
 // Neighbours in the tree wait for this rank; they tell theirs. A failure that another rank has

@@ -79,10 +79,12 @@ std::vector<std::byte> readCommKey(const std::string& path) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) throw systemError(errno, "fstat of the key file");
   if (!S_ISREG(status.st_mode)) throw keyError(path, "it is not a regular file");
-  if (status.st_uid != ::geteuid() && status.st_uid != 0)
+  if (status.st_uid != ::geteuid() && status.st_uid != 0) {
     throw keyError(path, "it belongs to another user");
-  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0)
+  }
+  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
     throw keyError(path, "other users can read or write it");
+  }
   std::vector<std::byte> key(kMaxKeyBytes + 1);
   size_t bytes = 0;
   while (bytes < key.size()) {
@@ -92,9 +94,10 @@ std::vector<std::byte> readCommKey(const std::string& path) {
     if (count == 0) break;
     bytes += static_cast<size_t>(count);
   }
-  if (bytes < kMinKeyBytes || bytes > kMaxKeyBytes)
+  if (bytes < kMinKeyBytes || bytes > kMaxKeyBytes) {
     throw keyError(path, fmt::format("it has {} bytes",
                                      bytes > kMaxKeyBytes ? "too many" : fmt::to_string(bytes)));
+  }
   key.resize(bytes);
   return key;
 }

@@ -39,13 +39,15 @@ std::vector<std::byte> encodeFrame(FrameHeader header, std::span<const std::byte
 
 void FrameReader::checkHeader() const {
   const FrameHeader& header = frame_.header;
-  if (header.magic != FrameHeader::kMagic)
+  if (header.magic != FrameHeader::kMagic) {
     throw Error(ErrorCode::remoteError, "it does not speak this protocol");
+  }
   auto limit = std::find_if(limits_.begin(), limits_.end(),
                             [&](const FrameLimit& entry) { return entry.kind == header.kind; });
   const bool needsSecret = limit == limits_.end() || limit->kind != FrameKind::wrongSecret;
-  if (needsSecret && !sameSecret(header.secret, secret_))
+  if (needsSecret && !sameSecret(header.secret, secret_)) {
     throw Error(ErrorCode::invalidUsage, "its secret is not the one of this communicator");
+  }
   if (limit == limits_.end()) {
     throw Error(ErrorCode::remoteError, fmt::format("a message of kind {} is not expected here",
                                                     static_cast<uint32_t>(header.kind)));
@@ -78,8 +80,9 @@ FrameReader::Status FrameReader::read(const Socket& socket) {
     }
     headerBytes_ += transfer.bytes;
     // A wrong first word is enough to refuse: a stranger may never send a whole header.
-    if (headerBytes_ >= sizeof(frame_.header.magic) && frame_.header.magic != FrameHeader::kMagic)
+    if (headerBytes_ >= sizeof(frame_.header.magic) && frame_.header.magic != FrameHeader::kMagic) {
       checkHeader();
+    }
     if (headerBytes_ == sizeof(FrameHeader)) {
       checkHeader();
       frame_.payload.resize(frame_.header.length);

@@ -60,8 +60,9 @@ Mailbox::~Mailbox() {
   const Clock::time_point deadline = Clock::now() + kDrainTimeout;
   {
     Lock lock(mutex_);
-    while (hasUnsent() && Clock::now() < deadline && !(aborted_ && aborted_()))
+    while (hasUnsent() && Clock::now() < deadline && !(aborted_ && aborted_())) {
       changed_.wait_for(lock, Wait::kSlice);
+    }
   }
   reactor_.remove(number_);
   // Closing a connection with unread data resets it, which could lose what was sent last.
@@ -170,8 +171,9 @@ void Mailbox::serve(int descriptor) {
 
 void Mailbox::tick() {
   const Lock lock(mutex_);
-  while (!strangers_.empty() && strangers_.front()->deadline <= Clock::now())
+  while (!strangers_.empty() && strangers_.front()->deadline <= Clock::now()) {
     refuse(ConnectionPointer(strangers_.front()), "it sent nothing for too long");
+  }
   if (!paused_) return;
   paused_.reset();
   reactor_.watch(number_, listener_.descriptor(), Poller::Interest::read);
@@ -219,8 +221,9 @@ void Mailbox::makeRoomForStranger() {
 void Mailbox::readEverything() {
   acceptAll();
   const std::map<int, ConnectionPointer> connections = connections_;
-  for (const auto& [descriptor, connection] : connections)
+  for (const auto& [descriptor, connection] : connections) {
     if (connection->stage != Stage::connecting) readFrom(connection);
+  }
   changed_.notify_all();
 }
 
@@ -245,10 +248,12 @@ void Mailbox::readFrom(const ConnectionPointer& connection) {
 void Mailbox::deliver(const ConnectionPointer& connection, Frame frame) {
   const FrameHeader& header = frame.header;
   if (connection->stranger) {
-    if (header.kind != FrameKind::hello)
+    if (header.kind != FrameKind::hello) {
       throw Error(ErrorCode::remoteError, "it does not introduce itself");
-    if (header.sender >= peers_.size() || header.sender == static_cast<uint32_t>(rank_))
+    }
+    if (header.sender >= peers_.size() || header.sender == static_cast<uint32_t>(rank_)) {
       throw Error(ErrorCode::remoteError, fmt::format("it claims to be rank {}", header.sender));
+    }
     identify(connection, static_cast<int>(header.sender));
     return;
   }
@@ -257,8 +262,9 @@ void Mailbox::deliver(const ConnectionPointer& connection, Frame frame) {
                                                     header.sender, *connection->peer));
   }
   if (header.kind == FrameKind::hello || header.kind == FrameKind::welcome) {
-    if (header.kind != FrameKind::welcome || connection->stage != Stage::greeting)
+    if (header.kind != FrameKind::welcome || connection->stage != Stage::greeting) {
       throw Error(ErrorCode::remoteError, "it introduces itself twice");
+    }
     welcomed(connection);
     return;
   }
@@ -310,8 +316,9 @@ void Mailbox::drop(const ConnectionPointer& connection) {
   if (!keep->peer) return;
   const int peer = *keep->peer;
   Peer& state = peerOf(peer);
-  if (before == Stage::open && --state.openConnections == 0)
+  if (before == Stage::open && --state.openConnections == 0) {
     markGone(peer, "The peer closed its connection: it has ended or failed");
+  }
   if (state.attempt != keep) return;
   // The peer has closed the connection before its welcome. If it has ended, the next attempt to
   // connect shows that.

@@ -121,8 +121,9 @@ Address listenAddress(const Socket& root, const std::vector<NetworkInterface>& i
 Membership readTable(const Frame& frame, int ranks) {
   Membership result;
   const size_t tableBytes = static_cast<size_t>(ranks) * sizeof(Address);
-  if (frame.payload.size() != sizeof(result.session) + tableBytes)
+  if (frame.payload.size() != sizeof(result.session) + tableBytes) {
     throw internalError("The root's table has {} bytes", frame.payload.size());
+  }
   std::memcpy(&result.session, frame.payload.data(), sizeof(result.session));
   result.addresses.resize(static_cast<size_t>(ranks));
   std::memcpy(result.addresses.data(), frame.payload.data() + sizeof(result.session), tableBytes);
@@ -155,8 +156,9 @@ Membership joinRendezvous(const UniqueId& id, int rank, int ranks, const Setting
                              .kind = FrameKind::announce,
                              .sender = static_cast<uint32_t>(rank)},
                             std::as_bytes(std::span(&announcement, 1))),
-                wait))
+                wait)) {
       frame = readAnswer(root, reader, rank, wait);
+    }
     if (!frame) {
       // At a fixed address this may also have been the root of the previous communicator.
       const bool gaveUp = !id.fixedAddress && announcements >= kMaxAnnouncements;
@@ -181,8 +183,9 @@ Membership joinRendezvous(const UniqueId& id, int rank, int ranks, const Setting
       throw Error(code, frame->text()).rank(rank).remedy(remedyOf(code));
     }
     Membership result = readTable(*frame, ranks);
-    for (Address& address : result.addresses)
+    for (Address& address : result.addresses) {
       address = localizeScope(address, interfaces, settings.socketInterface);
+    }
     result.listener = std::move(listener);
     return result;
   }

@@ -44,8 +44,9 @@ struct Visitor {
 std::string rankList(const std::vector<int>& ranks) {
   constexpr size_t kMaxNamed = 32;
   std::string text;
-  for (size_t i = 0; i < ranks.size() && i < kMaxNamed; i++)
+  for (size_t i = 0; i < ranks.size() && i < kMaxNamed; i++) {
     text += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
+  }
   if (ranks.size() > kMaxNamed) text += fmt::format(" and {} more", ranks.size() - kMaxNamed);
   return text;
 }
@@ -85,8 +86,9 @@ class Rendezvous {
   bool done() const {
     if (phase_ == Phase::gathering) return false;
     if (listener_) return false;
-    for (const auto& [descriptor, visitor] : visitors_)
+    for (const auto& [descriptor, visitor] : visitors_) {
       if (visitor.answering) return false;
+    }
     return true;
   }
 
@@ -140,8 +142,9 @@ class Rendezvous {
     if (strangers_.empty()) return;
     const int oldest = strangers_.front();
     serve(oldest);
-    if (!strangers_.empty() && strangers_.front() == oldest)
+    if (!strangers_.empty() && strangers_.front() == oldest) {
       refuse(oldest, "there are too many connections that send nothing");
+    }
   }
 
   void forget(int descriptor) {
@@ -291,8 +294,9 @@ class Rendezvous {
   void startAnswers() {
     phase_ = Phase::answering;
     std::vector<int> announced;
-    for (const auto& [descriptor, visitor] : visitors_)
+    for (const auto& [descriptor, visitor] : visitors_) {
       if (visitor.rank != kNobody) announced.push_back(descriptor);
+    }
     for (int descriptor : announced) startAnswer(descriptor, visitors_.at(descriptor));
   }
 
@@ -347,8 +351,9 @@ class Rendezvous {
   // "rank 3" or "ranks 1, 3".
   std::string missingRanks() const {
     std::vector<int> missing;
-    for (size_t rank = 0; rank < holders_.size(); rank++)
+    for (size_t rank = 0; rank < holders_.size(); rank++) {
       if (holders_[rank] == kNobody) missing.push_back(static_cast<int>(rank));
+    }
     return fmt::format("rank{} {}", missing.size() == 1 ? "" : "s", rankList(missing));
   }
 
@@ -369,15 +374,17 @@ class Rendezvous {
   void stop() {
     poller_.remove(stop_);
     // An id that nobody used ends without a message.
-    if (!holders_.empty())
+    if (!holders_.empty()) {
       fail(ErrorCode::remoteError,
            "The process of the communicator's root ended before every rank had joined");
+    }
     phase_ = Phase::answering;
     deadline_.reset();
     listener_.close();
     const Clock::time_point limit = Clock::now() + kExitTimeout;
-    for (auto& [descriptor, visitor] : visitors_)
+    for (auto& [descriptor, visitor] : visitors_) {
       visitor.deadline = std::min(visitor.deadline, limit);
+    }
   }
 
   Poller poller_;

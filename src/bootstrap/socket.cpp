@@ -35,8 +35,9 @@ template <typename Call>
 Address addressBy(Call call, int descriptor) {
   SystemAddress address;
   address.length = sizeof(address.storage);
-  if (call(descriptor, reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0)
+  if (call(descriptor, reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0) {
     return {};
+  }
   return fromSystem(address.pointer());
 }
 
@@ -153,8 +154,9 @@ Listener::Listener(const Address& address, const Wait& wait, int backlog) {
     if (address.port != 0) setOption(candidate.get(), SOL_SOCKET, SO_REUSEADDR);
     int error = 0;
     if (::bind(candidate.get(), target.pointer(), target.length) != 0 ||
-        ::listen(candidate.get(), backlog) != 0)
+        ::listen(candidate.get(), backlog) != 0) {
       error = errno;
+    }
     if (error == 0) {
       descriptor_ = std::move(candidate);
       break;
@@ -188,8 +190,9 @@ std::optional<Socket> Listener::accept() const {
   });
   if (descriptor >= 0) return Socket::adopt(UniqueDescriptor(descriptor));
   // Every other error means that the connection has ended already.
-  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
     throwNoDescriptor(errno, "accept");
+  }
   return std::nullopt;
 }
 

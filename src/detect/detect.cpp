@@ -35,24 +35,28 @@ class Detector {
 
   Detected detect() {
     findGpus();
-    for (std::size_t index = 0; index < gpus_.size(); ++index) addGpu(index);
+    for (size_t index = 0; index < gpus_.size(); index++) addGpu(index);
     agreeOnLinks();
     ports_ = request_.ports ? *request_.ports : findPorts(sysfs_);
-    for (const Port& port : ports_)
-      if (const BusId busId = pciDeviceOf(port.device); busId != topology::kNoBusId)
+    for (const Port& port : ports_) {
+      if (const BusId busId = pciDeviceOf(port.device); busId != topology::kNoBusId) {
         fillPort(nicOf(tree_.device(busId)), port);
+      }
+    }
 
     XmlNode system = readFiles();
     mergeTopology(system, tree_.system());
-    for (const Port& port : ports_)
+    for (const Port& port : ports_) {
       if (pciDeviceOf(port.device) == topology::kNoBusId) addPlainPort(system, port);
+    }
     topology::trimToKept(system);
     result_.topology = topology::checkTopologyXml(std::move(system), source_);
     auto& notes = result_.topology.notes;
     notes.insert(notes.begin(), tree_.notes().begin(), tree_.notes().end());
     askPeers();
-    if (!request_.dumpFile.empty())
+    if (!request_.dumpFile.empty()) {
       writeFile(request_.dumpFile, topology::writeTopologyXml(result_.topology));
+    }
     return std::move(result_);
   }
 
@@ -60,8 +64,9 @@ class Detector {
   void findGpus() {
     gpus_ = request_.gpus;
     const std::vector<BusId> known = request_.nvml ? request_.nvml->gpus() : std::vector<BusId>();
-    if (gpus_.empty())
+    if (gpus_.empty()) {
       for (const BusId id : known) gpus_.push_back({id, -1, 0, -1, {}});
+    }
     if (gpus_.empty()) findGpusInSysfs();
     int next = 0;
     for (GpuRequest& gpu : gpus_) {
@@ -78,22 +83,25 @@ class Detector {
       const auto type = Sysfs::attribute(folder / name, "class");
       if (Sysfs::attribute(folder / name, "vendor") != kNvidia || !type) continue;
       if (!type->starts_with("0x0300") && !type->starts_with(kComputeBoard)) continue;
-      if (const BusId id = topology::parseBusId(name); id != topology::kNoBusId)
+      if (const BusId id = topology::parseBusId(name); id != topology::kNoBusId) {
         gpus_.push_back({id, -1, 0, -1, {}});
+      }
     }
   }
 
-  void addGpu(std::size_t index) {
+  void addGpu(size_t index) {
     const GpuRequest& request = gpus_[index];
     XmlNode& pci = tree_.device(request.busId);
     // Anything else here is an attribute that the machine gives wrongly.
     const std::string* type = pci.find("class");
-    if (!type || (!type->starts_with("0x03") && !type->starts_with("0x12")))
+    if (!type || (!type->starts_with("0x03") && !type->starts_with("0x12"))) {
       pci.set("class", kGpuClass);
+    }
     const bool compute = pci.find("class")->starts_with(kComputeBoard);
     // Several ranks on one GPU: the element is that of the first.
-    for (const XmlNode& child : pci.children)
+    for (const XmlNode& child : pci.children) {
       if (child.name == "gpu") return;
+    }
     XmlNode& gpu = pci.addChild("gpu");
     gpu.set("dev", std::to_string(request.dev));
     int sm = request.sm;
@@ -109,8 +117,9 @@ class Detector {
     for (const NvmlSource::NvLink& link : request_.nvml->nvlinks(self)) {
       BusId target = topology::parseBusId(link.remoteBusId);
       if (target == topology::kNoBusId ||
-          (target & topology::kHiddenBusId) == topology::kHiddenBusId)
+          (target & topology::kHiddenBusId) == topology::kHiddenBusId) {
         target = topology::kHiddenBusId;
+      }
       if (target == self) continue;
       const std::string name = topology::formatBusId(target);
       const auto same =
@@ -125,8 +134,9 @@ class Detector {
       nvlink.set("count", "1");
       std::string type = target == topology::kHiddenBusId ? "" : tree_.classOf(target);
       // What a virtual machine hides is a switch, unless the driver knows better.
-      if (type.empty())
+      if (type.empty()) {
         type = link.remote == NvmlSource::NvLink::Remote::gpu ? kGpuClass : kSwitchClass;
+      }
       nvlink.set("tclass", type);
     }
     const NvmlSource::ChipLink chip = request_.nvml->chipLink(self);
@@ -142,10 +152,13 @@ class Detector {
     const auto linkTo = [&](BusId from, BusId to) -> XmlNode* {
       XmlNode* pci = topology::findDevice(tree_.system(), 0, from);
       if (!pci) return nullptr;
-      for (XmlNode& gpu : pci->children)
-        for (XmlNode& link : gpu.children)
-          if (link.name == "nvlink" && topology::parseBusId(*link.find("target")) == to)
+      for (XmlNode& gpu : pci->children) {
+        for (XmlNode& link : gpu.children) {
+          if (link.name == "nvlink" && topology::parseBusId(*link.find("target")) == to) {
             return &link;
+          }
+        }
+      }
       return nullptr;
     };
     for (const GpuRequest& a : gpus_) {
@@ -165,8 +178,9 @@ class Detector {
   }
 
   static XmlNode& nicOf(XmlNode& parent) {
-    for (XmlNode& child : parent.children)
+    for (XmlNode& child : parent.children) {
       if (child.name == "nic") return child;
+    }
     return parent.addChild("nic");
   }
 
@@ -187,15 +201,19 @@ class Detector {
   void addPlainPort(XmlNode& system, const Port& port) {
     XmlNode added;
     fillPort(added, port);
-    for (XmlNode& cpu : system.children)
-      for (XmlNode& nic : cpu.children)
-        for (XmlNode& net : nic.children)
+    for (XmlNode& cpu : system.children) {
+      for (XmlNode& nic : cpu.children) {
+        for (XmlNode& net : nic.children) {
           if (const std::string* name = net.find("name");
               net.name == "net" && name && *name == port.name) {
-            for (const auto& attribute : added.children.front().attributes)
+            for (const auto& attribute : added.children.front().attributes) {
               net.setDefault(attribute.name, attribute.value);
+            }
             return;
           }
+        }
+      }
+    }
     tree_.notes().push_back(
         fmt::format("{} is not a PCI device and was attached to the first CPU", port.name));
     if (system.children.empty()) system = mergedWithOneCpu(std::move(system));
@@ -237,16 +255,19 @@ class Detector {
     for (XmlNode& child : node.children) dropNumbers(child);
   }
 
-  int rankOf(std::size_t index) const {
+  int rankOf(size_t index) const {
     return gpus_[index].rank >= 0 ? gpus_[index].rank : static_cast<int>(index);
   }
 
   void askPeers() {
     if (!request_.nvml) return;
-    for (std::size_t a = 0; a < gpus_.size(); ++a)
-      for (std::size_t b = a + 1; b < gpus_.size(); ++b)
-        if (!request_.nvml->peerAllowed(gpus_[a].busId, gpus_[b].busId))
+    for (size_t a = 0; a < gpus_.size(); a++) {
+      for (size_t b = a + 1; b < gpus_.size(); b++) {
+        if (!request_.nvml->peerAllowed(gpus_[a].busId, gpus_[b].busId)) {
           result_.p2pRefused.insert(std::minmax(rankOf(a), rankOf(b)));
+        }
+      }
+    }
   }
 
   const DetectRequest& request_;
@@ -302,9 +323,10 @@ void writeFile(const std::filesystem::path& file, const std::string& text) {
   std::ofstream out(file, std::ios::binary | std::ios::trunc);
   out << text;
   out.close();
-  if (!out)
+  if (!out) {
     throw systemError(errno ? errno : EIO, fmt::format("writing {}", file.string()))
         .remedy("Name a file that can be written");
+  }
 }
 
 }  // namespace unisono::detect

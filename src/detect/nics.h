@@ -16,7 +16,7 @@ struct Port {
   std::filesystem::path device;  // of its adapter in sysfs, links followed; empty: none
   long long megabits = 0;        // per second
   int port = 0;                  // of the adapter; a socket interface has 0
-  std::uint64_t guid = 0;        // of the adapter
+  uint64_t guid = 0;             // of the adapter
   long long connections = 0;     // that can be open at once; 0: unknown
   bool gdr = false;              // it can read and write GPU memory
 };

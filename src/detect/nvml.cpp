@@ -99,7 +99,7 @@ class LoadedNvml final : public NvmlSource {
     std::vector<topology::BusId> found;
     unsigned count = 0;
     if (!getCount_ || !getByIndex_ || !getPciInfo_ || getCount_(&count) != 0) return found;
-    for (unsigned index = 0; index < count; ++index) {
+    for (unsigned index = 0; index < count; index++) {
       NvmlDevice device = nullptr;
       NvmlPciInfo info{};
       // A GPU that fell off the bus is counted, but cannot be opened.
@@ -121,7 +121,7 @@ class LoadedNvml final : public NvmlSource {
     std::vector<NvLink> links;
     const NvmlDevice device = open(gpu);
     if (!device || !getLinkState_ || !getLinkRemote_ || !getLinkCapability_) return links;
-    for (unsigned link = 0; link < kLinksAtMost; ++link) {
+    for (unsigned link = 0; link < kLinksAtMost; link++) {
       unsigned peer = 0;
       int active = 0;
       NvmlPciInfo info{};
@@ -144,7 +144,7 @@ class LoadedNvml final : public NvmlSource {
     const NvmlDevice device = open(gpu);
     unsigned links = 0;
     if (!device || !field(device, kFieldChipLinks, 0, links)) return result;
-    for (unsigned link = 0; link < std::min(links, kLinksAtMost); ++link) {
+    for (unsigned link = 0; link < std::min(links, kLinksAtMost); link++) {
       unsigned up = 0, speed = 0;
       if (!field(device, kFieldChipLinkStatus, link, up) || up != 1) continue;
       if (!field(device, kFieldChipLinkSpeed, link, speed)) continue;
@@ -174,7 +174,7 @@ class LoadedNvml final : public NvmlSource {
     std::copy(std::begin(info.clusterUuid), std::end(info.clusterUuid), fabric.cluster.begin());
     fabric.clique = info.cliqueId;
     // A switch inside one host forms a fabric without a cluster, which joins no hosts.
-    if (fabric.cluster == std::array<std::uint8_t, 16>{}) return std::nullopt;
+    if (fabric.cluster == std::array<uint8_t, 16>{}) return std::nullopt;
     return fabric;
   }
 
@@ -225,10 +225,10 @@ class LoadedNvml final : public NvmlSource {
 
 }  // namespace
 
-std::uint64_t NvmlSource::Fabric::hash() const {
+uint64_t NvmlSource::Fabric::hash() const {
   Fnv hash;
-  for (const std::uint8_t byte : cluster) hash.add(std::uint64_t{byte});
-  hash.add(std::uint64_t{clique});
+  for (const uint8_t byte : cluster) hash.add(uint64_t{byte});
+  hash.add(uint64_t{clique});
   return hash.value();
 }
 

@@ -28,10 +28,10 @@ class NvmlSource {
   };
   // The NVLink fabric across hosts that a GPU has joined.
   struct Fabric {
-    std::array<std::uint8_t, 16> cluster{};
-    std::uint32_t clique = 0;
+    std::array<uint8_t, 16> cluster{};
+    uint32_t clique = 0;
 
-    std::uint64_t hash() const;  // equal on all GPUs of one fabric
+    uint64_t hash() const;  // equal on all GPUs of one fabric
   };
 
   virtual ~NvmlSource() = default;

@@ -24,12 +24,12 @@ struct Processor {
 Processor readProcessor(const Sysfs& sysfs) {
   Processor processor;
   const std::string text = Sysfs::read(sysfs.at("proc/cpuinfo")).value_or("");
-  std::size_t begin = 0;
+  size_t begin = 0;
   while (begin < text.size()) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const size_t end = std::min(text.find('\n', begin), text.size());
     const std::string_view line = std::string_view(text).substr(begin, end - begin);
     begin = end + 1;
-    const std::size_t colon = line.find(':');
+    const size_t colon = line.find(':');
     if (colon == std::string_view::npos) continue;
     const std::string_view key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
     std::string_view value = line.substr(colon + 1);
@@ -41,17 +41,20 @@ Processor readProcessor(const Sysfs& sysfs) {
       // As it stands there: one vendor's name begins and ends with spaces.
       processor.vendor = line.substr(std::min(colon + 2, line.size()));
     }
-    if (key == "cpu family" && processor.family < 0 && number)
+    if (key == "cpu family" && processor.family < 0 && number) {
       processor.family = static_cast<int>(*number);
-    if (key == "model" && processor.model < 0 && number)
+    }
+    if (key == "model" && processor.model < 0 && number) {
       processor.model = static_cast<int>(*number);
+    }
     if (key == "CPU implementer") processor.architecture = "arm64";
     if (key == "cpu" && value.starts_with("POWER")) processor.architecture = "ppc64";
   }
   // Files give the family as the processor's two fields, side by side; the kernel adds them up.
   constexpr int kExtended = 15;
-  if (processor.family >= kExtended && processor.family < kExtended + 256)
+  if (processor.family >= kExtended && processor.family < kExtended + 256) {
     processor.family = kExtended | (processor.family - kExtended) << 4;
+  }
 #if defined(__aarch64__)
   if (processor.architecture.empty()) processor.architecture = "arm64";
 #elif defined(__x86_64__)
@@ -117,7 +120,7 @@ BusId pciDeviceOf(const std::filesystem::path& folder) {
   return busIdOfName(folder);
 }
 
-PciTree::PciTree(const Sysfs& sysfs, std::uint64_t hostHash) : sysfs_(sysfs), hostHash_(hostHash) {
+PciTree::PciTree(const Sysfs& sysfs, uint64_t hostHash) : sysfs_(sysfs), hostHash_(hostHash) {
   system_.name = "system";
   system_.set("version", "1");
 }
@@ -126,8 +129,9 @@ std::filesystem::path PciTree::folderOf(BusId busId) const {
   const std::string name = topology::formatBusId(busId);
   if (const auto folder = Sysfs::resolve(sysfs_.at("sys/bus/pci/devices") / name)) return *folder;
   const std::string bus = name.substr(0, name.rfind(':'));
-  if (const auto folder = Sysfs::resolve(sysfs_.at("sys/class/pci_bus") / bus / "../.." / name))
+  if (const auto folder = Sysfs::resolve(sysfs_.at("sys/class/pci_bus") / bus / "../.." / name)) {
     return *folder;
+  }
   return {};
 }
 
@@ -140,8 +144,9 @@ std::string PciTree::classOf(BusId busId) const {
 
 XmlNode& PciTree::cpu(int numa) {
   const std::string id = std::to_string(numa);
-  for (XmlNode& cpu : system_.children)
+  for (XmlNode& cpu : system_.children) {
     if (*cpu.find("numaid") == id) return cpu;
+  }
   XmlNode& cpu = system_.addChild("cpu");
   describeCpu(cpu, numa);
   return cpu;
@@ -152,10 +157,11 @@ void PciTree::describeCpu(XmlNode& cpu, int numa) {
   cpu.set("numaid", std::to_string(numa));
   const auto map =
       Sysfs::attribute(sysfs_.at(fmt::format("sys/devices/system/node/node{}", numa)), "cpumap");
-  if (map && isCpuMap(*map))
+  if (map && isCpuMap(*map)) {
     cpu.set("affinity", *map);
-  else if (map)
+  } else if (map) {
     notes_.push_back(fmt::format("the CPU map of NUMA node {} is unreadable, left out", numa));
+  }
   const Processor processor = readProcessor(sysfs_);
   if (!processor.architecture.empty()) cpu.set("arch", processor.architecture);
   if (processor.architecture != "x86_64") return;
@@ -169,10 +175,11 @@ void PciTree::describeDevice(XmlNode& pci, const std::filesystem::path& folder) 
   for (const char* attribute :
        {"class", "vendor", "device", "subsystem_vendor", "subsystem_device"}) {
     const auto text = Sysfs::attribute(folder, attribute);
-    if (text && isHexNumber(*text))
+    if (text && isHexNumber(*text)) {
       pci.set(attribute, *text);
-    else
+    } else {
       notes_.push_back(fmt::format("PCI device {} has no readable \"{}\"", name, attribute));
+    }
   }
   describeLink(pci, folder);
 }

@@ -18,7 +18,7 @@ namespace unisono::detect {
 // port, and a root port is none.
 class PciTree {
  public:
-  PciTree(const Sysfs& sysfs, std::uint64_t hostHash);
+  PciTree(const Sysfs& sysfs, uint64_t hostHash);
 
   // The <pci> of a device, with everything above it; made if it is not there yet. A device that
   // sysfs does not show is put below the CPU of unknown NUMA node, with a note. The reference
@@ -41,7 +41,7 @@ class PciTree {
   std::filesystem::path folderOf(topology::BusId busId) const;
 
   const Sysfs& sysfs_;
-  const std::uint64_t hostHash_;
+  const uint64_t hostHash_;
   topology::XmlNode system_;
   std::vector<std::string> notes_;
 };

@@ -10,25 +10,25 @@ namespace unisono::detect {
 
 namespace {
 
-constexpr std::size_t kReadBytes = 64u << 10;
+constexpr size_t kReadBytes = 64u << 10;
 
 bool isDigit(char c) {
   return std::isdigit(static_cast<unsigned char>(c)) != 0;
 }
 
 bool naturalLess(const std::string& a, const std::string& b) {
-  std::size_t i = 0, j = 0;
+  size_t i = 0, j = 0;
   while (i < a.size() && j < b.size()) {
     if (isDigit(a[i]) && isDigit(b[j])) {
-      const auto digitsEnd = [](const std::string& text, std::size_t at) {
+      const auto digitsEnd = [](const std::string& text, size_t at) {
         while (at < text.size() && isDigit(text[at])) ++at;
         return at;
       };
-      const auto skipZeros = [](const std::string& text, std::size_t at, std::size_t end) {
+      const auto skipZeros = [](const std::string& text, size_t at, size_t end) {
         while (at + 1 < end && text[at] == '0') ++at;
         return at;
       };
-      const std::size_t endA = digitsEnd(a, i), endB = digitsEnd(b, j);
+      const size_t endA = digitsEnd(a, i), endB = digitsEnd(b, j);
       i = skipZeros(a, i, endA);
       j = skipZeros(b, j, endB);
       if (endA - i != endB - j) return endA - i < endB - j;
@@ -56,7 +56,7 @@ std::optional<std::string> Sysfs::read(const std::filesystem::path& file) {
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   // An attribute that the kernel refuses to read opens, but gives an error here.
   if (!in && !in.eof()) return std::nullopt;
-  text.resize(static_cast<std::size_t>(in.gcount()));
+  text.resize(static_cast<size_t>(in.gcount()));
   return text;
 }
 
@@ -65,7 +65,7 @@ std::optional<std::string> Sysfs::attribute(const std::filesystem::path& folder,
   std::optional<std::string> text = read(folder / name);
   if (!text) return std::nullopt;
   constexpr std::string_view kSpace(" \t\r\n\0", 5);
-  const std::size_t begin = text->find_first_not_of(kSpace);
+  const size_t begin = text->find_first_not_of(kSpace);
   if (begin == std::string::npos) return std::nullopt;
   return text->substr(begin, text->find_last_not_of(kSpace) - begin + 1);
 }
@@ -74,8 +74,9 @@ std::vector<std::string> Sysfs::list(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   std::error_code error;
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error))
+       entry.increment(error)) {
     names.push_back(entry->path().filename().string());
+  }
   std::sort(names.begin(), names.end(), naturalLess);
   return names;
 }

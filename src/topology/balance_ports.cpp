@@ -25,7 +25,7 @@ class PortBalancer {
   void run() {
     if (!isSound_) return;
     // Every move brings the uses of two ports closer, so there are few.
-    std::size_t moves = 4 * solution_.channels.size();
+    size_t moves = 4 * solution_.channels.size();
     bool changed = true;
     while (changed && moves > 0) {
       changed = false;
@@ -40,7 +40,7 @@ class PortBalancer {
  private:
   bool take(const Channel& channel) {
     const std::vector<PathUse> uses = traffic_.all(channel);
-    for (std::size_t i = 0; i < uses.size(); ++i) {
+    for (size_t i = 0; i < uses.size(); i++) {
       if (links_.take(space_.routeOf(uses[i]), uses[i].speed)) continue;
       while (i-- > 0) links_.giveBack(space_.routeOf(uses[i]), uses[i].speed);
       return false;
@@ -70,7 +70,7 @@ class PortBalancer {
     });
   }
 
-  int& usesOf(int net) { return uses_[static_cast<std::size_t>(space_.portOf(net))]; }
+  int& usesOf(int net) { return uses_[static_cast<size_t>(space_.portOf(net))]; }
 
   // The channel at another port: unchanged, then starting at each GPU close to that port.
   std::vector<Channel> versionsAt(const Channel& channel, int net) const {
@@ -87,12 +87,14 @@ class PortBalancer {
   bool move(Channel& channel) {
     const int own = channel.netIn;
     std::vector<int> candidates;
-    for (int net = 0; net < space_.netCount(); ++net)
+    for (int net = 0; net < space_.netCount(); net++) {
       if (usesOf(own) >= usesOf(net) + 2 &&
           space_.net(net).bandwidth == space_.net(own).bandwidth &&
           nearness(net) == nearness(own) &&
-          (space_.net(net).collective || !space_.net(own).collective))
+          (space_.net(net).collective || !space_.net(own).collective)) {
         candidates.push_back(net);
+      }
+    }
     if (candidates.empty()) return false;
     std::stable_sort(candidates.begin(), candidates.end(),
                      [&](int a, int b) { return usesOf(a) < usesOf(b); });
@@ -124,8 +126,9 @@ class PortBalancer {
 void balancePorts(const SearchSpace& space, Solution& solution) {
   if (solution.channels.empty() || space.netCount() == 0 || solution.attempt.crossNic != 0 ||
       solution.attempt.pattern == Pattern::nvls ||
-      solution.attempt.pattern == Pattern::collnetDirect)
+      solution.attempt.pattern == Pattern::collnetDirect) {
     return;
+  }
   PortBalancer(space, solution).run();
 }
 

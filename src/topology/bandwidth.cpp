@@ -29,8 +29,9 @@ Bandwidth pciBandwidth(std::string_view speed, int width) {
   const auto [end, error] = std::from_chars(speed.data(), speed.data() + speed.size(), transfers);
   if (error == std::errc() &&
       std::string_view(end, speed.data() + speed.size()).starts_with(" GT/s")) {
-    for (const Generation& generation : kGenerations)
+    for (const Generation& generation : kGenerations) {
       if (generation.transfers == transfers) lane = generation.lane;
+    }
   }
   return static_cast<Bandwidth>(width) * lane * 1000 / 80;
 }

@@ -8,8 +8,8 @@
 // compared with its.
 namespace unisono::topology {
 
-enum class CpuArchitecture : std::uint8_t { unknown, x86, power, arm };
-enum class CpuVendor : std::uint8_t { unknown, intel, amd, zhaoxin };
+enum class CpuArchitecture : uint8_t { unknown, x86, power, arm };
+enum class CpuVendor : uint8_t { unknown, intel, amd, zhaoxin };
 
 // Between parts of one device: no limit in practice.
 inline constexpr Bandwidth kLocalBandwidth = 5'000'000;

@@ -8,7 +8,7 @@
 namespace unisono::topology {
 
 // The edges that a tree over the nodes has at one node (TreeLinks: up, down[0], down[1]).
-enum class TreeEdge : std::uint8_t { parent, child0, child1 };
+enum class TreeEdge : uint8_t { parent, child0, child1 };
 
 // The place in a node's chain of `count` GPUs of the GPU that serves an edge of the tree.
 int treeEdgePlace(Pattern pattern, TreeEdge edge, int count);
@@ -19,7 +19,7 @@ bool hasHead(Pattern pattern);
 
 // Bandwidth that a channel takes on one path.
 struct PathUse {
-  enum class Kind : std::uint8_t { gpuToGpu, gpuToPort, portToGpu, gpuToSwitch, switchToGpu };
+  enum class Kind : uint8_t { gpuToGpu, gpuToPort, portToGpu, gpuToSwitch, switchToGpu };
 
   Kind kind = Kind::gpuToGpu;
   int from = -1, to = -1;  // GPUs and ports as the channel numbers them; -1: the NVSwitches

@@ -25,8 +25,9 @@ PathType defaultPeerLevel(const Topology& topology) {
   if (!topology.of(NodeType::cpu).empty()) {
     const CpuInfo& cpu = anyCpu(topology);
     if (cpu.architecture == CpuArchitecture::x86 && cpu.vendor == CpuVendor::amd &&
-        topology.of(NodeType::gpu).size() <= 2)
+        topology.of(NodeType::gpu).size() <= 2) {
       return PathType::sys;
+    }
   }
   return PathType::pxb;
 }
@@ -54,15 +55,18 @@ PeerVerdict checkPeer(const Topology& topology, const PathTable& paths,
   if (path.type == PathType::dis) return refuse("no wire leads from one to the other");
   const RankFacts factsA = factsOf(settings, a.gpu.rank), factsB = factsOf(settings, b.gpu.rank);
   if (a.host != b.host) {
-    if (!settings.multiNodeNvlink)
+    if (!settings.multiNodeNvlink) {
       return refuse(
           "they are on different hosts, and NCCL_MNNVL_ENABLE=0 forbids NVLink between "
           "hosts");
+    }
     const bool told = settings.ranks.contains(a.gpu.rank) || settings.ranks.contains(b.gpu.rank);
-    if (factsA.fabric != factsB.fabric || (told && factsA.fabric == 0))
+    if (factsA.fabric != factsB.fabric || (told && factsA.fabric == 0)) {
       return refuse("they are on different hosts and not in one NVLink fabric");
-    if (path.type != PathType::nvl)
+    }
+    if (path.type != PathType::nvl) {
       return refuse("they are on different hosts and no NVLink joins them");
+    }
   } else if (factsA.shmDevice != factsB.shmDevice) {
     return refuse(
         "their processes do not share /dev/shm, so they are in different containers; "
@@ -70,19 +74,21 @@ PeerVerdict checkPeer(const Topology& topology, const PathTable& paths,
   }
   verdict.byUser = settings.p2pDisable || (settings.p2pLevel && path.type > *settings.p2pLevel);
   if (settings.p2pDisable) return refuse("NCCL_P2P_DISABLE forbids it");
-  if (path.type > verdict.level)
+  if (path.type > verdict.level) {
     return refuse(fmt::format("the path is {}, and P2P is used up to {} only ({})",
                               nameOf(path.type), nameOf(verdict.level),
                               settings.p2pLevel ? "NCCL_P2P_LEVEL" : "the default"));
-  if (settings.p2pRefused.contains(std::minmax(a.gpu.rank, b.gpu.rank)))
+  }
+  if (settings.p2pRefused.contains(std::minmax(a.gpu.rank, b.gpu.rank))) {
     return refuse(
         "the driver says that these GPUs cannot reach each other's memory; look for "
         "PCI access control (ACS), an IOMMU or GPUs without P2P");
+  }
 
   verdict.allowed = true;
   if (path.type == PathType::nvb) {
     for (const Hop& hop : paths.hops(gpuA, gpuB)) {
-      const int to = topology.node(hop.node).links[static_cast<std::size_t>(hop.link)].to;
+      const int to = topology.node(hop.node).links[static_cast<size_t>(hop.link)].to;
       if (to != gpuB && topology.node(to).type == NodeType::gpu) verdict.through = to;
     }
   }
@@ -99,8 +105,9 @@ Verdict checkSharedMemory(const Topology& topology, const PathSettings& settings
   const Node& b = topology.node(gpuB);
   if (settings.shmDisable) return {false, "NCCL_SHM_DISABLE forbids it"};
   if (a.host != b.host) return {false, "they are on different hosts"};
-  if (factsOf(settings, a.gpu.rank).shmDevice != factsOf(settings, b.gpu.rank).shmDevice)
+  if (factsOf(settings, a.gpu.rank).shmDevice != factsOf(settings, b.gpu.rank).shmDevice) {
     return {false, "their processes do not share /dev/shm; give both containers the same one"};
+  }
   return {true, "both are on one host and share /dev/shm"};
 }
 
@@ -108,28 +115,32 @@ GdrVerdict checkGdr(const Topology& topology, const PathTable& paths, const Path
                     int gpu, int net, bool read) {
   const Node& device = topology.node(gpu);
   const Node& port = topology.node(net);
-  if (!port.net.gdr)
+  if (!port.net.gdr) {
     return {false, false, "the network port offers no access to GPU memory (gdr=\"0\")"};
-  if (!device.gpu.gdr)
+  }
+  if (!device.gpu.gdr) {
     return {false, false,
             "the GPU's driver offers no access to its memory (gdr=\"0\"); load "
             "nvidia-peermem or use a kernel with DMA-BUF"};
+  }
   if (read) {
     if (settings.gdrRead == false) return {false, false, "NCCL_NET_GDR_READ=0 forbids reads"};
     // Before Ampere, reads by the NIC hurt other PCI traffic; with NVLink there is little.
-    if (!settings.gdrRead && device.gpu.sm < kAmpere && !hasNvlink(topology, gpu))
+    if (!settings.gdrRead && device.gpu.sm < kAmpere && !hasNvlink(topology, gpu)) {
       return {false, false,
               "GPUs before Ampere without NVLink are not read by a NIC by default "
               "(NCCL_NET_GDR_READ=1 allows it)"};
+    }
   }
   const Path path = paths.wirePath(gpu, net);
   const PathType level =
       settings.gdrLevel.value_or(settings.gdrC2c ? PathType::p2c : PathType::pxb);
-  if (path.type > level)
+  if (path.type > level) {
     return {
         false, false,
         fmt::format("the path is {}, and GPUDirect is used up to {} only ({})", nameOf(path.type),
                     nameOf(level), settings.gdrLevel ? "NCCL_NET_GDR_LEVEL" : "the default")};
+  }
   return {true, !read && device.gpu.sm < kHopper,
           fmt::format("the path is {}, and GPUDirect is used up to {}", nameOf(path.type),
                       nameOf(level))};
@@ -144,20 +155,26 @@ PxnVerdict checkPxnThrough(const Topology& topology, const PathTable& paths,
   const Path far = paths.wirePath(peer, net);
   const std::string name = topology.nameOf(peer);
   const PathType level = settings.pxnC2c ? PathType::p2c : PathType::pxb;
-  if (topology.node(peer).host != topology.node(gpu).host)
+  if (topology.node(peer).host != topology.node(gpu).host) {
     return {false, -1, fmt::format("{}, the GPU near the port, is on another host", name)};
-  if (far.type > level)
+  }
+  if (far.type > level) {
     return {
         false, -1,
         fmt::format("{}, the nearest GPU, reaches the port over {} only", name, nameOf(far.type))};
-  if (paths.wirePath(gpu, peer).type > PathType::nvl)
+  }
+  if (paths.wirePath(gpu, peer).type > PathType::nvl) {
     return {false, -1, fmt::format("no NVLink leads to {}, the GPU near the port", name)};
-  if (!checkPeer(topology, paths, settings, gpu, peer).allowed)
+  }
+  if (!checkPeer(topology, paths, settings, gpu, peer).allowed) {
     return {false, -1, fmt::format("P2P to {}, the GPU near the port, is not allowed", name)};
-  if (const GdrVerdict gdr = checkGdr(topology, paths, settings, peer, net, false); !gdr.allowed)
+  }
+  if (const GdrVerdict gdr = checkGdr(topology, paths, settings, peer, net, false); !gdr.allowed) {
     return {false, -1, fmt::format("{} cannot use GPUDirect with the port: {}", name, gdr.reason)};
-  if (far.bandwidth <= own.bandwidth && own.type <= PathType::pxn)
+  }
+  if (far.bandwidth <= own.bandwidth && own.type <= PathType::pxn) {
     return {false, -1, fmt::format("the path through {} does not have more bandwidth", name)};
+  }
   return {true, peer,
           fmt::format("{} is near the port ({}) and NVLink leads to it, which {}", name,
                       nameOf(far.type),
@@ -171,14 +188,15 @@ PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const Path
   if (settings.pxnDisable) return {false, -1, "NCCL_PXN_DISABLE forbids it"};
   const std::vector<int>& near = paths.nearest(net);
   if (near.empty()) return {false, -1, "no GPU is near the port"};
-  if (std::find(near.begin(), near.end(), gpu) != near.end())
+  if (std::find(near.begin(), near.end(), gpu) != near.end()) {
     return {false, -1, "no other GPU is nearer to the port"};
+  }
   // Of several GPUs as near, first the one of the port's own place, so that ports share the work.
   const std::vector<int>& ports = paths.nearest(near.front());
-  const std::size_t place =
-      static_cast<std::size_t>(std::find(ports.begin(), ports.end(), net) - ports.begin());
+  const size_t place =
+      static_cast<size_t>(std::find(ports.begin(), ports.end(), net) - ports.begin());
   PxnVerdict first;
-  for (std::size_t i = 0; i < near.size(); ++i) {
+  for (size_t i = 0; i < near.size(); i++) {
     const int peer = near[(place + i) % near.size()];
     PxnVerdict verdict = checkPxnThrough(topology, paths, settings, gpu, net, peer);
     if (verdict.used) return verdict;
@@ -203,10 +221,11 @@ Verdict preferNet(const Topology& topology, const PathTable& paths, int gpuA, in
   if (direct.type >= PathType::net) return {true, "nothing else joins them"};
   const Bandwidth network = std::min(widest(gpuA), widest(gpuB));
   if (network == 0) return {false, "they have no ports as near as PXB"};
-  if (network > direct.bandwidth)
+  if (network > direct.bandwidth) {
     return {true,
             fmt::format("their NICs carry {:g} GB/s, the {} path between them {:g} GB/s",
                         toGigabytes(network), nameOf(direct.type), toGigabytes(direct.bandwidth))};
+  }
   return {false,
           fmt::format("the {} path between them carries {:g} GB/s, their NICs {:g} GB/s",
                       nameOf(direct.type), toGigabytes(direct.bandwidth), toGigabytes(network))};
@@ -222,14 +241,15 @@ std::string explainPath(const Topology& topology, const PathTable& paths,
     text += fmt::format(", {:g} GB/s, {} hop{}\n", toGigabytes(path.bandwidth), path.hops,
                         path.hops == 1 ? "" : "s");
     for (const Hop& hop : paths.hops(from, to)) {
-      const Link& link = topology.node(hop.node).links[static_cast<std::size_t>(hop.link)];
+      const Link& link = topology.node(hop.node).links[static_cast<size_t>(hop.link)];
       text += fmt::format("  {} -{} {:g}-> {}\n", topology.nameOf(hop.node), nameOf(link.type),
                           toGigabytes(link.bandwidth), topology.nameOf(link.to));
     }
-    if (path.via >= 0)
+    if (path.via >= 0) {
       text +=
           fmt::format("routed through {}; the shortest path is {}, {:g} GB/s\n",
                       topology.nameOf(path.via), nameOf(wire.type), toGigabytes(wire.bandwidth));
+    }
   } else {
     text += path.type == PathType::net ? ", only the network joins them\n"
                                        : ", nothing inside the machine joins them\n";
@@ -241,8 +261,9 @@ std::string explainPath(const Topology& topology, const PathTable& paths,
   if (a == NodeType::gpu && b == NodeType::gpu && from != to) {
     const PeerVerdict peer = checkPeer(topology, paths, settings, from, to);
     say("P2P", peer.allowed, peer.reason);
-    if (peer.through >= 0)
+    if (peer.through >= 0) {
       text += fmt::format("intermediate GPU: {}\n", topology.nameOf(peer.through));
+    }
     const Verdict memory = checkSharedMemory(topology, settings, from, to);
     say("shared memory", memory.allowed, memory.reason);
     const Verdict net = preferNet(topology, paths, from, to);

@@ -11,8 +11,9 @@ namespace {
 TreeLinks oddLeaves(int count, int position) {
   TreeLinks links;
   if (position == 0) {
-    if (count > 1)
+    if (count > 1) {
       links.down[1] = static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
+    }
     return links;
   }
   const int step = position & -position;

@@ -50,17 +50,20 @@ class GraphReader {
 
   std::vector<NamedGraph> read(const XmlNode& root) {
     if (root.name != "graphs") reader_.fail(root, "is the root, but it must be <graphs>");
-    if (reader_.integer(root, "version", 0, INT32_MAX) != 1)
+    if (reader_.integer(root, "version", 0, INT32_MAX) != 1) {
       reader_.fail(root, "has a version other than 1");
+    }
     base_ = hasBareHexadecimal(root) ? 16 : 10;
     std::vector<NamedGraph> graphs;
     for (const XmlNode& node : root.children) {
       if (node.name != "graph") reader_.fail(node, "is not allowed inside <graphs>");
       graphs.push_back(readGraph(node));
-      for (std::size_t i = 0; i + 1 < graphs.size(); ++i)
-        if (graphs[i].id == graphs.back().id)
+      for (size_t i = 0; i + 1 < graphs.size(); i++) {
+        if (graphs[i].id == graphs.back().id) {
           reader_.fail(node,
                        fmt::format("has id {} a second time", static_cast<int>(graphs[i].id)));
+        }
+      }
     }
     return graphs;
   }
@@ -83,23 +86,27 @@ class GraphReader {
       if (child.name != "channel") reader_.fail(child, "is not allowed inside <graph>");
       graph.channels.push_back(readChannel(child, graph.pattern));
     }
-    if (static_cast<long long>(graph.channels.size()) != channels)
+    if (static_cast<long long>(graph.channels.size()) != channels) {
       reader_.fail(node, fmt::format("says nchannels=\"{}\" and has {} channels", channels,
                                      graph.channels.size()));
+    }
     if (channels == 0) return named;
-    if (!fits(named.id, graph.pattern))
+    if (!fits(named.id, graph.pattern)) {
       reader_.fail(node, fmt::format("has pattern {}, which is none of the graph with id {}",
                                      static_cast<int>(graph.pattern), static_cast<int>(named.id)));
-    if (graph.speedIntra == 0 || graph.speedInter == 0)
+    }
+    if (graph.speedIntra == 0 || graph.speedInter == 0) {
       reader_.fail(node, "has channels, but no speed");
+    }
     return named;
   }
 
   PathType pathType(const XmlNode& node, std::string_view attribute) {
     const std::string& text = reader_.text(node, attribute);
     const auto type = pathTypeOf(text);
-    if (!type)
+    if (!type) {
       reader_.fail(node, fmt::format("has {}=\"{}\", which is not a path type", attribute, text));
+    }
     return *type;
   }
 
@@ -108,16 +115,18 @@ class GraphReader {
   static bool hasBareHexadecimal(const XmlNode& node) {
     const std::string* dev = node.find("dev");
     if (dev && dev->find_first_of("abcdefABCDEF") != std::string::npos &&
-        dev->find_first_of("xX") == std::string::npos)
+        dev->find_first_of("xX") == std::string::npos) {
       return true;
+    }
     return std::any_of(node.children.begin(), node.children.end(), hasBareHexadecimal);
   }
 
   int device(const XmlNode& node, NodeType type) {
     reader_.text(node, "dev");
     const unsigned long long id = reader_.identifierOr(node, "dev", 0, base_);
-    for (const int index : topology_.of(type))
+    for (const int index : topology_.of(type)) {
       if (identifierOf(topology_, index) == id) return index;
+    }
     reader_.fail(node, fmt::format("has dev \"{}\", which the topology lacks", *node.find("dev")));
   }
 
@@ -134,20 +143,23 @@ class GraphReader {
         const int gpu = device(child, NodeType::gpu);
         // Early dumps of NVLS fill up the channel after its head with GPU 0.
         if (pattern == Pattern::nvls && !channel.gpus.empty()) continue;
-        if (std::find(channel.gpus.begin(), channel.gpus.end(), gpu) != channel.gpus.end())
+        if (std::find(channel.gpus.begin(), channel.gpus.end(), gpu) != channel.gpus.end()) {
           reader_.fail(child, "is a second time in its channel");
+        }
         channel.gpus.push_back(gpu);
       } else {
         reader_.fail(child, "is not allowed inside <channel>");
       }
     }
-    const std::size_t gpus = topology_.of(NodeType::gpu).size();
-    if (pattern != Pattern::nvls && channel.gpus.size() != gpus)
+    const size_t gpus = topology_.of(NodeType::gpu).size();
+    if (pattern != Pattern::nvls && channel.gpus.size() != gpus) {
       reader_.fail(node,
                    fmt::format("has {} GPUs, the topology has {}", channel.gpus.size(), gpus));
+    }
     if (channel.gpus.empty()) reader_.fail(node, "has no GPU");
-    if ((channel.netIn < 0) != (channel.netOut < 0))
+    if ((channel.netIn < 0) != (channel.netOut < 0)) {
       reader_.fail(node, "enters from the network or leaves to it, but not both");
+    }
     return channel;
   }
 

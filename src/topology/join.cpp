@@ -16,8 +16,8 @@ namespace {
 constexpr Bandwidth kFastChannel = 45'000;
 constexpr int kFewChannels = 16;
 
-std::size_t at(int index) {
-  return static_cast<std::size_t>(index);
+size_t at(int index) {
+  return static_cast<size_t>(index);
 }
 
 GraphFacts factsOf(const ChannelGraph& graph) {
@@ -43,32 +43,32 @@ GraphFacts weakest(const GraphFacts& a, const GraphFacts& b) {
           std::min(a.speedInter, b.speedInter)};
 }
 
-using Positions = std::array<std::uint16_t, kMostChannels>;
+using Positions = std::array<uint16_t, kMostChannels>;
 
 void findPositions(const ChannelGraph& graph, const std::vector<std::vector<int>>& ranksOf,
                    int rank, Positions& positions) {
   const int channels = factsOf(graph).channels;
-  for (int c = 0; c < channels; ++c) {
-    std::size_t before = 0;
+  for (int c = 0; c < channels; c++) {
+    size_t before = 0;
     bool found = false;
     for (const int gpu : graph.channels[at(c)].gpus) {
       const std::vector<int>& ranks = ranksOf[at(gpu)];
       const auto mine = std::find(ranks.begin(), ranks.end(), rank);
-      before += static_cast<std::size_t>(mine - ranks.begin());
+      before += static_cast<size_t>(mine - ranks.begin());
       found = mine != ranks.end();
       if (found) break;
     }
     if (!found) throw internalError("rank {} is in no place of channel {}", rank, c);
-    positions[at(c)] = static_cast<std::uint16_t>(before);
+    positions[at(c)] = static_cast<uint16_t>(before);
   }
 }
 
-std::uint64_t channelsLedBy(const ChannelGraph& graph, const std::vector<std::vector<int>>& ranksOf,
-                            int rank) {
-  std::uint64_t led = 0;
-  for (int c = 0; c < factsOf(graph).channels; ++c) {
+uint64_t channelsLedBy(const ChannelGraph& graph, const std::vector<std::vector<int>>& ranksOf,
+                       int rank) {
+  uint64_t led = 0;
+  for (int c = 0; c < factsOf(graph).channels; c++) {
     const std::vector<int>& ranks = ranksOf[at(graph.channels[at(c)].gpus.front())];
-    if (!ranks.empty() && ranks.front() == rank) led |= std::uint64_t{1} << c;
+    if (!ranks.empty() && ranks.front() == rank) led |= uint64_t{1} << c;
   }
   return led;
 }
@@ -95,7 +95,7 @@ void hashInto(Fnv& hash, const GraphFacts& facts) {
 }  // namespace
 
 RankPlace placeOf(const GraphSet& graphs, const std::vector<std::vector<int>>& ranksOf, int rank,
-                  std::uint64_t node) {
+                  uint64_t node) {
   RankPlace place{};
   place.node = node;
   place.ring = factsOf(graphs.ring);
@@ -121,12 +121,13 @@ class Joiner {
     findNodes();
     align();
     const int sources = std::min(joined_.ring_.channels, joined_.tree_.channels);
-    for (int c = 0; c < sources; ++c) {
+    for (int c = 0; c < sources; c++) {
       joined_.rings_.push_back(order(c, &RankPlace::ringPosition, joined_.alternate_));
       joined_.trees_.push_back(order(c, &RankPlace::treePosition, false));
     }
-    for (int c = 0; c < joined_.collnetGraph_.channels; ++c)
+    for (int c = 0; c < joined_.collnetGraph_.channels; c++) {
       joined_.collnet_.push_back(order(c, &RankPlace::collnetPosition, false));
+    }
     joined_.collnetHeads_ = heads(&RankPlace::collnetHeadOf);
     joined_.nvlsHeads_ = heads(&RankPlace::nvlsHeadOf);
     joined_.channels_ = countChannels(sources);
@@ -135,7 +136,7 @@ class Joiner {
 
  private:
   void findNodes() {
-    std::unordered_map<std::uint64_t, int> numbers;
+    std::unordered_map<uint64_t, int> numbers;
     std::vector<int> sizes;
     joined_.nodeOf_.reserve(places_.size());
     for (const RankPlace& place : places_) {
@@ -159,14 +160,15 @@ class Joiner {
     joined_.collnetDirect_ = first.collnetDirect;
     joined_.nvls_ = first.nvls;
     joined_.alternate_ = true;
-    for (std::size_t r = 0; r < places_.size(); ++r) {
+    for (size_t r = 0; r < places_.size(); r++) {
       const RankPlace& place = places_[r];
       const int fellow = firstRank_[at(joined_.nodeOf_[r])];
       const RankPlace& same = places_[at(fellow)];
       if (place.ring != same.ring || place.tree != same.tree ||
           place.collnetChain != same.collnetChain || place.collnetDirect != same.collnetDirect ||
-          place.nvls != same.nvls)
+          place.nvls != same.nvls) {
         throw disagreement(fellow, static_cast<int>(r));
+      }
       if (fellow != static_cast<int>(r)) continue;
       joined_.ring_ = weakest(joined_.ring_, place.ring);
       joined_.tree_ = weakest(joined_.tree_, place.tree);
@@ -176,8 +178,9 @@ class Joiner {
       joined_.alternate_ = joined_.alternate_ && place.ring.crossNic == 2;
       joined_.treePattern_.push_back(static_cast<Pattern>(place.tree.pattern));
     }
-    if (joined_.ring_.channels < 1 || joined_.tree_.channels < 1)
+    if (joined_.ring_.channels < 1 || joined_.tree_.channels < 1) {
       throw internalError("a node has no ring or no tree");
+    }
   }
 
   static Error disagreement(int a, int b) {
@@ -191,7 +194,7 @@ class Joiner {
   // of two takes the other ring of the pair: it enters by the port that the first leaves by.
   std::vector<int> order(int source, Positions RankPlace::*positions, bool alternate) const {
     std::vector<int> result(places_.size(), -1);
-    for (std::size_t r = 0; r < places_.size(); ++r) {
+    for (size_t r = 0; r < places_.size(); r++) {
       const RankPlace& place = places_[r];
       const int node = joined_.nodeOf_[r];
       int channel = source;
@@ -207,12 +210,13 @@ class Joiner {
   }
 
   // The heads of each node, in the order of the channels that they lead first.
-  std::vector<std::vector<int>> heads(std::uint64_t RankPlace::*ledBy) const {
+  std::vector<std::vector<int>> heads(uint64_t RankPlace::*ledBy) const {
     const int nodes = joined_.nodes();
     std::vector<std::vector<int>> ofNode(at(nodes));
-    for (std::size_t r = 0; r < places_.size(); ++r)
+    for (size_t r = 0; r < places_.size(); r++) {
       if (places_[r].*ledBy != 0) ofNode[at(joined_.nodeOf_[r])].push_back(static_cast<int>(r));
-    std::size_t count = ofNode.front().size();
+    }
+    size_t count = ofNode.front().size();
     for (auto& list : ofNode) {
       std::stable_sort(list.begin(), list.end(), [&](int a, int b) {
         return std::countr_zero(places_[at(a)].*ledBy) < std::countr_zero(places_[at(b)].*ledBy);
@@ -220,15 +224,17 @@ class Joiner {
       count = std::min(count, list.size());
     }
     std::vector<std::vector<int>> result(count, std::vector<int>(at(nodes)));
-    for (std::size_t h = 0; h < count; ++h)
-      for (int node = 0; node < nodes; ++node) result[h][at(node)] = ofNode[at(node)][h];
+    for (size_t h = 0; h < count; h++) {
+      for (int node = 0; node < nodes; node++) result[h][at(node)] = ofNode[at(node)][h];
+    }
     return result;
   }
 
   int countChannels(int sources) const {
     int channels = std::min(sources * 2, kMostChannels);
-    if (joined_.nodes() > 1 && joined_.ring_.speedIntra > kFastChannel && channels < kFewChannels)
+    if (joined_.nodes() > 1 && joined_.ring_.speedIntra > kFastChannel && channels < kFewChannels) {
       channels *= 2;
+    }
     channels = std::max(channels, settings_.minChannels);
     channels = std::min(channels, settings_.maxChannels);
     return std::clamp(channels, 1, kMostChannels);
@@ -291,8 +297,8 @@ int Joined::edgeRank(int channel, int node, TreeEdge edge) const {
 TreePlace Joined::treePlace(int channel, int rank) const {
   const int node = nodeOf(rank);
   const std::span<const int> chain = slice(trees_[at(channel) % trees_.size()], node);
-  const std::size_t mine =
-      static_cast<std::size_t>(std::find(chain.begin(), chain.end(), rank) - chain.begin());
+  const size_t mine =
+      static_cast<size_t>(std::find(chain.begin(), chain.end(), rank) - chain.begin());
   const TreeLinks links = doubleTree(nodes(), node, treeOf(channel));
   TreePlace place;
   if (mine > 0) {
@@ -303,11 +309,12 @@ TreePlace Joined::treePlace(int channel, int rank) const {
         edgeRank(channel, links.up, above.down[0] == node ? TreeEdge::child0 : TreeEdge::child1);
   }
   if (mine + 1 < chain.size()) place.down.push_back(chain[mine + 1]);
-  for (int child = 0; child < 2; ++child) {
+  for (int child = 0; child < 2; child++) {
     const int below = links.down[at(child)];
     const TreeEdge edge = child == 0 ? TreeEdge::child0 : TreeEdge::child1;
-    if (below >= 0 && edgeRank(channel, node, edge) == rank)
+    if (below >= 0 && edgeRank(channel, node, edge) == rank) {
       place.down.push_back(edgeRank(channel, below, TreeEdge::parent));
+    }
   }
   return place;
 }
@@ -323,32 +330,40 @@ TreePlace Joined::nvlsTreePlace(int head, int tree, int rank) const {
   if (members[at(node)] != rank) return place;
   const TreeLinks links = doubleTree(nodes(), node, tree);
   if (links.up >= 0) place.up = members[at(links.up)];
-  for (const int below : links.down)
+  for (const int below : links.down) {
     if (below >= 0) place.down.push_back(members[at(below)]);
+  }
   return place;
 }
 
 JoinedHash hashOf(const Joined& joined) {
   Fnv nodes, graphs, channels, rings, trees, collnet, nvls;
-  for (int rank = 0; rank < joined.ranks(); ++rank)
-    nodes.add(static_cast<std::uint64_t>(joined.nodeOf(rank)));
+  for (int rank = 0; rank < joined.ranks(); rank++) {
+    nodes.add(static_cast<uint64_t>(joined.nodeOf(rank)));
+  }
   for (const GraphFacts* facts : {&joined.ring(), &joined.tree(), &joined.collnetChain(),
-                                  &joined.collnetDirect(), &joined.nvls()})
+                                  &joined.collnetDirect(), &joined.nvls()}) {
     hashInto(graphs, *facts);
-  channels.add(static_cast<std::uint64_t>(joined.channels()));
+  }
+  channels.add(static_cast<uint64_t>(joined.channels()));
   const int sources = std::min(joined.ring().channels, joined.tree().channels);
-  for (int c = 0; c < std::min(sources, joined.channels()); ++c) {
+  for (int c = 0; c < std::min(sources, joined.channels()); c++) {
     hashInto(rings, joined.ringOrder(c));
     hashInto(trees, joined.treeOrder(c));
-    for (int node = 0; node < joined.nodes(); ++node)
-      trees.add(static_cast<std::uint64_t>(joined.treePattern(node)));
+    for (int node = 0; node < joined.nodes(); node++) {
+      trees.add(static_cast<uint64_t>(joined.treePattern(node)));
+    }
   }
-  for (int c = 0; c < joined.channels(); ++c)
-    trees.add(static_cast<std::uint64_t>(joined.treeOf(c)));
-  for (int c = 0; c < joined.collnetChannels(); ++c)
-    for (int node = 0; node < joined.nodes(); ++node)
-      for (const int rank : joined.collnetChain(c, node))
-        collnet.add(static_cast<std::uint64_t>(rank));
+  for (int c = 0; c < joined.channels(); c++) {
+    trees.add(static_cast<uint64_t>(joined.treeOf(c)));
+  }
+  for (int c = 0; c < joined.collnetChannels(); c++) {
+    for (int node = 0; node < joined.nodes(); node++) {
+      for (const int rank : joined.collnetChain(c, node)) {
+        collnet.add(static_cast<uint64_t>(rank));
+      }
+    }
+  }
   hashInto(collnet, joined.collnetHeads());
   hashInto(nvls, joined.nvlsHeads());
   return {nodes.value(), graphs.value(),  channels.value(), rings.value(),
@@ -358,7 +373,7 @@ JoinedHash hashOf(const Joined& joined) {
 std::string_view firstDifference(const JoinedHash& a, const JoinedHash& b) {
   struct Field {
     std::string_view name;
-    std::uint64_t JoinedHash::*value;
+    uint64_t JoinedHash::*value;
   };
   static constexpr Field kFields[] = {{"nodes", &JoinedHash::nodes},
                                       {"graphs", &JoinedHash::graphs},
@@ -367,8 +382,9 @@ std::string_view firstDifference(const JoinedHash& a, const JoinedHash& b) {
                                       {"trees", &JoinedHash::trees},
                                       {"CollNet heads", &JoinedHash::collnet},
                                       {"NVLS heads", &JoinedHash::nvls}};
-  for (const Field& field : kFields)
+  for (const Field& field : kFields) {
     if (a.*field.value != b.*field.value) return field.name;
+  }
   return {};
 }
 

@@ -16,7 +16,7 @@ inline constexpr int kMostChannels = 64;
 
 // A graph but for its channels. Plain data; the meaning is that of ChannelGraph.
 struct GraphFacts {
-  std::int32_t pattern, channels, typeIntra, typeInter, sameChannels, crossNic;
+  int32_t pattern, channels, typeIntra, typeInter, sameChannels, crossNic;
   Bandwidth speedIntra, speedInter;
 
   bool operator==(const GraphFacts&) const = default;
@@ -25,18 +25,18 @@ struct GraphFacts {
 // What a rank tells all others of itself and its node. Plain data of fixed size. A rank tells only
 // its own place in the channels; the ranks of a node together tell the channels.
 struct RankPlace {
-  std::uint64_t node;  // equal on the ranks that reach each other without the network
+  uint64_t node;  // equal on the ranks that reach each other without the network
   GraphFacts ring, tree, collnetChain, collnetDirect, nvls;
   // By channel: how many ranks of the node come before this one.
-  std::array<std::uint16_t, kMostChannels> ringPosition, treePosition, collnetPosition;
-  std::uint64_t collnetHeadOf, nvlsHeadOf;  // bit c: the head of channel c
+  std::array<uint16_t, kMostChannels> ringPosition, treePosition, collnetPosition;
+  uint64_t collnetHeadOf, nvlsHeadOf;  // bit c: the head of channel c
 };
 
 // The place of a rank in the graphs of its node. `ranksOf` lists for each node of the topology that
 // the graphs are of the ranks that use it, in order: none for other nodes than GPUs, several where
 // ranks share a GPU (they follow each other, and the first is the head where the GPU is one).
 RankPlace placeOf(const GraphSet& graphs, const std::vector<std::vector<int>>& ranksOf, int rank,
-                  std::uint64_t node);
+                  uint64_t node);
 
 struct JoinSettings {
   int minChannels = 1;
@@ -55,7 +55,7 @@ class Joined {
   int ranks() const { return static_cast<int>(nodeOf_.size()); }
   int nodes() const { return static_cast<int>(start_.size()) - 1; }
   int channels() const { return channels_; }
-  int nodeOf(int rank) const { return nodeOf_[static_cast<std::size_t>(rank)]; }
+  int nodeOf(int rank) const { return nodeOf_[static_cast<size_t>(rank)]; }
 
   // The channel of the nodes' graphs that a channel was made of, on a node.
   int sourceOf(int channel, int node) const;
@@ -69,9 +69,9 @@ class Joined {
   int treeOf(int channel) const;
   // All ranks, node by node in the order of each node's chain, and the shape that a node gives it.
   const std::vector<int>& treeOrder(int channel) const {
-    return trees_[static_cast<std::size_t>(channel) % trees_.size()];
+    return trees_[static_cast<size_t>(channel) % trees_.size()];
   }
-  Pattern treePattern(int node) const { return treePattern_[static_cast<std::size_t>(node)]; }
+  Pattern treePattern(int node) const { return treePattern_[static_cast<size_t>(node)]; }
   TreePlace treePlace(int channel, int rank) const;
 
   // CollNet, where every node can: the chain of each channel inside a node starts at its head.
@@ -116,7 +116,7 @@ Joined join(std::span<const RankPlace> places, const JoinSettings& settings);
 
 // Hashes of the decisions, one for each field, to find ranks that decided differently.
 struct JoinedHash {
-  std::uint64_t nodes, graphs, channels, rings, trees, collnet, nvls;
+  uint64_t nodes, graphs, channels, rings, trees, collnet, nvls;
 };
 JoinedHash hashOf(const Joined& joined);
 // The name of the first field that differs; empty if none does.

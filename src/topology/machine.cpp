@@ -22,11 +22,12 @@ std::vector<int> domainsOf(const Machine& machine) {
       return std::all_of(members.begin(), members.end(),
                          [&](int member) { return reaches(gpu, member); });
     });
-    domain[static_cast<std::size_t>(gpu)] = static_cast<int>(home - domains.begin());
-    if (home == domains.end())
+    domain[static_cast<size_t>(gpu)] = static_cast<int>(home - domains.begin());
+    if (home == domains.end()) {
       domains.push_back({gpu});
-    else
+    } else {
       home->push_back(gpu);
+    }
   }
   return domain;
 }
@@ -58,8 +59,9 @@ void describeNode(const Topology& topology, int index, int parent, int depth, st
 Machine trimMachine(const Topology& topology, const PathSettings& settings, int rank,
                     int rankCount) {
   std::vector<bool> keep(topology.nodes.size(), true);
-  for (const int gpu : topology.of(NodeType::gpu))
-    keep[static_cast<std::size_t>(gpu)] = topology.node(gpu).gpu.rank >= 0;
+  for (const int gpu : topology.of(NodeType::gpu)) {
+    keep[static_cast<size_t>(gpu)] = topology.node(gpu).gpu.rank >= 0;
+  }
   Machine whole(subTopology(topology, keep), settings);
 
   const auto& gpus = whole.topology.of(NodeType::gpu);
@@ -69,23 +71,25 @@ Machine trimMachine(const Topology& topology, const PathSettings& settings, int 
   keep.assign(whole.topology.nodes.size(), true);
   int kept = 0;
   for (const int gpu : gpus) {
-    const bool mine =
-        domain[static_cast<std::size_t>(gpu)] == domain[static_cast<std::size_t>(own)];
-    keep[static_cast<std::size_t>(gpu)] = mine;
+    const bool mine = domain[static_cast<size_t>(gpu)] == domain[static_cast<size_t>(own)];
+    keep[static_cast<size_t>(gpu)] = mine;
     kept += mine;
   }
   const bool local = kept == rankCount;
   // A port that none of our GPUs reaches carries nothing for us.
   for (const int net : whole.topology.of(NodeType::net)) {
     bool reached = false;
-    for (const int gpu : gpus)
-      reached |= keep[static_cast<std::size_t>(gpu)] && whole.path(gpu, net).type < PathType::net &&
+    for (const int gpu : gpus) {
+      reached |= keep[static_cast<size_t>(gpu)] && whole.path(gpu, net).type < PathType::net &&
                  whole.path(net, gpu).type < PathType::net;
-    keep[static_cast<std::size_t>(net)] = reached && !local;
+    }
+    keep[static_cast<size_t>(net)] = reached && !local;
   }
-  if (local)
-    for (const int nic : whole.topology.of(NodeType::nic))
-      keep[static_cast<std::size_t>(nic)] = false;
+  if (local) {
+    for (const int nic : whole.topology.of(NodeType::nic)) {
+      keep[static_cast<size_t>(nic)] = false;
+    }
+  }
   if (std::find(keep.begin(), keep.end(), false) == keep.end()) return whole;
   return Machine(subTopology(whole.topology, keep), settings);
 }
@@ -97,15 +101,18 @@ BandwidthBounds bandwidthBounds(const Machine& machine) {
   BandwidthBounds bounds;
   if (nets.empty() && gpus.size() == 1) return {kLocalBandwidth, kLocalBandwidth};
   for (const int gpu : gpus) {
-    for (const int peer : nets.empty() ? gpus : nets)
-      if (peer != gpu && machine.path(gpu, peer).type < PathType::net)
+    for (const int peer : nets.empty() ? gpus : nets) {
+      if (peer != gpu && machine.path(gpu, peer).type < PathType::net) {
         bounds.widestPath = std::max(bounds.widestPath, machine.path(gpu, peer).bandwidth);
+      }
+    }
     Bandwidth nvlink = 0, other = 0;
     for (const Link& link : topology.node(gpu).links) {
-      if (link.type == LinkType::nvlink)
+      if (link.type == LinkType::nvlink) {
         nvlink += link.bandwidth;
-      else
+      } else {
         other = std::max(other, link.bandwidth);
+      }
     }
     bounds.widestGpu = std::max({bounds.widestGpu, nvlink, other});
   }
@@ -139,7 +146,7 @@ std::string describePaths(const Machine& machine) {
   const auto& nets = topology.of(NodeType::net);
   rows.insert(rows.end(), nets.begin(), nets.end());
   columns.insert(columns.end(), nets.begin(), nets.end());
-  std::size_t width = 12;
+  size_t width = 12;
   for (const int node : columns) width = std::max(width, topology.nameOf(node).size());
   std::string text = fmt::format("{:{}}", "", width);
   for (const int to : columns) text += fmt::format("  {:>{}}", topology.nameOf(to), width);

@@ -46,9 +46,9 @@ PathTable::PathTable(const Topology& topology, const PathSettings& settings)
     : nodes_(topology.nodes.size()), baseNumber_(nodes_, -1), near_(nodes_) {
   OppositeLinks opposite(nodes_);
   std::vector<int> bases;
-  for (int node = 0; node < static_cast<int>(nodes_); ++node) {
+  for (int node = 0; node < static_cast<int>(nodes_); node++) {
     if (isBase(topology.node(node).type)) {
-      baseNumber_[static_cast<std::size_t>(node)] = static_cast<int>(bases.size());
+      baseNumber_[static_cast<size_t>(node)] = static_cast<int>(bases.size());
       bases.push_back(node);
     }
     for (const Link& link : topology.node(node).links) {
@@ -56,7 +56,7 @@ PathTable::PathTable(const Topology& topology, const PathSettings& settings)
       const auto found = std::find_if(back.begin(), back.end(), [&](const Link& other) {
         return other.to == node && other.type == link.type;
       });
-      opposite[static_cast<std::size_t>(node)].push_back(
+      opposite[static_cast<size_t>(node)].push_back(
           found == back.end() ? -1 : static_cast<int>(found - back.begin()));
     }
   }
@@ -84,37 +84,40 @@ void PathTable::spread(const Topology& topology, const PathSettings& settings,
     for (const int at : layer) {
       const Node& node = topology.node(at);
       const Wire from = to[at];
-      for (std::size_t number = 0; number < node.links.size(); ++number) {
+      for (size_t number = 0; number < node.links.size(); number++) {
         const Link& link = node.links[number];
         const Node& far = topology.node(link.to);
         // Through a GPU only from NVLink to NVLink, and only one.
         if (at != base && node.type == NodeType::gpu &&
             (settings.nvbDisable || link.type != LinkType::nvlink || far.type != NodeType::gpu ||
-             from.hops > 1))
+             from.hops > 1)) {
           continue;
+        }
         Wire& known = to[link.to];
         const bool isNew = known.type == PathType::dis;
-        const int back = opposite[static_cast<std::size_t>(at)][number];
+        const int back = opposite[static_cast<size_t>(at)][number];
         if (back < 0) continue;
         const Bandwidth bandwidth =
-            std::min(from.bandwidth, far.links[static_cast<std::size_t>(back)].bandwidth);
+            std::min(from.bandwidth, far.links[static_cast<size_t>(back)].bandwidth);
         if (!isNew && (known.hops <= from.hops || known.bandwidth >= bandwidth)) continue;
 
         PathType type = typeOf(link.type);
         bool chipLink = from.chipLink || link.type == LinkType::c2c;
         if (node.type == NodeType::pci && far.type == NodeType::pci) type = PathType::pxb;
-        if (link.type == LinkType::pci && (node.type == NodeType::cpu || far.type == NodeType::cpu))
+        if (link.type == LinkType::pci &&
+            (node.type == NodeType::cpu || far.type == NodeType::cpu)) {
           type = PathType::phb;
+        }
         if (at != base && node.type == NodeType::gpu && type == PathType::nvl) type = PathType::nvb;
         type = std::max(type, from.type);
         // PCI on one side of a CPU and the chip-to-chip link on the other.
         if (type == PathType::phb && chipLink) type = PathType::p2c;
-        known = {bandwidth, back, at, static_cast<std::int16_t>(from.hops + 1), type, chipLink};
-        if (!isNext[static_cast<std::size_t>(link.to)]) next.push_back(link.to);
-        isNext[static_cast<std::size_t>(link.to)] = true;
+        known = {bandwidth, back, at, static_cast<int16_t>(from.hops + 1), type, chipLink};
+        if (!isNext[static_cast<size_t>(link.to)]) next.push_back(link.to);
+        isNext[static_cast<size_t>(link.to)] = true;
       }
     }
-    for (const int node : next) isNext[static_cast<std::size_t>(node)] = false;
+    for (const int node : next) isNext[static_cast<size_t>(node)] = false;
     std::sort(next.begin(), next.end());
     layer.swap(next);
   }
@@ -124,7 +127,7 @@ void PathTable::findNearest(const Topology& topology) {
   for (const auto& [own, others] :
        {std::pair(NodeType::gpu, NodeType::net), std::pair(NodeType::net, NodeType::gpu)}) {
     for (const int node : topology.of(own)) {
-      std::vector<int>& near = near_[static_cast<std::size_t>(node)];
+      std::vector<int>& near = near_[static_cast<size_t>(node)];
       std::tuple<Bandwidth, PathType> best;
       for (const int other : topology.of(others)) {
         const Path path = wirePath(node, other);
@@ -157,8 +160,9 @@ void PathTable::applyPeerRules(const Topology& topology, const PathSettings& set
       if (checkPeer(topology, *this, settings, a, b).allowed) continue;
       const int cpu = localCpu(topology, *this, b);
       if (cpu >= 0 && wirePath(a, cpu).type != PathType::dis) divert(topology, a, cpu, b);
-      if (!checkSharedMemory(topology, settings, a, b).allowed)
+      if (!checkSharedMemory(topology, settings, a, b).allowed) {
         final_[finalIndex(a, b)].type = PathType::net;
+      }
     }
   }
 }

@@ -15,8 +15,8 @@ namespace unisono::topology {
 // Facts about a rank that are not in the topology file. Ranks without facts share one
 // /dev/shm per host, and one NVLink fabric if the file shows NVLink between their hosts.
 struct RankFacts {
-  std::uint64_t shmDevice = 0;  // device number of /dev/shm; equal numbers on a host share memory
-  std::uint64_t fabric = 0;     // NVLink fabric (cluster and clique) the GPU belongs to; 0: none
+  uint64_t shmDevice = 0;  // device number of /dev/shm; equal numbers on a host share memory
+  uint64_t fabric = 0;     // NVLink fabric (cluster and clique) the GPU belongs to; 0: none
 
   bool operator==(const RankFacts&) const = default;
 };
@@ -78,27 +78,25 @@ class PathTable {
 
   // The NETs nearest to a GPU, or the GPUs nearest to a NET, by the wires and in node order: those
   // with the most bandwidth, and of these those with the best type.
-  const std::vector<int>& nearest(int node) const { return near_[static_cast<std::size_t>(node)]; }
+  const std::vector<int>& nearest(int node) const { return near_[static_cast<size_t>(node)]; }
 
  private:
   struct Wire {
     Bandwidth bandwidth = 0;
     int nextLink = -1;  // link of the node that leads on towards the base
     int nextNode = -1;  // where that link leads
-    std::int16_t hops = 0;
+    int16_t hops = 0;
     PathType type = PathType::dis;
     bool chipLink = false;  // passes a chip-to-chip link
   };
   // For each link of each node, the place of the opposite link in the node that it leads to.
   using OppositeLinks = std::vector<std::vector<int>>;
 
-  std::size_t base(int node) const {
-    return static_cast<std::size_t>(baseNumber_[static_cast<std::size_t>(node)]);
+  size_t base(int node) const {
+    return static_cast<size_t>(baseNumber_[static_cast<size_t>(node)]);
   }
-  std::size_t wireIndex(int from, int to) const {
-    return base(to) * nodes_ + static_cast<std::size_t>(from);
-  }
-  std::size_t finalIndex(int from, int to) const { return base(to) * bases_ + base(from); }
+  size_t wireIndex(int from, int to) const { return base(to) * nodes_ + static_cast<size_t>(from); }
+  size_t finalIndex(int from, int to) const { return base(to) * bases_ + base(from); }
   void spread(const Topology& topology, const PathSettings& settings, const OppositeLinks& opposite,
               int base);
   void findNearest(const Topology& topology);
@@ -107,7 +105,7 @@ class PathTable {
   void applyNetRules(const Topology& topology, const PathSettings& settings);
   void appendWire(int from, int to, std::vector<Hop>& hops) const;
 
-  std::size_t nodes_, bases_ = 0;
+  size_t nodes_, bases_ = 0;
   std::vector<int> baseNumber_;  // by node: its number among those that paths lead to, or -1
   std::vector<Wire> wires_;      // [base][node]: from node to base
   std::vector<Path> final_;      // [base][base]

@@ -42,12 +42,12 @@ void addGpu(XmlNode& parent, int gpu, const MachineDescription& description) {
     link.set("tclass", "0x068000");
   }
   if (!description.peerNvlinks.empty()) {
-    const auto& counts = description.peerNvlinks[static_cast<std::size_t>(gpu)];
-    for (int peer = 0; peer < static_cast<int>(counts.size()); ++peer) {
-      if (counts[static_cast<std::size_t>(peer)] == 0) continue;
+    const auto& counts = description.peerNvlinks[static_cast<size_t>(gpu)];
+    for (int peer = 0; peer < static_cast<int>(counts.size()); peer++) {
+      if (counts[static_cast<size_t>(peer)] == 0) continue;
       XmlNode& link = node.addChild("nvlink");
       link.set("target", formatBusId(gpuBusId(peer)));
-      link.set("count", std::to_string(counts[static_cast<std::size_t>(peer)]));
+      link.set("count", std::to_string(counts[static_cast<size_t>(peer)]));
       link.set("tclass", "0x030200");
     }
   }
@@ -76,8 +76,8 @@ void addNic(XmlNode& parent, int nic, const MachineDescription& description) {
 std::vector<std::vector<int>> cubeMesh() {
   std::vector<std::vector<int>> links(8, std::vector<int>(8, 0));
   const auto join = [&](int a, int b, int count) {
-    links[static_cast<std::size_t>(a)][static_cast<std::size_t>(b)] = count;
-    links[static_cast<std::size_t>(b)][static_cast<std::size_t>(a)] = count;
+    links[static_cast<size_t>(a)][static_cast<size_t>(b)] = count;
+    links[static_cast<size_t>(b)][static_cast<size_t>(a)] = count;
   };
   for (const int base : {0, 4}) {
     join(base, base + 1, 1);
@@ -87,14 +87,14 @@ std::vector<std::vector<int>> cubeMesh() {
     join(base + 1, base + 3, 1);
     join(base + 2, base + 3, 1);
   }
-  for (int gpu = 0; gpu < 4; ++gpu) join(gpu, gpu + 4, 2);
+  for (int gpu = 0; gpu < 4; gpu++) join(gpu, gpu + 4, 2);
   return links;
 }
 
 std::vector<std::vector<int>> allPairs(int gpus, int count) {
-  std::vector<std::vector<int>> links(static_cast<std::size_t>(gpus),
-                                      std::vector<int>(static_cast<std::size_t>(gpus), count));
-  for (std::size_t gpu = 0; gpu < links.size(); ++gpu) links[gpu][gpu] = 0;
+  std::vector<std::vector<int>> links(static_cast<size_t>(gpus),
+                                      std::vector<int>(static_cast<size_t>(gpus), count));
+  for (size_t gpu = 0; gpu < links.size(); gpu++) links[gpu][gpu] = 0;
   return links;
 }
 
@@ -194,7 +194,7 @@ XmlTopology describeMachine(const MachineDescription& description) {
   XmlNode system;
   system.name = "system";
   system.set("version", "1");
-  for (int socket = 0; socket < description.sockets; ++socket) {
+  for (int socket = 0; socket < description.sockets; socket++) {
     XmlNode& cpu = system.addChild("cpu");
     cpu.set("numaid", std::to_string(socket));
     // Thirty-two cores a socket.
@@ -209,16 +209,18 @@ XmlTopology describeMachine(const MachineDescription& description) {
     cpu.set("familyid", std::to_string(description.cpuFamily));
     cpu.set("modelid", std::to_string(description.cpuModel));
     const int places = std::max(description.switches, description.sockets);
-    for (int place = 0; place < places; ++place) {
+    for (int place = 0; place < places; place++) {
       if (share(place, places, description.sockets) != socket) continue;
       XmlNode* parent = &cpu;
-      if (description.switches > 0)
+      if (description.switches > 0) {
         parent = &addDevice(cpu, static_cast<BusId>(0xd0 + place) << 12, "0x060400", "0x11f8",
                             description);
-      for (int gpu = 0; gpu < description.gpus; ++gpu)
+      }
+      for (int gpu = 0; gpu < description.gpus; gpu++) {
         if (share(gpu, description.gpus, places) == place) addGpu(*parent, gpu, description);
+      }
       // A single NIC is at the last socket, the far end of the machine.
-      for (int nic = 0; nic < description.nics; ++nic) {
+      for (int nic = 0; nic < description.nics; nic++) {
         const int home = description.nics == 1 ? places - 1 : share(nic, description.nics, places);
         if (home == place) addNic(*parent, nic, description);
       }
@@ -234,8 +236,9 @@ std::vector<std::string> presetNames() {
 }
 
 MachineDescription preset(std::string_view name) {
-  for (MachineDescription& description : allPresets())
+  for (MachineDescription& description : allPresets()) {
     if (description.name == name) return description;
+  }
   throw invalidArgument("there is no machine preset \"{}\"", name)
       .remedy(fmt::format("The presets are {}.", fmt::join(presetNames(), ", ")));
 }

@@ -41,12 +41,14 @@ constexpr Bandwidth kInterBlackwell[] = {96000, 86000, 80000, 48000, 45100, 4200
                                          6000,  3000,  2400,  1200,  240,   120};
 
 std::span<const Bandwidth> speedsFor(int sm, bool nets) {
-  if (sm >= kBlackwell)
+  if (sm >= kBlackwell) {
     return nets ? std::span<const Bandwidth>(kInterBlackwell)
                 : std::span<const Bandwidth>(kIntraBlackwell);
-  if (sm >= kHopper)
+  }
+  if (sm >= kHopper) {
     return nets ? std::span<const Bandwidth>(kInterHopper)
                 : std::span<const Bandwidth>(kIntraHopper);
+  }
   return nets ? std::span<const Bandwidth>(kInter) : std::span<const Bandwidth>(kIntra);
 }
 
@@ -56,7 +58,7 @@ using PathTypes = std::array<bool, static_cast<int>(PathType::dis) + 1>;
 // The next type that occurs; one beyond `farthest` if none does up to it.
 PathType farther(PathType type, const PathTypes& occurs, PathType farthest) {
   int next = static_cast<int>(type) + 1;
-  while (next <= static_cast<int>(farthest) && !occurs[static_cast<std::size_t>(next)]) ++next;
+  while (next <= static_cast<int>(farthest) && !occurs[static_cast<size_t>(next)]) ++next;
   return static_cast<PathType>(next);
 }
 
@@ -99,7 +101,7 @@ class Relaxation {
   void measure() {
     const auto widen = [](PathType type, PathTypes& occurs, PathType& low, PathType& high) {
       if (type >= PathType::net) return;
-      occurs[static_cast<std::size_t>(type)] = true;
+      occurs[static_cast<size_t>(type)] = true;
       low = std::min(low, type);
       high = std::max(high, type);
     };
@@ -112,11 +114,13 @@ class Relaxation {
       nearestInter_ = PathType::dis;
       farthestInter_ = PathType::pix;
     }
-    for (int gpu = 0; gpu < gpus; ++gpu) {
-      for (int other = 0; other < gpus; ++other)
-        if (other != gpu)
+    for (int gpu = 0; gpu < gpus; gpu++) {
+      for (int other = 0; other < gpus; other++) {
+        if (other != gpu) {
           widen(space_.gpuToGpu(gpu, other).type, intraTypes_, nearestIntra_, farthestIntra_);
-      for (int net = 0; net < nets; ++net) {
+        }
+      }
+      for (int net = 0; net < nets; net++) {
         widen(space_.gpuToNet(gpu, net).type, interTypes_, nearestInter_, farthestInter_);
         widen(space_.netToGpu(net, gpu).type, interTypes_, nearestInter_, farthestInter_);
       }
@@ -124,9 +128,9 @@ class Relaxation {
     nearestIntra_ = std::min(nearestIntra_, PathType::sys);
     nearestInter_ = std::min(nearestInter_, PathType::sys);
     bounds_ = bandwidthBounds(space_.machine());
-    for (int type = 0; type < static_cast<int>(PathType::net); ++type) {
-      Outgoing& out = out_[static_cast<std::size_t>(type)];
-      for (int gpu = 0; gpu < gpus; ++gpu) {
+    for (int type = 0; type < static_cast<int>(PathType::net); type++) {
+      Outgoing& out = out_[static_cast<size_t>(type)];
+      for (int gpu = 0; gpu < gpus; gpu++) {
         const Bandwidth own = space_.outOf(gpu, static_cast<PathType>(type));
         out.all += own;
         out.least = gpu == 0 ? own : std::min(out.least, own);
@@ -138,24 +142,26 @@ class Relaxation {
   // needs them at least. DIS if none do.
   PathType connectingType(Bandwidth speed) const {
     const int gpus = space_.gpuCount();
-    if (request_.pattern == Pattern::nvls || request_.pattern == Pattern::collnetDirect)
+    if (request_.pattern == Pattern::nvls || request_.pattern == Pattern::collnetDirect) {
       return PathType::loc;
-    std::vector<PathType> joins(static_cast<std::size_t>(gpus), PathType::dis);
-    std::vector<bool> joined(static_cast<std::size_t>(gpus), false);
+    }
+    std::vector<PathType> joins(static_cast<size_t>(gpus), PathType::dis);
+    std::vector<bool> joined(static_cast<size_t>(gpus), false);
     PathType farthest = PathType::loc;
     int last = 0;
-    for (int count = 1; count < gpus; ++count) {
-      joined[static_cast<std::size_t>(last)] = true;
+    for (int count = 1; count < gpus; count++) {
+      joined[static_cast<size_t>(last)] = true;
       int next = -1;
-      for (int gpu = 0; gpu < gpus; ++gpu) {
-        if (joined[static_cast<std::size_t>(gpu)]) continue;
-        PathType& type = joins[static_cast<std::size_t>(gpu)];
-        for (const Route* route : {&space_.gpuToGpu(last, gpu), &space_.gpuToGpu(gpu, last)})
+      for (int gpu = 0; gpu < gpus; gpu++) {
+        if (joined[static_cast<size_t>(gpu)]) continue;
+        PathType& type = joins[static_cast<size_t>(gpu)];
+        for (const Route* route : {&space_.gpuToGpu(last, gpu), &space_.gpuToGpu(gpu, last)}) {
           if (route->bandwidth >= speed) type = std::min(type, route->type);
-        if (next < 0 || type < joins[static_cast<std::size_t>(next)]) next = gpu;
+        }
+        if (next < 0 || type < joins[static_cast<size_t>(next)]) next = gpu;
       }
       last = next;
-      farthest = std::max(farthest, joins[static_cast<std::size_t>(last)]);
+      farthest = std::max(farthest, joins[static_cast<size_t>(last)]);
     }
     return farthest;
   }
@@ -169,18 +175,19 @@ class Relaxation {
   // sockets): a tree will be best, and it needs two channels.
   bool isSplitByNvlink() const {
     const int gpus = space_.gpuCount();
-    std::vector<bool> reached(static_cast<std::size_t>(gpus), false);
-    std::vector<std::size_t> sizes;
-    for (int first = 0; first < gpus; ++first) {
-      if (reached[static_cast<std::size_t>(first)]) continue;
-      reached[static_cast<std::size_t>(first)] = true;
+    std::vector<bool> reached(static_cast<size_t>(gpus), false);
+    std::vector<size_t> sizes;
+    for (int first = 0; first < gpus; first++) {
+      if (reached[static_cast<size_t>(first)]) continue;
+      reached[static_cast<size_t>(first)] = true;
       std::vector<int> group{first};
-      for (std::size_t i = 0; i < group.size(); ++i) {
-        for (int other = 0; other < gpus; ++other) {
-          if (reached[static_cast<std::size_t>(other)] ||
-              space_.gpuToGpu(group[i], other).type != PathType::nvl)
+      for (size_t i = 0; i < group.size(); i++) {
+        for (int other = 0; other < gpus; other++) {
+          if (reached[static_cast<size_t>(other)] ||
+              space_.gpuToGpu(group[i], other).type != PathType::nvl) {
             continue;
-          reached[static_cast<std::size_t>(other)] = true;
+          }
+          reached[static_cast<size_t>(other)] = true;
           group.push_back(other);
         }
       }
@@ -195,18 +202,21 @@ class Relaxation {
     first_.minChannels = request_.minChannels;
     first_.maxChannels = request_.maxChannels;
     first_.collnet = request_.collnet;
-    if (request_.pattern == Pattern::nvls)
+    if (request_.pattern == Pattern::nvls) {
       first_.maxChannels = std::min({first_.maxChannels, kMaxNvlsHeads, gpus});
-    if (request_.pattern == Pattern::collnetDirect)
+    }
+    if (request_.pattern == Pattern::collnetDirect) {
       first_.maxChannels = std::min({first_.maxChannels, kMaxDirectHeads, gpus});
+    }
     if (gpus == 1 && request_.pattern != Pattern::ring) first_.pattern = Pattern::tree;
     // Inside a machine, NVLS must gather evenly from all GPUs.
     if (!hasNets_ && request_.pattern == Pattern::nvls) first_.minChannels = first_.maxChannels;
     // One GPU alone sends to nobody.
     if (!hasNets_ && gpus == 1) first_.minChannels = first_.maxChannels = 1;
     if (request_.pattern == Pattern::ring && first_.minChannels == 1 && first_.maxChannels >= 2 &&
-        isSplitByNvlink())
+        isSplitByNvlink()) {
       first_.minChannels = 2;
+    }
 
     const bool mayCross = space_.netCount() > 1 && (request_.pattern == Pattern::ring ||
                                                     request_.pattern == Pattern::balancedTree ||
@@ -217,13 +227,15 @@ class Relaxation {
         (request_.pattern == Pattern::ring || request_.pattern == Pattern::balancedTree);
 
     totalBound_ = bounds_.widestGpu;
-    if (gpus > 1 && request_.pattern != Pattern::ring)
+    if (gpus > 1 && request_.pattern != Pattern::ring) {
       totalBound_ = totalBound_ * gpus / (gpus - 1);
+    }
     speedIndex_ = 0;
     while (speedIndex_ + 1 < speeds_.size() &&
            (speeds_[speedIndex_] > bounds_.widestPath ||
-            speeds_[speedIndex_] * first_.minChannels > totalBound_))
+            speeds_[speedIndex_] * first_.minChannels > totalBound_)) {
       ++speedIndex_;
+    }
   }
 
   // Whether an attempt cannot find more than what was found: a ring inside the machine takes its
@@ -231,13 +243,14 @@ class Relaxation {
   bool isHopeless(const Attempt& attempt) const {
     const Bandwidth speed = attempt.speedIntra;
     const int gpus = space_.gpuCount();
-    const Outgoing& out = out_[static_cast<std::size_t>(attempt.typeIntra)];
+    const Outgoing& out = out_[static_cast<size_t>(attempt.typeIntra)];
     long long channels = attempt.maxChannels;
-    if (gpus > 1 && attempt.pattern == Pattern::ring && !hasNets_)
+    if (gpus > 1 && attempt.pattern == Pattern::ring && !hasNets_) {
       channels = std::min<long long>(channels, out.least / speed);
-    else if (gpus > 1 && attempt.pattern != Pattern::nvls &&
-             attempt.pattern != Pattern::collnetDirect)
+    } else if (gpus > 1 && attempt.pattern != Pattern::nvls &&
+               attempt.pattern != Pattern::collnetDirect) {
       channels = std::min<long long>(channels, out.all / (speed * (gpus - 1)));
+    }
     if (hasNets_) {
       long long ports = 0;
       for (const Bandwidth port : space_.portBandwidth()) ports += port / attempt.speedInter;
@@ -245,8 +258,9 @@ class Relaxation {
     }
     channels = std::min<long long>(channels, reachableHeads(attempt));
     if (channels < attempt.minChannels || channels <= 0) return true;
-    if (attempt.pattern == Pattern::nvls)
+    if (attempt.pattern == Pattern::nvls) {
       return channels < static_cast<long long>(solution_.channels.size());
+    }
     return channels * speed < solution_.totalIntra();
   }
 
@@ -254,7 +268,7 @@ class Relaxation {
   int reachableHeads(const Attempt& attempt) const {
     if (attempt.pattern != Pattern::nvls) return attempt.maxChannels;
     Bandwidth least = kLocalBandwidth, most = 0;
-    for (int gpu = 0; gpu < space_.gpuCount(); ++gpu) {
+    for (int gpu = 0; gpu < space_.gpuCount(); gpu++) {
       least = std::min(least, space_.gpuToSwitch(gpu).bandwidth);
       most = std::max(most, space_.gpuToSwitch(gpu).bandwidth);
     }
@@ -282,8 +296,9 @@ class Relaxation {
       // Between AMD's sockets different channels get in each other's way; better than none.
       const CpuInfo* cpu = anyCpu();
       if (found() && cpu && cpu->architecture == CpuArchitecture::x86 &&
-          cpu->vendor == CpuVendor::amd && attempt.typeIntra == PathType::sys)
+          cpu->vendor == CpuVendor::amd && attempt.typeIntra == PathType::sys) {
         return Outlook::open;
+      }
     }
     attempt.sameChannels = false;
     return run(attempt);
@@ -292,8 +307,9 @@ class Relaxation {
   Outlook tryPatterns(Attempt attempt) {
     const Outlook outlook = tryWithAndWithoutSameChannels(attempt);
     if (outlook != Outlook::open || space_.lowestSm() < kHopper ||
-        attempt.pattern != Pattern::balancedTree)
+        attempt.pattern != Pattern::balancedTree) {
       return outlook;
+    }
     attempt.pattern = Pattern::tree;
     return tryWithAndWithoutSameChannels(attempt);
   }
@@ -311,18 +327,20 @@ class Relaxation {
         if (const Outlook outlook = tryPatterns(attempt); outlook != Outlook::open) return outlook;
         attempt.typeIntra = farther(attempt.typeIntra, intraTypes_, limit);
         if (attempt.typeIntra > limit ||
-            (found() && attempt.typeIntra > solution_.attempt.typeIntra))
+            (found() && attempt.typeIntra > solution_.attempt.typeIntra)) {
           break;
+        }
       }
       if (!hasNets_) return Outlook::open;
       // Farther paths between GPUs are tried with ports as far away. A solution is not given up for
       // one whose ports are farther, but for those that PXN reaches.
       PathTypes either = interTypes_;
-      for (std::size_t type = 0; type < either.size(); ++type) either[type] |= intraTypes_[type];
+      for (size_t type = 0; type < either.size(); type++) either[type] |= intraTypes_[type];
       attempt.typeInter = farther(attempt.typeInter, either, farthestInter_);
       if (attempt.typeInter > farthestInter_ ||
-          (found() && attempt.typeInter > std::max(solution_.attempt.typeInter, PathType::pxn)))
+          (found() && attempt.typeInter > std::max(solution_.attempt.typeInter, PathType::pxn))) {
         return Outlook::open;
+      }
     }
   }
 
@@ -348,18 +366,20 @@ class Relaxation {
     const int count = static_cast<int>(solution_.channels.size());
     constexpr Bandwidth kWide = 25000, kWideForHopper = 50000;
     if (count == 0 || solution_.attempt.pattern == Pattern::nvls ||
-        solution_.attempt.pattern == Pattern::collnetDirect)
+        solution_.attempt.pattern == Pattern::collnetDirect) {
       return;
+    }
     if (solution_.attempt.speedIntra < kWide) return;
-    if (space_.lowestSm() > kAmpere && solution_.attempt.speedIntra < kWideForHopper && count > 4)
+    if (space_.lowestSm() > kAmpere && solution_.attempt.speedIntra < kWideForHopper && count > 4) {
       return;
+    }
     const int wanted = std::min(2 * count, solution_.attempt.maxChannels);
     if (wanted <= count) return;
     // Alternating rings stay in pairs: a last one without partner gets its copy as such.
     const bool lastFirst = solution_.attempt.crossNic == 2 && count % 2 == 1;
-    for (int i = 0; i < wanted - count; ++i) {
+    for (int i = 0; i < wanted - count; i++) {
       const int source = lastFirst ? (i + count - 1) % count : i;
-      solution_.channels.push_back(solution_.channels[static_cast<std::size_t>(source)]);
+      solution_.channels.push_back(solution_.channels[static_cast<size_t>(source)]);
     }
     const int share = (wanted + count - 1) / count;
     solution_.attempt.speedIntra /= share;
@@ -373,8 +393,10 @@ class Relaxation {
     Attempt attempt = solution_.attempt;
     attempt.minChannels = static_cast<int>(solution_.channels.size());
     speedIndex_ = 0;
-    while (speedIndex_ + 1 < speeds_.size() && speeds_[speedIndex_] > solution_.attempt.speedInter)
+    while (speedIndex_ + 1 < speeds_.size() &&
+           speeds_[speedIndex_] > solution_.attempt.speedInter) {
       ++speedIndex_;
+    }
     attempt.speedIntra = attempt.speedInter = speeds_[speedIndex_];
     timedOut_ = false;
     stepsLeft_ = speedSteps_;
@@ -383,15 +405,17 @@ class Relaxation {
         attempt.speedIntra = attempt.speedInter = speeds_[--speedIndex_];
       } else if (request_.pattern == Pattern::nvls) {
         if (attempt.speedInter != solution_.attempt.speedInter ||
-            attempt.speedInter >= 2 * attempt.speedIntra)
+            attempt.speedInter >= 2 * attempt.speedIntra) {
           return;
+        }
         attempt.maxChannels = attempt.minChannels;
         attempt.speedInter = speeds_[--speedIndex_];
       } else {
         // Two nodes, or a network that reduces, leave trees time for more inside.
         if (attempt.speedIntra != solution_.attempt.speedIntra ||
-            attempt.speedIntra >= 2 * attempt.speedInter)
+            attempt.speedIntra >= 2 * attempt.speedInter) {
           return;
+        }
         attempt.speedIntra = speeds_[--speedIndex_];
       }
       run(attempt);
@@ -405,7 +429,7 @@ class Relaxation {
   Attempt first_;  // what all attempts of the first pass share
   Solution solution_;
   std::vector<Bandwidth> speeds_;
-  std::size_t speedIndex_ = 0;
+  size_t speedIndex_ = 0;
   bool hasNets_ = false, triesCrossing_ = false, timedOut_ = false;
   PathType nearestIntra_ = PathType::loc, farthestIntra_ = PathType::loc;
   PathType nearestInter_ = PathType::pix, farthestInter_ = PathType::pix;
@@ -427,7 +451,7 @@ Solution plainChain(const SearchSpace& space, const GraphRequest& request) {
   solution.attempt.speedIntra = solution.attempt.speedInter = kSlowest[std::size(kSlowest) - 1];
   solution.attempt.typeIntra = solution.attempt.typeInter = PathType::sys;
   Channel channel;
-  for (int gpu = 0; gpu < space.gpuCount(); ++gpu) channel.gpus.push_back(gpu);
+  for (int gpu = 0; gpu < space.gpuCount(); gpu++) channel.gpus.push_back(gpu);
   if (space.netCount() > 0) channel.netIn = channel.netOut = 0;
   solution.channels.push_back(std::move(channel));
   return solution;
@@ -452,9 +476,11 @@ ChannelGraph toGraph(const SearchSpace& space, const Solution& solution) {
       graph.latencyInterUs = std::max(graph.latencyInterUs, space.net(found.netIn).latencyUs);
     }
     // The head of CollNet direct gathers from all others, in order.
-    if (attempt.pattern == Pattern::collnetDirect)
-      for (int gpu = 0; gpu < space.gpuCount(); ++gpu)
+    if (attempt.pattern == Pattern::collnetDirect) {
+      for (int gpu = 0; gpu < space.gpuCount(); gpu++) {
         if (gpu != found.gpus.front()) channel.gpus.push_back(space.gpuNode(gpu));
+      }
+    }
     graph.channels.push_back(std::move(channel));
   }
   return graph;
@@ -462,8 +488,9 @@ ChannelGraph toGraph(const SearchSpace& space, const Solution& solution) {
 
 bool canReduceInSwitch(const SearchSpace& space) {
   if (!space.hasSwitch() || space.lowestSm() < kHopper || space.gpuCount() < 2) return false;
-  for (int gpu = 0; gpu < space.gpuCount(); ++gpu)
+  for (int gpu = 0; gpu < space.gpuCount(); gpu++) {
     if (space.gpuToSwitch(gpu).type != PathType::nvl) return false;
+  }
   return true;
 }
 

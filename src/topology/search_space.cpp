@@ -12,15 +12,15 @@ constexpr int kAmpere = 80;
 
 // Takes `speed` from the first `count` links of a route; gives back with a negative speed. Stops
 // at a link that has too little and returns how many it served.
-std::size_t LinkBudget::load(const Route& route, Bandwidth speed, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
+size_t LinkBudget::load(const Route& route, Bandwidth speed, size_t count) {
+  for (size_t i = 0; i < count; i++) {
     const Route::Load& hop = route.loads[i];
     const Bandwidth need = hop.pci && route.intelPeer ? intelPeerLoad(speed) : speed;
     const Bandwidth reverseNeed = hop.reverse >= 0 ? need * hop.reverseEighths / 8 : 0;
-    Bandwidth& forward = links_[static_cast<std::size_t>(hop.link)];
+    Bandwidth& forward = links_[static_cast<size_t>(hop.link)];
     if (forward < need) return i;
     if (hop.reverse >= 0) {
-      Bandwidth& reverse = links_[static_cast<std::size_t>(hop.reverse)];
+      Bandwidth& reverse = links_[static_cast<size_t>(hop.reverse)];
       if (reverse < reverseNeed) return i;
       reverse -= reverseNeed;
     }
@@ -30,7 +30,7 @@ std::size_t LinkBudget::load(const Route& route, Bandwidth speed, std::size_t co
 }
 
 bool LinkBudget::take(const Route& route, Bandwidth speed) {
-  const std::size_t served = load(route, speed, route.loads.size());
+  const size_t served = load(route, speed, route.loads.size());
   if (served == route.loads.size()) return true;
   load(route, -speed, served);
   return false;
@@ -56,13 +56,15 @@ SearchSpace::SearchSpace(const Machine& machine) : machine_(machine) {
   }
   for (const int gpu : gpuNodes_) {
     Bandwidth pci = 0;
-    for (const Link& link : topology.node(gpu).links)
+    for (const Link& link : topology.node(gpu).links) {
       if (link.type == LinkType::pci) pci = std::max(pci, link.bandwidth);
+    }
     pciOut_.push_back(pci);
   }
 
-  for (const int from : gpuNodes_)
+  for (const int from : gpuNodes_) {
     for (const int to : gpuNodes_) between_.push_back(makeRoute(from, to));
+  }
   for (const int gpu : gpuNodes_) {
     for (const int net : netNodes_) {
       toNet_.push_back(makeRoute(gpu, net));
@@ -77,40 +79,42 @@ SearchSpace::SearchSpace(const Machine& machine) : machine_(machine) {
     }
   }
 
-  std::map<std::tuple<int, std::uint64_t, int>, int> ports;
+  std::map<std::tuple<int, uint64_t, int>, int> ports;
   for (const int net : netNodes_) {
     const Node& node = topology.node(net);
     const auto [entry, isNew] = ports.try_emplace({node.host, node.net.guid, node.net.port},
                                                   static_cast<int>(portBandwidth_.size()));
     if (isNew) portBandwidth_.push_back(0);
-    Bandwidth& bandwidth = portBandwidth_[static_cast<std::size_t>(entry->second)];
+    Bandwidth& bandwidth = portBandwidth_[static_cast<size_t>(entry->second)];
     bandwidth = std::max(bandwidth, node.net.bandwidth);
     ports_.push_back(entry->second);
   }
 
   std::vector<int> position(topology.nodes.size(), -1);
-  for (const auto* nodes : {&gpuNodes_, &netNodes_})
-    for (std::size_t i = 0; i < nodes->size(); ++i)
-      position[static_cast<std::size_t>((*nodes)[i])] = static_cast<int>(i);
+  for (const auto* nodes : {&gpuNodes_, &netNodes_}) {
+    for (size_t i = 0; i < nodes->size(); i++) {
+      position[static_cast<size_t>((*nodes)[i])] = static_cast<int>(i);
+    }
+  }
   const auto nearestTo = [&](int node) {
     std::vector<int> result;
-    for (const int other : machine.paths.nearest(node))
-      result.push_back(position[static_cast<std::size_t>(other)]);
+    for (const int other : machine.paths.nearest(node)) {
+      result.push_back(position[static_cast<size_t>(other)]);
+    }
     return result;
   };
   for (const int net : netNodes_) localGpus_.push_back(nearestTo(net));
-  for (int gpu = 0; gpu < gpus_; ++gpu) {
+  for (int gpu = 0; gpu < gpus_; gpu++) {
     std::vector<int> nets = nearestTo(gpuNode(gpu));
     if (!nets.empty()) {
       // GPUs that share their nearest ports start at different ones.
-      const std::vector<int>& sharers = localGpus_[static_cast<std::size_t>(nets.front())];
+      const std::vector<int>& sharers = localGpus_[static_cast<size_t>(nets.front())];
       const auto own = std::find(sharers.begin(), sharers.end(), gpu);
       if (own != sharers.end()) {
-        const std::size_t place = static_cast<std::size_t>(own - sharers.begin());
-        std::rotate(
-            nets.begin(),
-            nets.begin() + static_cast<std::ptrdiff_t>(place * nets.size() / sharers.size()),
-            nets.end());
+        const size_t place = static_cast<size_t>(own - sharers.begin());
+        std::rotate(nets.begin(),
+                    nets.begin() + static_cast<ptrdiff_t>(place * nets.size() / sharers.size()),
+                    nets.end());
       }
     }
     localNets_.push_back(std::move(nets));
@@ -127,10 +131,10 @@ Route SearchSpace::makeRoute(int from, int to) const {
   if (path.type >= PathType::net) return route;
   const bool fromGpu = topology.node(from).type == NodeType::gpu;
   for (const Hop& hop : machine_.paths.hops(from, to)) {
-    const Link& link = topology.node(hop.node).links[static_cast<std::size_t>(hop.link)];
+    const Link& link = topology.node(hop.node).links[static_cast<size_t>(hop.link)];
     const Node& next = topology.node(link.to);
     Route::Load load;
-    load.link = firstLink_[static_cast<std::size_t>(hop.node)] + hop.link;
+    load.link = firstLink_[static_cast<size_t>(hop.node)] + hop.link;
     load.pci = link.type == LinkType::pci;
     // Before Ampere, what a NIC writes to a GPU slows the other direction; POWER's NVLink to the
     // CPU carries one direction at a time.
@@ -139,13 +143,16 @@ Route SearchSpace::makeRoute(int from, int to) const {
                             next.cpu.architecture == CpuArchitecture::power;
     if (slowsGpu || halfDuplex) {
       load.reverseEighths = halfDuplex ? 8 : 1;
-      for (std::size_t back = 0; back < next.links.size(); ++back)
-        if (next.links[back].to == hop.node && next.links[back].type == link.type)
-          load.reverse = firstLink_[static_cast<std::size_t>(link.to)] + static_cast<int>(back);
+      for (size_t back = 0; back < next.links.size(); back++) {
+        if (next.links[back].to == hop.node && next.links[back].type == link.type) {
+          load.reverse = firstLink_[static_cast<size_t>(link.to)] + static_cast<int>(back);
+        }
+      }
     }
     if (fromGpu && path.type == PathType::phb && next.type == NodeType::cpu &&
-        next.cpu.architecture == CpuArchitecture::x86 && next.cpu.vendor == CpuVendor::intel)
+        next.cpu.architecture == CpuArchitecture::x86 && next.cpu.vendor == CpuVendor::intel) {
       route.intelPeer = true;
+    }
     route.loads.push_back(load);
   }
   return route;
@@ -186,37 +193,44 @@ const Route& SearchSpace::oppositeOf(const PathUse& use) const {
 Bandwidth SearchSpace::outOf(int gpu, PathType limit) const {
   std::vector<int> links;
   Bandwidth sum = 0;
-  for (int other = 0; other < gpus_; ++other) {
+  for (int other = 0; other < gpus_; other++) {
     const Route& route = gpuToGpu(gpu, other);
     if (other == gpu || route.type > limit || route.loads.empty()) continue;
     const int link = route.loads.front().link;
     if (std::find(links.begin(), links.end(), link) != links.end()) continue;
     links.push_back(link);
-    sum += linkBandwidth_[static_cast<std::size_t>(link)];
+    sum += linkBandwidth_[static_cast<size_t>(link)];
   }
   return sum;
 }
 
 std::vector<int> SearchSpace::netsFor(int gpu, PathType limit) const {
   std::vector<int> found;
-  std::vector<bool> seen(static_cast<std::size_t>(nets_), false);
+  std::vector<bool> seen(static_cast<size_t>(nets_), false);
   const auto add = [&](int net) {
-    if (!seen[static_cast<std::size_t>(net)]) found.push_back(net);
-    seen[static_cast<std::size_t>(net)] = true;
+    if (!seen[static_cast<size_t>(net)]) found.push_back(net);
+    seen[static_cast<size_t>(net)] = true;
   };
   const int first = gpu < 0 ? 0 : gpu, last = gpu < 0 ? gpus_ : gpu + 1;
   // First the nearest of every GPU in turn, so that neighbours in the list belong to different
   // GPUs.
-  for (std::size_t place = 0; place < static_cast<std::size_t>(nets_); ++place)
-    for (int g = first; g < last; ++g)
-      if (const auto& local = localNets_[static_cast<std::size_t>(g)]; place < local.size())
+  for (size_t place = 0; place < static_cast<size_t>(nets_); place++) {
+    for (int g = first; g < last; g++) {
+      if (const auto& local = localNets_[static_cast<size_t>(g)]; place < local.size()) {
         if (gpu >= 0 || gpuToNet(g, local[place]).type <= limit ||
-            netToGpu(local[place], g).type <= limit)
+            netToGpu(local[place], g).type <= limit) {
           add(local[place]);
-  for (int type = 0; type <= static_cast<int>(limit); ++type)
-    for (int g = first; g < last; ++g)
-      for (int net = 0; net < nets_; ++net)
+        }
+      }
+    }
+  }
+  for (int type = 0; type <= static_cast<int>(limit); type++) {
+    for (int g = first; g < last; g++) {
+      for (int net = 0; net < nets_; net++) {
         if (gpuToNet(g, net).type == static_cast<PathType>(type)) add(net);
+      }
+    }
+  }
   return found;
 }
 
@@ -228,8 +242,9 @@ std::vector<int> SearchSpace::nextGpus(int gpu, int net, int towardsNet,
     // connections.
     const int after = (gpu + 1) % gpus_, before = (gpu + gpus_ - 1) % gpus_;
     next.push_back(neighbours == Neighbours::previousThenNext ? before : after);
-    if (neighbours != Neighbours::next && after != before)
+    if (neighbours != Neighbours::next && after != before) {
       next.push_back(neighbours == Neighbours::previousThenNext ? after : before);
+    }
     std::erase_if(next, [&](int other) { return gpuToGpu(gpu, other).type >= PathType::net; });
     if (!next.empty()) return next;
   }
@@ -240,7 +255,7 @@ std::vector<int> SearchSpace::nextGpus(int gpu, int net, int towardsNet,
     int hops = 0, distance = 0, gpu = 0;
   };
   std::vector<Score> scores;
-  for (int distance = 1; distance < gpus_; ++distance) {
+  for (int distance = 1; distance < gpus_; distance++) {
     const int other = (gpu + distance) % gpus_;
     const Route& route = gpuToGpu(gpu, other);
     if (route.type >= PathType::net) continue;
@@ -253,7 +268,7 @@ std::vector<int> SearchSpace::nextGpus(int gpu, int net, int towardsNet,
       const Route& way = netToGpu(net, other);
       score.netBandwidth = way.bandwidth;
       score.netHops = way.hops;
-      score.pci = pciOut_[static_cast<std::size_t>(other)];
+      score.pci = pciOut_[static_cast<size_t>(other)];
     }
     scores.push_back(score);
   }
@@ -265,8 +280,9 @@ std::vector<int> SearchSpace::nextGpus(int gpu, int net, int towardsNet,
   // To keep the GPUs near the port for the end, go the other way where the GPUs are equal.
   if (towardsNet < 0 && !scores.empty() &&
       std::all_of(scores.begin(), scores.end(),
-                  [&](const Score& score) { return intra(score) == intra(scores.front()); }))
+                  [&](const Score& score) { return intra(score) == intra(scores.front()); })) {
     std::reverse(scores.begin(), scores.end());
+  }
   for (const Score& score : scores) next.push_back(score.gpu);
   return next;
 }

@@ -15,7 +15,7 @@ struct Route {
   struct Load {
     int link = -1;     // directed link
     int reverse = -1;  // its other direction, where traffic there is slowed down too; or -1
-    std::uint8_t reverseEighths = 0;
+    uint8_t reverseEighths = 0;
     bool pci = false;
   };
 
@@ -37,7 +37,7 @@ class LinkBudget {
   void giveBack(const Route& route, Bandwidth speed);
 
  private:
-  std::size_t load(const Route& route, Bandwidth speed, std::size_t count);
+  size_t load(const Route& route, Bandwidth speed, size_t count);
 
   std::vector<Bandwidth> links_;
 };
@@ -55,15 +55,15 @@ class SearchSpace {
   int lowestSm() const { return lowestSm_; }
   // The positions of all GPUs.
   const std::vector<int>& gpus() const { return gpuPositions_; }
-  int gpuNode(int gpu) const { return gpuNodes_[static_cast<std::size_t>(gpu)]; }
-  int netNode(int net) const { return netNodes_[static_cast<std::size_t>(net)]; }
+  int gpuNode(int gpu) const { return gpuNodes_[static_cast<size_t>(gpu)]; }
+  int netNode(int net) const { return netNodes_[static_cast<size_t>(net)]; }
   const NetInfo& net(int net) const { return machine_.topology.node(netNode(net)).net; }
 
   const Route& gpuToGpu(int from, int to) const { return between_[at(from, to, gpus_)]; }
   const Route& gpuToNet(int gpu, int net) const { return toNet_[at(gpu, net, nets_)]; }
   const Route& netToGpu(int net, int gpu) const { return fromNet_[at(gpu, net, nets_)]; }
-  const Route& gpuToSwitch(int gpu) const { return toSwitch_[static_cast<std::size_t>(gpu)]; }
-  const Route& switchToGpu(int gpu) const { return fromSwitch_[static_cast<std::size_t>(gpu)]; }
+  const Route& gpuToSwitch(int gpu) const { return toSwitch_[static_cast<size_t>(gpu)]; }
+  const Route& switchToGpu(int gpu) const { return fromSwitch_[static_cast<size_t>(gpu)]; }
   // The path that a channel uses, and the opposite one.
   const Route& routeOf(const PathUse& use) const;
   const Route& oppositeOf(const PathUse& use) const;
@@ -71,16 +71,14 @@ class SearchSpace {
   // What each directed link carries, by link number.
   const std::vector<Bandwidth>& linkBandwidth() const { return linkBandwidth_; }
   // Ports of one adapter port (several NETs may share it) draw on one bandwidth.
-  int portOf(int net) const { return ports_[static_cast<std::size_t>(net)]; }
+  int portOf(int net) const { return ports_[static_cast<size_t>(net)]; }
   const std::vector<Bandwidth>& portBandwidth() const { return portBandwidth_; }
 
   // What all links together carry out of a GPU that lead to other GPUs by paths up to `limit`.
   Bandwidth outOf(int gpu, PathType limit) const;
 
   // GPUs nearest to a port.
-  const std::vector<int>& localGpus(int net) const {
-    return localGpus_[static_cast<std::size_t>(net)];
-  }
+  const std::vector<int>& localGpus(int net) const { return localGpus_[static_cast<size_t>(net)]; }
   // Ports worth trying with paths up to `limit`: of one GPU, or of all (gpu -1). The nearest come
   // first, starting at the GPU's own share of them.
   std::vector<int> netsFor(int gpu, PathType limit) const;
@@ -92,9 +90,8 @@ class SearchSpace {
   std::vector<int> nextGpus(int gpu, int net, int towardsNet, Neighbours neighbours) const;
 
  private:
-  static std::size_t at(int row, int column, int columns) {
-    return static_cast<std::size_t>(row) * static_cast<std::size_t>(columns) +
-           static_cast<std::size_t>(column);
+  static size_t at(int row, int column, int columns) {
+    return static_cast<size_t>(row) * static_cast<size_t>(columns) + static_cast<size_t>(column);
   }
   Route makeRoute(int from, int to) const;
 

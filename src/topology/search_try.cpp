@@ -6,7 +6,7 @@
 namespace unisono::topology {
 
 int SearchTry::leaveStep() const {
-  const std::size_t leaves = static_cast<std::size_t>(leaves_);
+  const size_t leaves = static_cast<size_t>(leaves_);
   return leaves < leavePlaces_.size() ? leavePlaces_[leaves] : -1;
 }
 
@@ -18,7 +18,7 @@ SearchTry::Outcome SearchTry::run(const Attempt& attempt, Solution& solution, lo
   portIn_ = portOut_ = space_.portBandwidth();
   channels_.clear();
   orders_.clear();
-  used_.assign(static_cast<std::size_t>(space_.gpuCount()), false);
+  used_.assign(static_cast<size_t>(space_.gpuCount()), false);
   leaves_ = 0;
   closed_ = working_ = false;
   hops_ = 0;
@@ -27,10 +27,11 @@ SearchTry::Outcome SearchTry::run(const Attempt& attempt, Solution& solution, lo
   traffic_ = {attempt.pattern, attempt.speedIntra, attempt.speedInter, space_.gpus()};
   leavePlaces_.clear();
   const Channel anyChannel{space_.gpus(), -1, -1};
-  for (int place = 0; hasNets() && place < space_.gpuCount(); ++place)
+  for (int place = 0; hasNets() && place < space_.gpuCount(); place++) {
     if (traffic_.leave(anyChannel, place).speed > 0) leavePlaces_.push_back(place);
+  }
   startNets_ = space_.netsFor(-1, attempt.typeInter);
-  leaveNets_.assign(static_cast<std::size_t>(space_.gpuCount()), {});
+  leaveNets_.assign(static_cast<size_t>(space_.gpuCount()), {});
 
   Outcome outcome;
   pushMoves();
@@ -53,8 +54,9 @@ SearchTry::Outcome SearchTry::run(const Attempt& attempt, Solution& solution, lo
       outcome.best = true;
       return outcome;
     }
-    if (move.kind == Kind::finish && static_cast<int>(channels_.size()) >= reachable)
+    if (move.kind == Kind::finish && static_cast<int>(channels_.size()) >= reachable) {
       return outcome;
+    }
     pushMoves();
   }
   return outcome;
@@ -85,19 +87,21 @@ void SearchTry::pushMoves() {
 void SearchTry::addStarts() {
   const int number = static_cast<int>(channels_.size());
   if (hasNets()) {
-    const std::size_t count = startNets_.size();
+    const size_t count = startNets_.size();
     if (hasHead()) {
       // Heads are a set: in one order only, or all their permutations would be tried.
-      std::size_t i = 0;
-      if (number > 0)
-        i = static_cast<std::size_t>(
+      size_t i = 0;
+      if (number > 0) {
+        i = static_cast<size_t>(
             std::find(startNets_.begin(), startNets_.end(), channels_.back().netIn) -
             startNets_.begin() + 1);
-      for (; i < count; ++i) addStartsFrom(startNets_[i]);
+      }
+      for (; i < count; i++) addStartsFrom(startNets_[i]);
       return;
     }
-    for (std::size_t i = 0; i < count; ++i)
-      addStartsFrom(startNets_[(static_cast<std::size_t>(number) + i) % count]);
+    for (size_t i = 0; i < count; i++) {
+      addStartsFrom(startNets_[(static_cast<size_t>(number) + i) % count]);
+    }
     return;
   }
   if (hasHead()) {
@@ -105,19 +109,23 @@ void SearchTry::addStarts() {
     return;
   }
   // A chain leaves one of the links of a ring idle; in turn, none is.
-  if (number > 0 && isTree() && !attempt_.sameChannels)
+  if (number > 0 && isTree() && !attempt_.sameChannels) {
     moves_.push_back({Kind::start, Order::rotated, rotated(0), -1});
-  if (number == 0)
+  }
+  if (number == 0) {
     moves_.push_back({Kind::start, Order::listed, 0, -1});
-  else
+  } else {
     moves_.push_back({Kind::start, Order::replay, channels_.back().gpus.front(), -1});
-  if (number == 0 || !attempt_.sameChannels)
-    for (int gpu = 0; gpu < space_.gpuCount(); ++gpu)
+  }
+  if (number == 0 || !attempt_.sameChannels) {
+    for (int gpu = 0; gpu < space_.gpuCount(); gpu++) {
       moves_.push_back({Kind::start, Order::free, gpu, -1});
+    }
+  }
 }
 
 void SearchTry::addStartsFrom(int net) {
-  const std::size_t number = channels_.size();
+  const size_t number = channels_.size();
   if (attempt_.collnet && !space_.net(net).collective) return;
   const std::vector<int>& local = space_.localGpus(net);
   if (local.empty()) return;
@@ -133,19 +141,22 @@ void SearchTry::addStartsFrom(int net) {
   }
   // Alternating rings: an odd one enters where the one before it leaves.
   if (attempt_.pattern == Pattern::ring && attempt_.crossNic == 2 && number % 2 == 1 &&
-      net != channels_.back().netOut)
+      net != channels_.back().netOut) {
     return;
-  if (number > 0)
+  }
+  if (number > 0) {
     moves_.push_back({Kind::start, Order::replay, channels_.back().gpus.front(), net});
+  }
   if (number > 0 && attempt_.sameChannels) return;
   if (number == 0 && !space_.hasSwitch()) moves_.push_back({Kind::start, Order::listed, 0, net});
-  for (std::size_t i = 0; i < local.size(); ++i)
+  for (size_t i = 0; i < local.size(); i++) {
     moves_.push_back({Kind::start, Order::free, local[(number + i) % local.size()], net});
+  }
 }
 
 // GPU number `step` of the channel in work when it follows the first channel from another start.
-int SearchTry::rotated(std::size_t step) const {
-  const std::size_t number = channels_.size() - (working_ ? 1 : 0);
+int SearchTry::rotated(size_t step) const {
+  const size_t number = channels_.size() - (working_ ? 1 : 0);
   const std::vector<int>& first = channels_.front().gpus;
   return first[(step + number) % first.size()];
 }
@@ -154,13 +165,14 @@ const std::vector<int>& SearchTry::nextGpus(int gpu, int net, int towardsNet) {
   using Neighbours = SearchSpace::Neighbours;
   Neighbours neighbours = Neighbours::next;
   if (attempt_.pattern == Pattern::ring) neighbours = Neighbours::nextThenPrevious;
-  if (attempt_.pattern == Pattern::balancedTree || attempt_.pattern == Pattern::splitTree)
+  if (attempt_.pattern == Pattern::balancedTree || attempt_.pattern == Pattern::splitTree) {
     neighbours = Neighbours::previousThenNext;
+  }
   if (space_.hasSwitch() || towardsNet == 0) net = -1;
   if (net < 0) towardsNet = 0;
-  const std::uint64_t key =
-      (static_cast<std::uint64_t>(gpu) << 32) | (static_cast<std::uint64_t>(net + 1) << 8) |
-      (static_cast<std::uint64_t>(towardsNet + 1) << 4) | static_cast<std::uint64_t>(neighbours);
+  const uint64_t key = (static_cast<uint64_t>(gpu) << 32) | (static_cast<uint64_t>(net + 1) << 8) |
+                       (static_cast<uint64_t>(towardsNet + 1) << 4) |
+                       static_cast<uint64_t>(neighbours);
   const auto [entry, isNew] = nextCache_.try_emplace(key);
   if (isNew) entry->second = space_.nextGpus(gpu, net, towardsNet, neighbours);
   return entry->second;
@@ -168,9 +180,9 @@ const std::vector<int>& SearchTry::nextGpus(int gpu, int net, int towardsNet) {
 
 void SearchTry::addNexts() {
   const Channel& channel = channels_.back();
-  const std::size_t step = channel.gpus.size() - 1;
+  const size_t step = channel.gpus.size() - 1;
   const auto add = [&](int gpu) {
-    if (!used_[static_cast<std::size_t>(gpu)]) moves_.push_back({Kind::next, Order::free, gpu, -1});
+    if (!used_[static_cast<size_t>(gpu)]) moves_.push_back({Kind::next, Order::free, gpu, -1});
   };
   switch (orders_.back()) {
     case Order::listed:
@@ -192,12 +204,12 @@ void SearchTry::addNexts() {
 
 void SearchTry::addLeaves() {
   const Channel& channel = channels_.back();
-  const std::size_t number = channels_.size() - 1;
+  const size_t number = channels_.size() - 1;
   if (leaves_ == 1) {
     moves_.push_back({Kind::leave, Order::free, channel.gpus.back(), channel.netOut});
     return;
   }
-  std::vector<int>& nets = leaveNets_[static_cast<std::size_t>(channel.gpus.back())];
+  std::vector<int>& nets = leaveNets_[static_cast<size_t>(channel.gpus.back())];
   if (nets.empty()) nets = space_.netsFor(channel.gpus.back(), attempt_.typeInter);
   for (const int net : nets) {
     if (attempt_.pattern == Pattern::tree && net != channel.netIn) continue;
@@ -229,7 +241,7 @@ void SearchTry::release(const PathUse& use) {
 
 bool SearchTry::reserveNet(const PathUse& use, std::vector<Bandwidth>& ports) {
   const int net = use.kind == PathUse::Kind::gpuToPort ? use.to : use.from;
-  Bandwidth& port = ports[static_cast<std::size_t>(space_.portOf(net))];
+  Bandwidth& port = ports[static_cast<size_t>(space_.portOf(net))];
   if (port < use.speed || !reserve(use)) return false;
   port -= use.speed;
   return true;
@@ -237,7 +249,7 @@ bool SearchTry::reserveNet(const PathUse& use, std::vector<Bandwidth>& ports) {
 
 void SearchTry::releaseNet(const PathUse& use, std::vector<Bandwidth>& ports) {
   const int net = use.kind == PathUse::Kind::gpuToPort ? use.to : use.from;
-  ports[static_cast<std::size_t>(space_.portOf(net))] += use.speed;
+  ports[static_cast<size_t>(space_.portOf(net))] += use.speed;
   release(use);
 }
 
@@ -249,7 +261,7 @@ bool SearchTry::apply(const Move& move) {
       if (move.net >= 0 && !reserveNet(traffic_.enter(channel), portIn_)) return false;
       channels_.push_back(std::move(channel));
       orders_.push_back(move.order);
-      used_[static_cast<std::size_t>(move.gpu)] = true;
+      used_[static_cast<size_t>(move.gpu)] = true;
       leaves_ = 0;
       closed_ = false;
       working_ = true;
@@ -262,7 +274,7 @@ bool SearchTry::apply(const Move& move) {
         channel.gpus.pop_back();
         return false;
       }
-      used_[static_cast<std::size_t>(move.gpu)] = true;
+      used_[static_cast<size_t>(move.gpu)] = true;
       return true;
     }
     case Kind::leave: {
@@ -281,7 +293,7 @@ bool SearchTry::apply(const Move& move) {
       return true;
     case Kind::head: {
       const std::vector<PathUse> uses = traffic_.head(channels_.back());
-      for (std::size_t i = 0; i < uses.size(); ++i) {
+      for (size_t i = 0; i < uses.size(); i++) {
         if (reserve(uses[i])) continue;
         while (i-- > 0) release(uses[i]);
         return false;
@@ -302,7 +314,7 @@ void SearchTry::undo(const Move& move) {
   switch (move.kind) {
     case Kind::start:
       if (move.net >= 0) releaseNet(traffic_.enter(channels_.back()), portIn_);
-      used_[static_cast<std::size_t>(move.gpu)] = false;
+      used_[static_cast<size_t>(move.gpu)] = false;
       channels_.pop_back();
       orders_.pop_back();
       working_ = false;
@@ -310,7 +322,7 @@ void SearchTry::undo(const Move& move) {
     case Kind::next:
       release(traffic_.step(channels_.back(), lastPlace()));
       channels_.back().gpus.pop_back();
-      used_[static_cast<std::size_t>(move.gpu)] = false;
+      used_[static_cast<size_t>(move.gpu)] = false;
       return;
     case Kind::leave:
       releaseNet(traffic_.leave(channels_.back(), lastPlace()), portOut_);
@@ -326,7 +338,7 @@ void SearchTry::undo(const Move& move) {
       return;
     case Kind::finish:
       // Back in the channel that was complete: all its GPUs, its exits and its end are in force.
-      for (const int gpu : channels_.back().gpus) used_[static_cast<std::size_t>(gpu)] = true;
+      for (const int gpu : channels_.back().gpus) used_[static_cast<size_t>(gpu)] = true;
       leaves_ = static_cast<int>(leavePlaces_.size());
       closed_ = hasHead() || (attempt_.pattern == Pattern::ring && !hasNets());
       working_ = true;
@@ -354,8 +366,9 @@ bool SearchTry::consider() {
   if (!better) return false;
   // Alternating rings come in pairs; a last one alone must leave by the port it enters.
   if (attempt_.pattern == Pattern::ring && attempt_.crossNic == 2 && count % 2 == 1 && hasNets() &&
-      space_.portOf(channels_.back().netIn) != space_.portOf(channels_.back().netOut))
+      space_.portOf(channels_.back().netIn) != space_.portOf(channels_.back().netOut)) {
     return false;
+  }
   solution_->attempt = attempt_;
   solution_->channels = channels_;
   solution_->hops = hops_;

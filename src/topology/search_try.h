@@ -52,8 +52,8 @@ class SearchTry {
  private:
   // Where a channel's GPUs come from: tried one by one, the order of the topology, the channel
   // before, or the first channel begun at another GPU.
-  enum class Order : std::uint8_t { free, listed, replay, rotated };
-  enum class Kind : std::uint8_t { start, next, leave, close, head, finish };
+  enum class Order : uint8_t { free, listed, replay, rotated };
+  enum class Kind : uint8_t { start, next, leave, close, head, finish };
   struct Move {
     Kind kind = Kind::start;
     Order order = Order::free;
@@ -61,8 +61,8 @@ class SearchTry {
     int net = -1;
   };
   struct Frame {
-    std::size_t begin = 0, cursor = 0;  // of its moves
-    bool applied = false;               // the move before the cursor is in force
+    size_t begin = 0, cursor = 0;  // of its moves
+    bool applied = false;          // the move before the cursor is in force
   };
 
   bool hasNets() const { return space_.netCount() > 0; }
@@ -74,7 +74,7 @@ class SearchTry {
   void pushMoves();
   void addStarts();
   void addStartsFrom(int net);
-  int rotated(std::size_t step) const;
+  int rotated(size_t step) const;
   void addNexts();
   void addLeaves();
 
@@ -105,7 +105,7 @@ class SearchTry {
   std::vector<Move> moves_;
   std::vector<int> startNets_;
   std::vector<std::vector<int>> leaveNets_;  // by GPU, filled when first asked for
-  std::unordered_map<std::uint64_t, std::vector<int>> nextCache_;
+  std::unordered_map<uint64_t, std::vector<int>> nextCache_;
 };
 
 }  // namespace unisono::topology

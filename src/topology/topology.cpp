@@ -12,7 +12,7 @@ namespace unisono::topology {
 
 namespace {
 
-constexpr std::uint64_t kBroadcom = 0x1000, kBroadcomGen4 = 0xc010, kBroadcomGen5 = 0xc030;
+constexpr uint64_t kBroadcom = 0x1000, kBroadcomGen4 = 0xc010, kBroadcomGen5 = 0xc030;
 
 CpuArchitecture architectureOf(const std::string* text) {
   if (!text) return CpuArchitecture::unknown;
@@ -57,20 +57,21 @@ class Builder {
 
   // Hosts are numbered by their lowest rank, then by hash: the same for every order of the file.
   void collectHosts() {
-    std::map<std::uint64_t, int> lowestRank;
-    for (const XmlNode& cpu : file_.system.children)
+    std::map<uint64_t, int> lowestRank;
+    for (const XmlNode& cpu : file_.system.children) {
       lowestRank.emplace(reader_.identifierOr(cpu, "host_hash", 0), INT32_MAX);
-    for (const GpuDescription& gpu : gpusOf(file_))
+    }
+    for (const GpuDescription& gpu : gpusOf(file_)) {
       if (gpu.rank >= 0) lowestRank[gpu.hostHash] = std::min(lowestRank[gpu.hostHash], gpu.rank);
+    }
     for (const auto& [hash, rank] : lowestRank) topology_.hosts.push_back(hash);
-    std::sort(topology_.hosts.begin(), topology_.hosts.end(),
-              [&](std::uint64_t a, std::uint64_t b) {
-                return std::tuple(lowestRank[a], a) < std::tuple(lowestRank[b], b);
-              });
+    std::sort(topology_.hosts.begin(), topology_.hosts.end(), [&](uint64_t a, uint64_t b) {
+      return std::tuple(lowestRank[a], a) < std::tuple(lowestRank[b], b);
+    });
   }
 
   int hostOf(const XmlNode& cpu) const {
-    const std::uint64_t hash = reader_.identifierOr(cpu, "host_hash", 0);
+    const uint64_t hash = reader_.identifierOr(cpu, "host_hash", 0);
     return static_cast<int>(std::find(topology_.hosts.begin(), topology_.hosts.end(), hash) -
                             topology_.hosts.begin());
   }
@@ -85,7 +86,7 @@ class Builder {
     return cpus;
   }
 
-  int addNode(NodeType type, std::int64_t id) {
+  int addNode(NodeType type, int64_t id) {
     Node node;
     node.type = type;
     node.host = host_;
@@ -93,7 +94,7 @@ class Builder {
     topology_.nodes.push_back(std::move(node));
     return static_cast<int>(topology_.nodes.size()) - 1;
   }
-  Node& at(int node) { return topology_.nodes[static_cast<std::size_t>(node)]; }
+  Node& at(int node) { return topology_.nodes[static_cast<size_t>(node)]; }
 
   // One direction. Links of one kind between the same nodes are one link that carries their sum.
   void addLink(int from, int to, LinkType type, Bandwidth bandwidth) {
@@ -142,9 +143,11 @@ class Builder {
       if (child.name == "net") key = portNumber(child);
       if (child.name == "nic") {
         key = INT32_MAX;
-        for (const XmlNode& net : child.children)
-          if (net.name == "net" && portNumber(net) >= 0)
+        for (const XmlNode& net : child.children) {
+          if (net.name == "net" && portNumber(net) >= 0) {
             key = std::min<long long>(key, portNumber(net));
+          }
+        }
       }
       keyed.emplace_back(key, &child);
     }
@@ -160,8 +163,9 @@ class Builder {
   }
 
   static const XmlNode* childOf(const XmlNode& xml, std::string_view name) {
-    for (const XmlNode& child : xml.children)
+    for (const XmlNode& child : xml.children) {
       if (child.name == name) return &child;
+    }
     return nullptr;
   }
 
@@ -182,8 +186,9 @@ class Builder {
       info.sm = static_cast<int>(reader_.integer(*gpu, "sm", 1, 1000));
       info.gdr = reader_.integerOr(*gpu, "gdr", 0, 1, 0) == 1;
       gpus_.emplace_back(node, gpu);
-      for (const XmlNode& link : gpu->children)
+      for (const XmlNode& link : gpu->children) {
         if (link.name == "nvlink") targets_.emplace(node, parseBusId(reader_.text(link, "target")));
+      }
       devices_[{host_, busId}] = node;
       cpuOf_[node] = cpu_;
       connect(node, parent, LinkType::pci, bandwidth);
@@ -193,9 +198,11 @@ class Builder {
                                 field("subsystem_vendor") << 16 | field("subsystem_device");
       devices_[{host_, busId}] = children;
       connect(children, parent, LinkType::pci, bandwidth);
-      for (const XmlNode& child : xml.children)
-        if (child.name == "pcilink")
+      for (const XmlNode& child : xml.children) {
+        if (child.name == "pcilink") {
           pciLinks_.emplace_back(children, parseBusId(reader_.text(child, "target")));
+        }
+      }
     }
     for (const XmlNode* child : inOrder(xml)) {
       if (child->name == "pci") addPci(*child, children);
@@ -221,7 +228,7 @@ class Builder {
       net.dev = dev;
       if (const std::string* name = child.find("name")) net.name = *name;
       net.guid = reader_.identifierOr(child, "guid", 0);
-      if (net.guid == 0) net.guid = static_cast<std::uint64_t>(dev);
+      if (net.guid == 0) net.guid = static_cast<uint64_t>(dev);
       net.port = static_cast<int>(reader_.integerOr(child, "port", -1, INT32_MAX, 0));
       net.bandwidth = netBandwidth(reader_.integerOr(child, "speed", -1, 1'000'000'000, 0));
       net.latencyUs = reader_.numberOr(child, "latency", 0, 1e9, 0);
@@ -235,7 +242,7 @@ class Builder {
   // The functions of one adapter are one NIC. A NIC that is not a PCI device is identified by the
   // number of its first port.
   int nicNode(int parent, BusId busId, int dev, Bandwidth bandwidth) {
-    const std::int64_t id = busId == kNoBusId ? -1 - dev : busId & ~std::int64_t{0xf};
+    const int64_t id = busId == kNoBusId ? -1 - dev : busId & ~int64_t{0xf};
     const auto [entry, isNew] = devices_.try_emplace({host_, id}, -1);
     if (isNew || at(entry->second).type != NodeType::nic) {
       entry->second = addNode(NodeType::nic, id);
@@ -246,15 +253,18 @@ class Builder {
 
   void connectCpus() {
     std::vector<std::vector<int>> cpus(topology_.hosts.size());
-    for (int node = 0; node < static_cast<int>(topology_.nodes.size()); ++node)
-      if (at(node).type == NodeType::cpu)
-        cpus[static_cast<std::size_t>(at(node).host)].push_back(node);
+    for (int node = 0; node < static_cast<int>(topology_.nodes.size()); node++) {
+      if (at(node).type == NodeType::cpu) {
+        cpus[static_cast<size_t>(at(node).host)].push_back(node);
+      }
+    }
     for (const std::vector<int>& ofHost : cpus) {
       for (const int a : ofHost) {
         const CpuInfo& cpu = at(a).cpu;
         const Bandwidth bandwidth = cpuLinkBandwidth(cpu.architecture, cpu.vendor, cpu.model);
-        for (const int b : ofHost)
+        for (const int b : ofHost) {
           if (a != b) at(a).links.push_back({LinkType::system, bandwidth, b});
+        }
       }
     }
   }
@@ -284,8 +294,9 @@ class Builder {
         const Bandwidth weaker =
             std::min(bandwidth, nvlinkBandwidth(at(device->second).gpu.sm) * count);
         addLink(gpu, device->second, LinkType::nvlink, weaker);
-        if (!namesTarget(device->second, at(gpu).id))
+        if (!namesTarget(device->second, at(gpu).id)) {
           addLink(device->second, gpu, LinkType::nvlink, weaker);
+        }
       } else if (!targetClass && device == devices_.end() && target != kHiddenBusId) {
         topology_.notes.push_back(
             fmt::format("{}:{}: <nvlink> leads to an unknown device and is "
@@ -306,19 +317,21 @@ class Builder {
   void addPciLink(int node, BusId target) {
     const auto device = devices_.find({at(node).host, target});
     if (device == devices_.end() || at(device->second).type != NodeType::pci ||
-        device->second == node)
+        device->second == node) {
       return;
-    for (const Link& link : at(node).links)
+    }
+    for (const Link& link : at(node).links) {
       if (link.to == device->second && link.type == LinkType::local) return;
+    }
     connect(node, device->second, LinkType::local, kLocalBandwidth);
   }
 
   // Whether a switch is a Broadcom one whose levels inside one chip show as two switches.
-  static std::optional<std::uint64_t> broadcomSwitch(const Node& node) {
+  static std::optional<uint64_t> broadcomSwitch(const Node& node) {
     if (node.type != NodeType::pci) return std::nullopt;
-    const std::uint64_t vendor = node.pci.device >> 48;
-    const std::uint64_t device = node.pci.device >> 32 & 0xffff;
-    const std::uint64_t board = node.pci.device >> 16 & 0xffff;
+    const uint64_t vendor = node.pci.device >> 48;
+    const uint64_t device = node.pci.device >> 32 & 0xffff;
+    const uint64_t board = node.pci.device >> 16 & 0xffff;
     if (vendor != kBroadcom || board != kBroadcom) return std::nullopt;
     if (device != kBroadcomGen4 && device != kBroadcomGen5) return std::nullopt;
     return device;
@@ -328,12 +341,13 @@ class Builder {
   void flattenBroadcomSwitches() {
     dropped_.assign(topology_.nodes.size(), false);
     const int count = static_cast<int>(topology_.nodes.size());
-    for (int lower = 0; lower < count; ++lower) {
+    for (int lower = 0; lower < count; lower++) {
       const auto generation = broadcomSwitch(at(lower));
       if (!generation) continue;
       const int upper = parentOf(lower);
-      if (upper < 0 || broadcomSwitch(at(upper)) != generation || flattened_.contains(upper))
+      if (upper < 0 || broadcomSwitch(at(upper)) != generation || flattened_.contains(upper)) {
         continue;
+      }
       flattened_[lower] = upper;
     }
     for (const auto& [lower, upper] : flattened_) {
@@ -346,14 +360,15 @@ class Builder {
         connect(link.to, upper, link.type, link.bandwidth);
       }
       at(lower).links.clear();
-      dropped_[static_cast<std::size_t>(lower)] = true;
+      dropped_[static_cast<size_t>(lower)] = true;
     }
   }
 
   // The node above a PCI switch: its first PCI link, which was made when it was added.
   int parentOf(int node) {
-    for (const Link& link : at(node).links)
+    for (const Link& link : at(node).links) {
       if (link.type == LinkType::pci) return link.to;
+    }
     return -1;
   }
 
@@ -362,21 +377,23 @@ class Builder {
     bool changed = true;
     while (changed) {
       changed = false;
-      for (int node = 0; node < static_cast<int>(topology_.nodes.size()); ++node) {
-        if (dropped_[static_cast<std::size_t>(node)] || at(node).type != NodeType::pci) continue;
+      for (int node = 0; node < static_cast<int>(topology_.nodes.size()); node++) {
+        if (dropped_[static_cast<size_t>(node)] || at(node).type != NodeType::pci) continue;
         if (at(node).links.size() > 1) continue;
-        for (const Link& link : at(node).links)
+        for (const Link& link : at(node).links) {
           std::erase_if(at(link.to).links, [&](const Link& back) { return back.to == node; });
+        }
         at(node).links.clear();
-        dropped_[static_cast<std::size_t>(node)] = true;
+        dropped_[static_cast<size_t>(node)] = true;
         changed = true;
       }
     }
   }
 
   void giveRanks() {
-    for (const auto& [node, xml] : gpus_)
+    for (const auto& [node, xml] : gpus_) {
       if (at(node).gpu.rank >= 0) return;
+    }
     std::vector<int> order;
     for (const auto& [node, xml] : gpus_) order.push_back(node);
     std::sort(order.begin(), order.end(), [&](int a, int b) {
@@ -388,8 +405,9 @@ class Builder {
 
   void sort() {
     std::vector<int> order;
-    for (int i = 0; i < static_cast<int>(topology_.nodes.size()); ++i)
-      if (!dropped_[static_cast<std::size_t>(i)]) order.push_back(i);
+    for (int i = 0; i < static_cast<int>(topology_.nodes.size()); i++) {
+      if (!dropped_[static_cast<size_t>(i)]) order.push_back(i);
+    }
     std::sort(order.begin(), order.end(), [&](int a, int b) {
       return std::tuple(at(a).type, at(a).host, at(a).id) <
              std::tuple(at(b).type, at(b).host, at(b).id);
@@ -397,18 +415,19 @@ class Builder {
     std::vector<int> renamed(topology_.nodes.size(), -1);
     std::vector<Node> nodes;
     for (const int old : order) {
-      renamed[static_cast<std::size_t>(old)] = static_cast<int>(nodes.size());
+      renamed[static_cast<size_t>(old)] = static_cast<int>(nodes.size());
       nodes.push_back(std::move(at(old)));
     }
     topology_.nodes = std::move(nodes);
     for (Node& node : topology_.nodes) {
-      for (Link& link : node.links) link.to = renamed[static_cast<std::size_t>(link.to)];
+      for (Link& link : node.links) link.to = renamed[static_cast<size_t>(link.to)];
       std::sort(node.links.begin(), node.links.end(), [](const Link& a, const Link& b) {
         return std::tuple(-a.bandwidth, a.to, a.type) < std::tuple(-b.bandwidth, b.to, b.type);
       });
     }
-    for (int i = 0; i < static_cast<int>(topology_.nodes.size()); ++i)
-      topology_.byType[static_cast<std::size_t>(at(i).type)].push_back(i);
+    for (int i = 0; i < static_cast<int>(topology_.nodes.size()); i++) {
+      topology_.byType[static_cast<size_t>(at(i).type)].push_back(i);
+    }
   }
 
   const XmlTopology& file_;
@@ -430,15 +449,17 @@ class Builder {
 }  // namespace
 
 int Topology::gpuOfRank(int rank) const {
-  for (const int gpu : of(NodeType::gpu))
+  for (const int gpu : of(NodeType::gpu)) {
     if (node(gpu).gpu.rank == rank) return gpu;
+  }
   return -1;
 }
 
 int Topology::lowestSm() const {
   int lowest = 0;
-  for (const int gpu : of(NodeType::gpu))
+  for (const int gpu : of(NodeType::gpu)) {
     lowest = lowest == 0 ? node(gpu).gpu.sm : std::min(lowest, node(gpu).gpu.sm);
+  }
   return lowest;
 }
 
@@ -462,7 +483,7 @@ std::string Topology::nameOf(int index) const {
 }
 
 int Topology::find(std::string_view name) const {
-  for (int index = 0; index < static_cast<int>(nodes.size()); ++index) {
+  for (int index = 0; index < static_cast<int>(nodes.size()); index++) {
     const std::string full = nameOf(index);
     if (full == name) return index;
     if (node(index).type == NodeType::net && full.substr(0, full.find('-')) == name) return index;
@@ -479,17 +500,17 @@ Topology subTopology(const Topology& topology, const std::vector<bool>& keep) {
   result.hosts = topology.hosts;
   result.notes = topology.notes;
   std::vector<int> renamed(topology.nodes.size(), -1);
-  for (std::size_t i = 0; i < topology.nodes.size(); ++i) {
+  for (size_t i = 0; i < topology.nodes.size(); i++) {
     if (!keep[i]) continue;
     renamed[i] = static_cast<int>(result.nodes.size());
     result.nodes.push_back(topology.nodes[i]);
   }
-  for (int i = 0; i < static_cast<int>(result.nodes.size()); ++i) {
-    Node& node = result.nodes[static_cast<std::size_t>(i)];
+  for (int i = 0; i < static_cast<int>(result.nodes.size()); i++) {
+    Node& node = result.nodes[static_cast<size_t>(i)];
     std::erase_if(node.links,
-                  [&](const Link& link) { return renamed[static_cast<std::size_t>(link.to)] < 0; });
-    for (Link& link : node.links) link.to = renamed[static_cast<std::size_t>(link.to)];
-    result.byType[static_cast<std::size_t>(node.type)].push_back(i);
+                  [&](const Link& link) { return renamed[static_cast<size_t>(link.to)] < 0; });
+    for (Link& link : node.links) link.to = renamed[static_cast<size_t>(link.to)];
+    result.byType[static_cast<size_t>(node.type)].push_back(i);
   }
   return result;
 }

@@ -26,7 +26,7 @@ struct GpuInfo {
 };
 
 struct PciInfo {
-  std::uint64_t device = 0;  // vendor << 48 | device << 32 | subsystem vendor << 16 | device
+  uint64_t device = 0;  // vendor << 48 | device << 32 | subsystem vendor << 16 | device
 };
 
 struct CpuInfo {
@@ -41,7 +41,7 @@ struct CpuInfo {
 struct NetInfo {
   int dev = -1;
   std::string name;
-  std::uint64_t guid = 0;  // of the adapter; ports of one adapter share it. 0 in the file: its dev
+  uint64_t guid = 0;  // of the adapter; ports of one adapter share it. 0 in the file: its dev
   int port = 0;
   Bandwidth bandwidth = 0;
   double latencyUs = 0;
@@ -53,8 +53,8 @@ struct NetInfo {
 // A vertex of the machine. Only the part of its own type is meaningful.
 struct Node {
   NodeType type = NodeType::gpu;
-  int host = 0;         // index into Topology::hosts
-  std::int64_t id = 0;  // bus id; NUMA node of a CPU; dev of a NET; 0 for the NVSwitches
+  int host = 0;    // index into Topology::hosts
+  int64_t id = 0;  // bus id; NUMA node of a CPU; dev of a NET; 0 for the NVSwitches
   GpuInfo gpu;
   PciInfo pci;
   CpuInfo cpu;
@@ -65,13 +65,13 @@ struct Node {
 // A machine, or several that share NVLink, as a graph. All NVSwitches are one node. Nodes are in
 // a fixed order (type, host, id) that does not depend on the order of the file.
 struct Topology {
-  std::vector<std::uint64_t> hosts;  // host hashes; one 0 if the file names none
+  std::vector<uint64_t> hosts;  // host hashes; one 0 if the file names none
   std::vector<Node> nodes;
   std::array<std::vector<int>, kNodeTypes> byType;  // indices of the nodes of each type, in order
   std::vector<std::string> notes;                   // oddities met on the way
 
   const std::vector<int>& of(NodeType type) const { return byType[static_cast<int>(type)]; }
-  const Node& node(int index) const { return nodes[static_cast<std::size_t>(index)]; }
+  const Node& node(int index) const { return nodes[static_cast<size_t>(index)]; }
   int gpuOfRank(int rank) const;  // node index, -1 if there is none
   // The weakest compute capability; 0 without GPUs.
   int lowestSm() const;

@@ -34,7 +34,7 @@ std::optional<PathType> pathLevelOf(std::string_view text) {
   if (const auto named = pathTypeOf(text)) return named;
   constexpr PathType kNumbered[] = {PathType::loc, PathType::pix, PathType::pxb, PathType::phb};
   if (text.size() != 1 || text[0] < '0' || text[0] > '9') return std::nullopt;
-  const std::size_t number = static_cast<std::size_t>(text[0] - '0');
+  const size_t number = static_cast<size_t>(text[0] - '0');
   return number < std::size(kNumbered) ? kNumbered[number] : PathType::sys;
 }
 

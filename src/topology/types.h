@@ -9,7 +9,7 @@ namespace unisono::topology {
 
 // Bandwidth in MB/s (10^6 bytes). Whole numbers, so that every rank, on whatever processor,
 // computes the same channels.
-using Bandwidth = std::int64_t;
+using Bandwidth = int64_t;
 
 constexpr double toGigabytes(Bandwidth bandwidth) {
   return static_cast<double>(bandwidth) / 1000.0;
@@ -18,13 +18,13 @@ constexpr Bandwidth fromGigabytes(double gigabytes) {
   return static_cast<Bandwidth>(gigabytes * 1000.0 + 0.5);
 }
 
-enum class NodeType : std::uint8_t { gpu, pci, nvs, cpu, nic, net };
+enum class NodeType : uint8_t { gpu, pci, nvs, cpu, nic, net };
 inline constexpr int kNodeTypes = 6;
 
-enum class LinkType : std::uint8_t { local, nvlink, c2c, pci, system, network };
+enum class LinkType : uint8_t { local, nvlink, c2c, pci, system, network };
 
 // How two nodes are connected, the best first. The numbers and names are NCCL's.
-enum class PathType : std::uint8_t {
+enum class PathType : uint8_t {
   loc = 0,   // the node itself
   nvl = 1,   // NVLink
   nvb = 2,   // NVLink through one GPU between

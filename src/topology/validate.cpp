@@ -26,8 +26,9 @@ class Validator {
     if (graph_.channels.empty()) return {};
     if (graph_.speedIntra <= 0 || graph_.speedInter <= 0) violated("a speed is not positive");
     // A channel with members that are not there is looked at no further.
-    for (number_ = 0; number_ < graph_.channels.size(); ++number_)
+    for (number_ = 0; number_ < graph_.channels.size(); ++number_) {
       sound_.push_back(checkMembers(graph_.channels[number_]));
+    }
     for (number_ = 0; number_ < graph_.channels.size(); ++number_) {
       if (!sound_[number_]) continue;
       checkPorts(graph_.channels[number_]);
@@ -36,17 +37,19 @@ class Validator {
     checkLoads();
     checkHeads();
     checkBalance();
-    if (graph_.sameChannels)
-      for (const Channel& channel : graph_.channels)
+    if (graph_.sameChannels) {
+      for (const Channel& channel : graph_.channels) {
         if (hasChain() && channel.gpus != graph_.channels.front().gpus) {
           violated("the channels are called the same, but differ");
           break;
         }
+      }
+    }
     return std::move(violations_);
   }
 
  private:
-  using Port = std::tuple<int, std::uint64_t, int>;  // host, adapter, port
+  using Port = std::tuple<int, uint64_t, int>;  // host, adapter, port
 
   bool hasChain() const { return !hasHead(graph_.pattern); }
   bool isRing() const { return graph_.pattern == Pattern::ring; }
@@ -68,10 +71,11 @@ class Validator {
         violated("channel {} names node {}, which is not a GPU", number_, gpu);
         return false;
       }
-      if (!seen.insert(gpu).second)
+      if (!seen.insert(gpu).second) {
         violated("channel {} visits {} twice", number_, topology_.nameOf(gpu));
+      }
     }
-    const std::size_t expected =
+    const size_t expected =
         graph_.pattern == Pattern::nvls ? 1 : topology_.of(NodeType::gpu).size();
     if (channel.gpus.size() != expected) {
       violated("channel {} has {} GPUs, not {}", number_, channel.gpus.size(), expected);
@@ -85,10 +89,11 @@ class Validator {
     }
     const bool network = !topology_.of(NodeType::net).empty();
     if (network != (channel.netIn >= 0) || network != (channel.netOut >= 0)) {
-      if (network)
+      if (network) {
         violated("channel {} does not enter and leave by the network", number_);
-      else
+      } else {
         violated("channel {} uses a port, and the machine has none", number_);
+      }
       return false;
     }
     return true;
@@ -101,17 +106,20 @@ class Validator {
 
   void checkPorts(const Channel& channel) {
     if (channel.netIn < 0) return;
-    if (graph_.pattern == Pattern::tree && channel.netIn != channel.netOut)
+    if (graph_.pattern == Pattern::tree && channel.netIn != channel.netOut) {
       violated("channel {} is a tree and leaves by another port", number_);
-    if (graph_.crossNic == 0 && portOf(channel.netIn) != portOf(channel.netOut))
+    }
+    if (graph_.crossNic == 0 && portOf(channel.netIn) != portOf(channel.netOut)) {
       violated("channel {} leaves by another port, and crossnic is 0", number_);
+    }
     if (graph_.crossNic == 2 && isRing()) {
       const bool alone = number_ % 2 == 0 && number_ + 1 == graph_.channels.size();
       if (!alone && !sound_[number_ ^ 1]) return;
       const Channel& partner = alone ? channel : graph_.channels[number_ ^ 1];
       if (portOf(partner.netIn) != portOf(channel.netOut) ||
-          portOf(partner.netOut) != portOf(channel.netIn))
+          portOf(partner.netOut) != portOf(channel.netIn)) {
         violated("channel {} does not alternate ports with its partner", number_);
+      }
     }
   }
 
@@ -124,9 +132,10 @@ class Validator {
                topology_.nameOf(to));
       return;
     }
-    if (path.type > claimed)
+    if (path.type > claimed) {
       violated("channel {} goes from {} to {} over {}, farther than the {} claimed", number_,
                topology_.nameOf(from), topology_.nameOf(to), nameOf(path.type), nameOf(claimed));
+    }
     for (const Hop& hop : machine_.paths.hops(from, to)) loads_[{hop.node, hop.link}] += speed;
   }
 
@@ -150,29 +159,36 @@ class Validator {
   void checkLoads() {
     for (const auto& [place, load] : loads_) {
       const Node& node = topology_.node(place.first);
-      const Link& link = node.links[static_cast<std::size_t>(place.second)];
-      if (load > link.bandwidth)
+      const Link& link = node.links[static_cast<size_t>(place.second)];
+      if (load > link.bandwidth) {
         violated("the {} link from {} to {} carries {:g} GB/s and has {:g}", nameOf(link.type),
                  topology_.nameOf(place.first), topology_.nameOf(link.to), toGigabytes(load),
                  toGigabytes(link.bandwidth));
+      }
     }
     std::map<Port, Bandwidth> speeds;
-    for (const int net : topology_.of(NodeType::net))
+    for (const int net : topology_.of(NodeType::net)) {
       speeds[portOf(net)] = std::max(speeds[portOf(net)], topology_.node(net).net.bandwidth);
-    for (const auto* direction : {&in_, &out_})
-      for (const auto& [port, load] : *direction)
-        if (load > speeds[port])
+    }
+    for (const auto* direction : {&in_, &out_}) {
+      for (const auto& [port, load] : *direction) {
+        if (load > speeds[port]) {
           violated("the port {} of adapter {:#x} carries {:g} GB/s and has {:g}", std::get<2>(port),
                    std::get<1>(port), toGigabytes(load), toGigabytes(speeds[port]));
+        }
+      }
+    }
   }
 
   void checkHeads() {
     if (hasChain()) return;
     std::set<int> heads;
-    for (std::size_t i = 0; i < graph_.channels.size(); ++i)
-      if (sound_[i] && !heads.insert(graph_.channels[i].gpus.front()).second)
+    for (size_t i = 0; i < graph_.channels.size(); i++) {
+      if (sound_[i] && !heads.insert(graph_.channels[i].gpus.front()).second) {
         violated("two channels have the head {}",
                  topology_.nameOf(graph_.channels[i].gpus.front()));
+      }
+    }
   }
 
   // A channel may not share its port while a port like it serves two less and could easily take it.
@@ -190,8 +206,9 @@ class Validator {
       for (const int net : topology_.of(NodeType::net)) {
         const Port other = portOf(net);
         if (kinds[other] != kinds[own] || uses_[own] < uses_[other] + 2) continue;
-        if (!topology_.node(net).net.collective && topology_.node(channel.netIn).net.collective)
+        if (!topology_.node(net).net.collective && topology_.node(channel.netIn).net.collective) {
           continue;
+        }
         if (!couldMove(channel, net)) continue;
         violated("channel {} shares {} with {} others; {}, as fast and as near, serves {}", number_,
                  topology_.nameOf(channel.netIn), uses_[own] - 1, topology_.nameOf(net),
@@ -202,12 +219,13 @@ class Validator {
   }
 
   std::pair<int, int> opposite(const Hop& hop) const {
-    const Link& link = topology_.node(hop.node).links[static_cast<std::size_t>(hop.link)];
+    const Link& link = topology_.node(hop.node).links[static_cast<size_t>(hop.link)];
     const auto& back = topology_.node(link.to).links;
     int number = 0;
-    while (back[static_cast<std::size_t>(number)].to != hop.node ||
-           back[static_cast<std::size_t>(number)].type != link.type)
+    while (back[static_cast<size_t>(number)].to != hop.node ||
+           back[static_cast<size_t>(number)].type != link.type) {
       ++number;
+    }
     return {link.to, number};
   }
 
@@ -216,8 +234,9 @@ class Validator {
     std::vector<std::pair<int, int>> touched;
     for (const PathUse& use : traffic_.all(channel)) {
       if (!use.isNetwork()) continue;
-      for (const Hop& hop : machine_.paths.hops(use.from, use.to))
+      for (const Hop& hop : machine_.paths.hops(use.from, use.to)) {
         loads[{hop.node, hop.link}] -= use.speed;
+      }
       const bool sends = use.kind == PathUse::Kind::gpuToPort;
       const int from = sends ? use.from : net, to = sends ? net : use.to;
       if (machine_.path(from, to).type > graph_.typeInter) return false;
@@ -230,7 +249,7 @@ class Validator {
     }
     // Only with room to spare: planning adds to what flows through some CPUs and to old GPUs.
     for (const auto& place : touched) {
-      const Link& link = topology_.node(place.first).links[static_cast<std::size_t>(place.second)];
+      const Link& link = topology_.node(place.first).links[static_cast<size_t>(place.second)];
       if (loads[place] * 3 > link.bandwidth * 2) return false;
     }
     return true;
@@ -240,7 +259,7 @@ class Validator {
   const Machine& machine_;
   const Topology& topology_;
   const ChannelTraffic traffic_;
-  std::size_t number_ = 0;
+  size_t number_ = 0;
   std::vector<bool> sound_;
   std::vector<std::string> violations_;
   std::map<std::pair<int, int>, Bandwidth> loads_;

@@ -16,7 +16,7 @@ constexpr int kTopologyVersion = 1;
 constexpr int kMaxNumber = 1 << 20;  // of a rank, device, NUMA node or count
 
 // Parses up to `maxDigits` hexadecimal digits that fill `text`.
-bool parseHex(std::string_view text, std::size_t maxDigits, std::uint64_t& value) {
+bool parseHex(std::string_view text, size_t maxDigits, uint64_t& value) {
   if (text.empty() || text.size() > maxDigits) return false;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
   return error == std::errc() && end == text.data() + text.size();
@@ -32,8 +32,9 @@ bool knownElement(std::string_view name) {
 bool allowedInside(std::string_view parent, std::string_view child) {
   if (parent == "system") return child == "cpu";
   if (parent == "cpu") return child == "pci" || child == "nic";
-  if (parent == "pci")
+  if (parent == "pci") {
     return child == "pci" || child == "gpu" || child == "nic" || child == "pcilink";
+  }
   if (parent == "gpu") return child == "nvlink" || child == "c2c";
   if (parent == "nic") return child == "net";
   return false;
@@ -47,9 +48,10 @@ class Checker {
     XmlNode& system = topology_.system;
     if (system.name != "system") reader_.fail(system, "is the root, but it must be <system>");
     const long long version = reader_.integer(system, "version", 0, kMaxNumber);
-    if (version != kTopologyVersion)
+    if (version != kTopologyVersion) {
       reader_.fail(system, fmt::format("has version {}, this library reads version {}", version,
                                        kTopologyVersion));
+    }
     visit(system);
     checkLinkEnds();
   }
@@ -72,8 +74,9 @@ class Checker {
       return true;
     });
     for (XmlNode& child : node.children) {
-      if (!allowedInside(node.name, child.name))
+      if (!allowedInside(node.name, child.name)) {
         reader_.fail(child, fmt::format("is not allowed inside <{}>", node.name));
+      }
       checkElement(node, child);
       visit(child);
     }
@@ -81,22 +84,23 @@ class Checker {
 
   // Refuses the first element beyond `most`.
   void count(const XmlNode& node, int& counted, int most, std::string_view where) {
-    if (++counted > most)
+    if (++counted > most) {
       reader_.fail(node, fmt::format("is number {}; {} has at most {}", counted, where, most));
+    }
   }
 
   void checkElement(const XmlNode& parent, const XmlNode& node) {
-    if (node.name == "cpu")
+    if (node.name == "cpu") {
       checkCpu(node);
-    else if (node.name == "pci")
+    } else if (node.name == "pci") {
       checkPci(node);
-    else if (node.name == "gpu")
+    } else if (node.name == "gpu") {
       checkGpu(parent, node);
-    else if (node.name == "net")
+    } else if (node.name == "net") {
       checkNet(node);
-    else if (node.name == "pcilink")
+    } else if (node.name == "pcilink") {
       busId(node, "target");
-    else if (node.name == "c2c") {
+    } else if (node.name == "c2c") {
       reader_.number(node, "bw", 0, 1e9);
       reader_.integer(node, "count", 1, 1024);
     }
@@ -110,17 +114,19 @@ class Checker {
     numa_ = numa;
     count(node, numaNodeCount_, kMaxNumaNodes, "a topology");
     count(node, numaNodesOfHost_[host_], kMaxNumaNodesOfHost, "a host");
-    if (!numaNodes_.emplace(host_, numa).second)
+    if (!numaNodes_.emplace(host_, numa).second) {
       reader_.fail(node, fmt::format("names NUMA node {} a second time", numa));
+    }
     if (const std::string* affinity = node.find("affinity")) {
-      std::size_t begin = 0;
+      size_t begin = 0;
       while (begin <= affinity->size() && !affinity->empty()) {
-        const std::size_t end = std::min(affinity->find(',', begin), affinity->size());
-        std::uint64_t word = 0;
-        if (!parseHex(std::string_view(*affinity).substr(begin, end - begin), 8, word))
+        const size_t end = std::min(affinity->find(',', begin), affinity->size());
+        uint64_t word = 0;
+        if (!parseHex(std::string_view(*affinity).substr(begin, end - begin), 8, word)) {
           reader_.fail(node, fmt::format("has affinity=\"{}\", which is not a list of hexadecimal "
                                          "words",
                                          *affinity));
+        }
         begin = end + 1;
       }
     }
@@ -129,21 +135,24 @@ class Checker {
   BusId busId(const XmlNode& node, std::string_view attribute) {
     const std::string& value = reader_.text(node, attribute);
     const BusId id = parseBusId(value);
-    if (id == kNoBusId)
+    if (id == kNoBusId) {
       reader_.fail(node,
                    fmt::format("has {}=\"{}\", which is not a PCI address", attribute, value));
+    }
     return id;
   }
 
   void checkPci(const XmlNode& node) {
     count(node, pciCount_, kMaxPciDevices, "a topology");
     const BusId id = busId(node, "busid");
-    if (const auto [at, isNew] = devices_.try_emplace({host_, id}, &node); !isNew)
+    if (const auto [at, isNew] = devices_.try_emplace({host_, id}, &node); !isNew) {
       reader_.fail(node, fmt::format("has bus id {}, which line {} has too", formatBusId(id),
                                      at->second->line));
+    }
     for (const char* attribute :
-         {"class", "vendor", "device", "subsystem_vendor", "subsystem_device"})
+         {"class", "vendor", "device", "subsystem_vendor", "subsystem_device"}) {
       reader_.identifierOr(node, attribute, 0);
+    }
     // Virtual machines show widths of 0, 63 and 255 where they hide the link.
     reader_.integerOr(node, "link_width", 0, 255, 0);
     pci_ = id;
@@ -156,25 +165,29 @@ class Checker {
     if (siblings > 1) reader_.fail(node, "is one of several in one <pci>");
     const std::string* deviceClass = parent.find("class");
     if (deviceClass && !deviceClass->empty() && !deviceClass->starts_with("0x03") &&
-        !deviceClass->starts_with("0x12"))
+        !deviceClass->starts_with("0x12")) {
       reader_.fail(node,
                    fmt::format("is in a <pci> of class {}, which is not a GPU", *deviceClass));
+    }
     const long long dev = reader_.integer(node, "dev", 0, kMaxNumber);
     reader_.integerOr(node, "sm", 1, 1000, 0);
     const long long rank = reader_.integerOr(node, "rank", -1, kMaxNumber * 64LL, -1);
     reader_.integerOr(node, "gdr", 0, 1, 0);
-    if (!gpuDevices_.emplace(host_, dev).second)
+    if (!gpuDevices_.emplace(host_, dev).second) {
       reader_.fail(node, fmt::format("has dev {}, which another GPU of its host has", dev));
-    if (rank >= 0 && !ranks_.insert(rank).second)
+    }
+    if (rank >= 0 && !ranks_.insert(rank).second) {
       reader_.fail(node, fmt::format("has rank {}, which another GPU has", rank));
+    }
     std::set<BusId> targets;
     for (const XmlNode& link : node.children) {
       if (link.name != "nvlink") continue;
       const BusId target = busId(link, "target");
       const int count = static_cast<int>(reader_.integer(link, "count", 1, 1024));
       reader_.identifierOr(link, "tclass", 0);
-      if (!targets.insert(target).second)
+      if (!targets.insert(target).second) {
         reader_.fail(link, fmt::format("names target {} a second time", formatBusId(target)));
+      }
       if (target == pci_) note(link, "leads from a GPU to itself and is left out");
       links_[{host_, pci_, target}] = {count, &link};
     }
@@ -197,8 +210,9 @@ class Checker {
     const auto [at, isNew] = netDevices_.try_emplace({host_, dev}, port);
     if (isNew) return;
     // Dumps of virtual machines repeat a port that is not a PCI device below each CPU.
-    if (at->second.name != port.name || at->second.numa == port.numa)
+    if (at->second.name != port.name || at->second.numa == port.numa) {
       reader_.fail(node, fmt::format("has dev {}, which another net of its host has", dev));
+    }
     at->second.numa = port.numa;
     note(node, fmt::format("repeats dev {}", dev));
   }
@@ -209,32 +223,33 @@ class Checker {
       const auto& [host, from, to] = key;
       if (from == to || !gpus_.contains({host, to})) continue;
       const auto back = links_.find({host, to, from});
-      if (back == links_.end())
+      if (back == links_.end()) {
         note(*link.node, "is named by one of its two GPUs only; both ends are taken to have it");
-      else if (back->second.count != link.count)
+      } else if (back->second.count != link.count) {
         reader_.fail(*link.node,
                      fmt::format("has count {}, its other end in line {} has {}", link.count,
                                  back->second.node->line, back->second.count));
+      }
     }
   }
 
   XmlTopology& topology_;
   XmlReader reader_;
-  std::uint64_t host_ = 0;
+  uint64_t host_ = 0;
   BusId pci_ = kNoBusId;
   int gpuCount_ = 0, portCount_ = 0, pciCount_ = 0, numaNodeCount_ = 0;
-  std::map<std::uint64_t, int> numaNodesOfHost_;
-  std::set<std::pair<std::uint64_t, long long>> numaNodes_, gpuDevices_;
+  std::map<uint64_t, int> numaNodesOfHost_;
+  std::set<std::pair<uint64_t, long long>> numaNodes_, gpuDevices_;
   struct Port {
     std::string name;
     long long numa = -1;  // of the CPU that it was seen below last
   };
-  std::map<std::pair<std::uint64_t, long long>, Port> netDevices_;
+  std::map<std::pair<uint64_t, long long>, Port> netDevices_;
   long long numa_ = -1;
-  std::map<std::pair<std::uint64_t, BusId>, const XmlNode*> devices_;
-  std::set<std::pair<std::uint64_t, BusId>> gpus_;
+  std::map<std::pair<uint64_t, BusId>, const XmlNode*> devices_;
+  std::set<std::pair<uint64_t, BusId>> gpus_;
   std::set<long long> ranks_;
-  std::map<std::tuple<std::uint64_t, BusId, BusId>, GpuLink> links_;
+  std::map<std::tuple<uint64_t, BusId, BusId>, GpuLink> links_;
 };
 
 void collectGpus(const XmlReader& reader, const XmlNode& node, GpuDescription where,
@@ -252,20 +267,21 @@ void collectGpus(const XmlReader& reader, const XmlNode& node, GpuDescription wh
 }  // namespace
 
 BusId parseBusId(std::string_view text) {
-  const std::size_t point = text.rfind('.');
+  const size_t point = text.rfind('.');
   if (point == std::string_view::npos) return kNoBusId;
-  const std::size_t second = text.rfind(':', point);
+  const size_t second = text.rfind(':', point);
   if (second == std::string_view::npos) return kNoBusId;
-  std::uint64_t domain = 0, bus = 0, device = 0, function = 0;
+  uint64_t domain = 0, bus = 0, device = 0, function = 0;
   std::string_view busText = text.substr(0, second);
-  if (const std::size_t first = busText.find(':'); first != std::string_view::npos) {
+  if (const size_t first = busText.find(':'); first != std::string_view::npos) {
     if (!parseHex(busText.substr(0, first), 8, domain)) return kNoBusId;
     busText = busText.substr(first + 1);
   }
   if (!parseHex(busText, 2, bus) ||
       !parseHex(text.substr(second + 1, point - second - 1), 2, device) ||
-      !parseHex(text.substr(point + 1), 1, function))
+      !parseHex(text.substr(point + 1), 1, function)) {
     return kNoBusId;
+  }
   return static_cast<BusId>(domain << 20 | bus << 12 | device << 4 | function);
 }
 
@@ -292,7 +308,7 @@ std::string writeTopologyXml(const XmlTopology& topology) {
 std::vector<GpuDescription> gpusOf(const XmlTopology& topology) {
   const XmlReader reader(topology.source);
   std::vector<GpuDescription> gpus;
-  std::vector<std::uint64_t> hosts;
+  std::vector<uint64_t> hosts;
   int cpuIndex = 0;
   for (const XmlNode& cpu : topology.system.children) {
     GpuDescription where;

@@ -14,7 +14,7 @@
 namespace unisono::topology {
 
 // A PCI address as one number: domain << 20 | bus << 12 | device << 4 | function.
-using BusId = std::int64_t;
+using BusId = int64_t;
 
 inline constexpr BusId kNoBusId = -1;
 // What stands for "the NVSwitch" where a virtual machine hides its address.
@@ -55,12 +55,12 @@ std::string writeTopologyXml(const XmlTopology& topology);
 struct GpuDescription {
   int dev = 0;  // its number on its host (NVML's)
   BusId busId = kNoBusId;
-  int sm = 0;                  // compute capability, 90 is 9.0; 0: left to detection
-  int rank = -1;               // -1: the file gives none
-  int numa = -1;               // NUMA node; -1: unknown
-  int cpu = 0;                 // index of the <cpu> element in the file
-  int host = 0;                // index of the host, in the order of first mention
-  std::uint64_t hostHash = 0;  // 0: the file names no hosts
+  int sm = 0;             // compute capability, 90 is 9.0; 0: left to detection
+  int rank = -1;          // -1: the file gives none
+  int numa = -1;          // NUMA node; -1: unknown
+  int cpu = 0;            // index of the <cpu> element in the file
+  int host = 0;           // index of the host, in the order of first mention
+  uint64_t hostHash = 0;  // 0: the file names no hosts
 };
 
 // The GPUs of a topology file, by host, then dev.

@@ -128,9 +128,11 @@ class Merger {
   }
 
   XmlNode* findAnywhere(BusId busId) {
-    for (XmlNode& cpu : into_.children)
-      if (cpu.name == "cpu" && isOfHost(cpu, host_))
+    for (XmlNode& cpu : into_.children) {
+      if (cpu.name == "cpu" && isOfHost(cpu, host_)) {
         if (XmlNode* found = findBelow(cpu, busId)) return found;
+      }
+    }
     return nullptr;
   }
 
@@ -157,9 +159,9 @@ bool trim(XmlNode& node) {
 
 }  // namespace
 
-XmlNode* findDevice(XmlNode& system, std::uint64_t hostHash, BusId busId) {
+XmlNode* findDevice(XmlNode& system, uint64_t hostHash, BusId busId) {
   for (XmlNode& cpu : system.children) {
-    const std::uint64_t own = XmlReader("topology").identifierOr(cpu, kHost, 0);
+    const uint64_t own = XmlReader("topology").identifierOr(cpu, kHost, 0);
     if (hostHash != 0 && own != 0 && own != hostHash) continue;
     if (XmlNode* found = findBelow(cpu, busId)) return found;
   }
@@ -177,9 +179,11 @@ void mergeTopology(XmlNode& into, const XmlNode& from) {
     Merger(into, own).mergeCpu(cpu);
   }
   // What a platform's file says of no host is of this one.
-  if (oneHost && !host.empty())
-    for (XmlNode& cpu : into.children)
+  if (oneHost && !host.empty()) {
+    for (XmlNode& cpu : into.children) {
       if (cpu.name == "cpu") cpu.setDefault(kHost, host);
+    }
+  }
 }
 
 void trimToKept(XmlNode& system) {

@@ -5,7 +5,7 @@
 namespace unisono::topology {
 
 // The <pci> of a bus id on a host (0: whichever), anywhere below a <system>; null if there is none.
-XmlNode* findDevice(XmlNode& system, std::uint64_t hostHash, BusId busId);
+XmlNode* findDevice(XmlNode& system, uint64_t hostHash, BusId busId);
 
 // Completes a tree with what another one knows of the same machine: a platform's file with what was
 // detected, or what one rank sees with what the next sees. Elements that both have (a CPU by host

@@ -16,16 +16,17 @@ namespace {
 class LineIndex {
  public:
   explicit LineIndex(std::string_view text) {
-    for (std::size_t i = 0; i < text.size(); ++i)
-      if (text[i] == '\n') breaks_.push_back(static_cast<std::ptrdiff_t>(i));
+    for (size_t i = 0; i < text.size(); i++) {
+      if (text[i] == '\n') breaks_.push_back(static_cast<ptrdiff_t>(i));
+    }
   }
-  int at(std::ptrdiff_t offset) const {
+  int at(ptrdiff_t offset) const {
     return 1 + static_cast<int>(std::lower_bound(breaks_.begin(), breaks_.end(), offset) -
                                 breaks_.begin());
   }
 
  private:
-  std::vector<std::ptrdiff_t> breaks_;
+  std::vector<ptrdiff_t> breaks_;
 };
 
 class Converter {
@@ -33,25 +34,28 @@ class Converter {
   Converter(std::string_view source, const LineIndex& lines, const XmlLimits& limits)
       : source_(source), lines_(lines), limits_(limits) {}
 
-  [[noreturn]] void fail(std::ptrdiff_t offset, std::string_view cause) const {
+  [[noreturn]] void fail(ptrdiff_t offset, std::string_view cause) const {
     throw invalidArgument("{}:{}: {}", source_, lines_.at(offset), cause);
   }
 
   XmlNode convert(const pugi::xml_node& element, int depth) {
-    const std::ptrdiff_t offset = element.offset_debug();
-    if (depth > limits_.depth)
+    const ptrdiff_t offset = element.offset_debug();
+    if (depth > limits_.depth) {
       fail(offset, fmt::format("elements are nested deeper than {}", limits_.depth));
+    }
     if (++nodes_ > limits_.nodes) fail(offset, fmt::format("more than {} elements", limits_.nodes));
     XmlNode node;
     node.name = checkedText(element.name(), offset, "the name of an element");
     node.line = lines_.at(offset);
     for (const pugi::xml_attribute& attribute : element.attributes()) {
-      if (static_cast<int>(node.attributes.size()) >= limits_.attributes)
+      if (static_cast<int>(node.attributes.size()) >= limits_.attributes) {
         fail(offset,
              fmt::format("<{}> has more than {} attributes", node.name, limits_.attributes));
+      }
       std::string name = checkedText(attribute.name(), offset, "the name of an attribute");
-      if (node.find(name))
+      if (node.find(name)) {
         fail(offset, fmt::format("<{}> has attribute {} twice", node.name, name));
+      }
       std::string value = checkedText(attribute.value(), offset, "the value of an attribute");
       node.attributes.push_back({std::move(name), std::move(value)});
     }
@@ -71,21 +75,21 @@ class Converter {
       case pugi::node_element:
         return false;
       case pugi::node_doctype:
-        fail(std::max<std::ptrdiff_t>(0, node.offset_debug()), "a DOCTYPE is not allowed");
+        fail(std::max<ptrdiff_t>(0, node.offset_debug()), "a DOCTYPE is not allowed");
       case pugi::node_pi:
-        fail(std::max<std::ptrdiff_t>(0, node.offset_debug()),
+        fail(std::max<ptrdiff_t>(0, node.offset_debug()),
              "a processing instruction is not allowed");
       default:
-        fail(std::max<std::ptrdiff_t>(0, node.offset_debug()),
-             "text between elements is not allowed");
+        fail(std::max<ptrdiff_t>(0, node.offset_debug()), "text between elements is not allowed");
     }
   }
 
  private:
-  std::string checkedText(const char* text, std::ptrdiff_t offset, std::string_view what) const {
-    const std::size_t length = std::strlen(text);
-    if (length > limits_.attributeBytes)
+  std::string checkedText(const char* text, ptrdiff_t offset, std::string_view what) const {
+    const size_t length = std::strlen(text);
+    if (length > limits_.attributeBytes) {
       fail(offset, fmt::format("{} is longer than {} bytes", what, limits_.attributeBytes));
+    }
     return std::string(text, length);
   }
 
@@ -99,15 +103,15 @@ class Converter {
 std::string describeFailure(const pugi::xml_parse_result& result,
                             const pugi::xml_document& document, std::string_view text) {
   if (result.status != pugi::status_end_element_mismatch) return result.description();
-  const std::size_t offset = static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, result.offset));
+  const size_t offset = static_cast<size_t>(std::max<ptrdiff_t>(0, result.offset));
   if (offset + 1 >= text.size()) {
     return fmt::format("the text ends inside <{}>", document.document_element().name());
   }
-  const std::size_t begin = text.rfind("</", offset);
+  const size_t begin = text.rfind("</", offset);
   if (begin == std::string_view::npos) return result.description();
   const std::string_view tag = text.substr(begin + 2);
   return fmt::format("the end tag </{}> does not match the last open element",
-                     tag.substr(0, std::min(tag.find_first_of("> \t\r\n"), std::size_t{64})));
+                     tag.substr(0, std::min(tag.find_first_of("> \t\r\n"), size_t{64})));
 }
 
 void appendEscaped(std::string& out, std::string_view text) {
@@ -127,16 +131,17 @@ void appendEscaped(std::string& out, std::string_view text) {
         break;
       default:
         // Control characters would come back as spaces, or not at all.
-        if (static_cast<unsigned char>(c) < 0x20)
+        if (static_cast<unsigned char>(c) < 0x20) {
           out += fmt::format("&#{};", static_cast<int>(c));
-        else
+        } else {
           out += c;
+        }
     }
   }
 }
 
 void appendNode(std::string& out, const XmlNode& node, int depth) {
-  out.append(static_cast<std::size_t>(depth) * 2, ' ');
+  out.append(static_cast<size_t>(depth) * 2, ' ');
   out += '<';
   out += node.name;
   for (const XmlNode::Attribute& attribute : node.attributes) {
@@ -152,15 +157,16 @@ void appendNode(std::string& out, const XmlNode& node, int depth) {
   }
   out += ">\n";
   for (const XmlNode& child : node.children) appendNode(out, child, depth + 1);
-  out.append(static_cast<std::size_t>(depth) * 2, ' ');
+  out.append(static_cast<size_t>(depth) * 2, ' ');
   out += "</" + node.name + ">\n";
 }
 
 }  // namespace
 
 const std::string* XmlNode::find(std::string_view attribute) const {
-  for (const Attribute& entry : attributes)
+  for (const Attribute& entry : attributes) {
     if (entry.name == attribute) return &entry.value;
+  }
   return nullptr;
 }
 
@@ -189,12 +195,14 @@ XmlNode& XmlNode::addChild(std::string_view childName) {
 }
 
 XmlNode parseXml(std::string_view text, std::string_view source, const XmlLimits& limits) {
-  if (text.size() > limits.bytes)
+  if (text.size() > limits.bytes) {
     throw invalidArgument("{}:1: the text has more than {} bytes, the limit", source, limits.bytes);
+  }
   const LineIndex lines(text);
   Converter converter(source, lines, limits);
-  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos)
-    converter.fail(static_cast<std::ptrdiff_t>(zero), "a zero byte is not allowed");
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    converter.fail(static_cast<ptrdiff_t>(zero), "a zero byte is not allowed");
+  }
 
   pugi::xml_document document;
   const pugi::xml_parse_result result = document.load_buffer(
@@ -239,10 +247,12 @@ long long XmlReader::integer(const XmlNode& node, std::string_view attribute, lo
   const char* first = value.data() + (hexadecimal ? 2 : 0);
   const char* last = value.data() + value.size();
   const auto [end, error] = std::from_chars(first, last, number, hexadecimal ? 16 : 10);
-  if (error != std::errc() || end != last || first == last || (hexadecimal && *first == '-'))
+  if (error != std::errc() || end != last || first == last || (hexadecimal && *first == '-')) {
     fail(node, fmt::format("has {}=\"{}\", which is not a whole number", attribute, value));
-  if (number < low || number > high)
+  }
+  if (number < low || number > high) {
     fail(node, fmt::format("has {}=\"{}\", allowed are {} to {}", attribute, value, low, high));
+  }
   return number;
 }
 
@@ -261,9 +271,10 @@ unsigned long long XmlReader::identifierOr(const XmlNode& node, std::string_view
   const char* first = value->data() + (hexadecimal ? 2 : 0);
   const char* last = value->data() + value->size();
   const auto [end, error] = std::from_chars(first, last, number, hexadecimal ? 16 : base);
-  if (error != std::errc() || end != last || first == last)
+  if (error != std::errc() || end != last || first == last) {
     fail(node, fmt::format("has {}=\"{}\", which is not a whole number of at most 64 bits",
                            attribute, *value));
+  }
   return number;
 }
 
@@ -273,10 +284,12 @@ double XmlReader::number(const XmlNode& node, std::string_view attribute, double
   double number = 0;
   const char* last = value.data() + value.size();
   const auto [end, error] = std::from_chars(value.data(), last, number);
-  if (error != std::errc() || end != last || !std::isfinite(number))
+  if (error != std::errc() || end != last || !std::isfinite(number)) {
     fail(node, fmt::format("has {}=\"{}\", which is not a number", attribute, value));
-  if (number < low || number > high)
+  }
+  if (number < low || number > high) {
     fail(node, fmt::format("has {}=\"{}\", allowed are {} to {}", attribute, value, low, high));
+  }
   return number;
 }
 

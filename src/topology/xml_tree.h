@@ -32,11 +32,11 @@ struct XmlNode {
 
 // Limits for files, which anybody may have written.
 struct XmlLimits {
-  std::size_t bytes = 8u << 20;       // of the whole text
-  int depth = 64;                     // of nested elements
-  int nodes = 65536;                  // elements in all
-  int attributes = 64;                // of one element
-  std::size_t attributeBytes = 4096;  // of one attribute's name and of its value
+  size_t bytes = 8u << 20;       // of the whole text
+  int depth = 64;                // of nested elements
+  int nodes = 65536;             // elements in all
+  int attributes = 64;           // of one element
+  size_t attributeBytes = 4096;  // of one attribute's name and of its value
 };
 
 // Parses one XML document strictly: one root element, no doctype, no entity definitions, no

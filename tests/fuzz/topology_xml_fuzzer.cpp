@@ -40,43 +40,53 @@ const Machine& knownMachine() {
 
 // The ranks of one more node, as they come out of its graphs.
 void addNode(std::vector<RankPlace>& places, const Machine& machine, const GraphSet& graphs) {
-  const std::size_t node = places.size();
+  const size_t node = places.size();
   std::vector<std::vector<int>> ranksOf(machine.topology.nodes.size());
   int ranks = 0;
-  for (const int gpu : machine.topology.of(NodeType::gpu))
-    ranksOf[static_cast<std::size_t>(gpu)] = {ranks++};
-  for (int rank = 0; rank < ranks; ++rank) places.push_back(placeOf(graphs, ranksOf, rank, node));
+  for (const int gpu : machine.topology.of(NodeType::gpu)) {
+    ranksOf[static_cast<size_t>(gpu)] = {ranks++};
+  }
+  for (int rank = 0; rank < ranks; rank++) places.push_back(placeOf(graphs, ranksOf, rank, node));
 }
 
 void checkJoined(const Joined& joined) {
-  const std::size_t ranks = static_cast<std::size_t>(joined.ranks());
-  for (int channel = 0; channel < joined.channels(); ++channel) {
+  const size_t ranks = static_cast<size_t>(joined.ranks());
+  for (int channel = 0; channel < joined.channels(); channel++) {
     std::vector<bool> inRing(ranks, false);
     int rank = 0;
-    for (std::size_t step = 0; step < ranks; ++step) {
-      inRing[static_cast<std::size_t>(rank)] = true;
+    for (size_t step = 0; step < ranks; step++) {
+      inRing[static_cast<size_t>(rank)] = true;
       rank = joined.ringNext(channel, rank);
     }
-    if (rank != 0 || std::find(inRing.begin(), inRing.end(), false) != inRing.end())
+    if (rank != 0 || std::find(inRing.begin(), inRing.end(), false) != inRing.end()) {
       report("a ring does not visit every rank once", std::to_string(channel));
+    }
 
     std::vector<int> reached;
-    for (rank = 0; rank < joined.ranks(); ++rank)
+    for (rank = 0; rank < joined.ranks(); rank++) {
       if (joined.treePlace(channel, rank).up < 0) reached.push_back(rank);
-    for (std::size_t i = 0; i < reached.size() && reached.size() <= ranks; ++i)
+    }
+    for (size_t i = 0; i < reached.size() && reached.size() <= ranks; i++) {
       for (const int below : joined.treePlace(channel, reached[i]).down) {
-        if (joined.treePlace(channel, below).up != reached[i])
+        if (joined.treePlace(channel, below).up != reached[i]) {
           report("a tree has a child of another parent", std::to_string(below));
+        }
         reached.push_back(below);
       }
-    if (reached.size() != ranks || joined.treePlace(channel, reached.front()).up >= 0)
+    }
+    if (reached.size() != ranks || joined.treePlace(channel, reached.front()).up >= 0) {
       report("a tree does not reach every rank once", std::to_string(channel));
+    }
   }
-  for (std::size_t head = 0; head < joined.nvlsHeads().size(); ++head)
-    for (const int rank : joined.nvlsHeads()[head])
-      for (const int below : joined.nvlsTreePlace(static_cast<int>(head), 0, rank).down)
-        if (joined.nvlsTreePlace(static_cast<int>(head), 0, below).up != rank)
+  for (size_t head = 0; head < joined.nvlsHeads().size(); head++) {
+    for (const int rank : joined.nvlsHeads()[head]) {
+      for (const int below : joined.nvlsTreePlace(static_cast<int>(head), 0, rank).down) {
+        if (joined.nvlsTreePlace(static_cast<int>(head), 0, below).up != rank) {
           report("a tree of NVLS heads has a child of another parent", std::to_string(below));
+        }
+      }
+    }
+  }
 }
 
 // Three nodes with these channels, and one of another kind.
@@ -90,20 +100,24 @@ void fuzzJoin(const Machine& machine, const GraphSet& graphs) {
   addNode(places, machine, graphs);
   const Joined joined = join(places, {});
   checkJoined(joined);
-  if (!firstDifference(hashOf(joined), hashOf(join(places, {}))).empty())
+  if (!firstDifference(hashOf(joined), hashOf(join(places, {}))).empty()) {
     report("joining twice gives two answers", "");
+  }
 }
 
 void fuzzTopology(std::string_view text, unsigned choices) {
   const XmlTopology file = parseTopologyXml(text, "fuzz");
-  if (writeTopologyXml(parseTopologyXml(writeTopologyXml(file), "again")) != writeTopologyXml(file))
+  if (writeTopologyXml(parseTopologyXml(writeTopologyXml(file), "again")) !=
+      writeTopologyXml(file)) {
     report("a file changes when it is written and read", writeTopologyXml(file));
+  }
   XmlNode merged = file.system;
   mergeTopology(merged, file.system);
   XmlNode again = merged;
   mergeTopology(again, file.system);
-  if (writeXml(again) != writeXml(merged))
+  if (writeXml(again) != writeXml(merged)) {
     report("merging the same twice changes more than once", writeXml(again));
+  }
   const Topology topology = buildTopology(file);
   if (topology.of(NodeType::gpu).size() > kMostGpus || topology.nodes.size() > kMostNodes) return;
 
@@ -125,12 +139,14 @@ void fuzzTopology(std::string_view text, unsigned choices) {
     // The plain chain of the last resort promises nothing about links that are not there.
     if (graph.graph.speedIntra == 1) continue;
     const auto violations = validate(graph.graph, machine);
-    if (!violations.empty())
+    if (!violations.empty()) {
       report(violations.front(), describeGraph(graph.graph, machine.topology));
+    }
   }
   const std::string written = writeGraphs(named, machine.topology);
-  if (writeGraphs(parseGraphs(written, "again", machine.topology), machine.topology) != written)
+  if (writeGraphs(parseGraphs(written, "again", machine.topology), machine.topology) != written) {
     report("graphs change when they are written and read", written);
+  }
   fuzzJoin(machine, graphs);
 }
 
@@ -147,7 +163,7 @@ void fuzzGraph(std::string_view text) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {

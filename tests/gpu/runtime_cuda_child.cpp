@@ -96,13 +96,13 @@ void useDeviceOne(Runtime& runtime) {
 }
 
 ChildReply checkContexts(Runtime& runtime) {
-  for (int device = 0; device < runtime.deviceCount(); ++device) {
+  for (int device = 0; device < runtime.deviceCount(); device++) {
     runtime.properties(device);
-    for (int peer = 0; peer < runtime.deviceCount(); ++peer) runtime.canAccessPeer(device, peer);
+    for (int peer = 0; peer < runtime.deviceCount(); peer++) runtime.canAccessPeer(device, peer);
   }
   int local = 0;
   runtime.inspect(&local);
-  for (int device = 0; device < runtime.deviceCount(); ++device) {
+  for (int device = 0; device < runtime.deviceCount(); device++) {
     if (hasContext(device)) throw internalError("looking at device {} made a context", device);
   }
   std::async(std::launch::async, useDeviceOne, std::ref(runtime)).get();
@@ -207,7 +207,7 @@ ChildProcess::ChildProcess() {
 
 ChildProcess::~ChildProcess() {
   channel_.reset();  // the other process ends when it sees this
-  for (int tries = 0; tries < 100; ++tries) {
+  for (int tries = 0; tries < 100; tries++) {
     if (::waitpid(process_, nullptr, WNOHANG) != 0) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }

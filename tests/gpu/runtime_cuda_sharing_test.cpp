@@ -117,7 +117,7 @@ TEST_P(CudaProcessTest, OurMemoryIsSharedBothWays) {
 
   // The same addresses are likely to be given again; the other process must see the new memory.
   memory.reset();
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < 3; round++) {
     memory = runtime->allocate(0, kBytes);
     passThrough(child, *runtime, 0, memory->address(), kBytes, importer());
     memory.reset();
@@ -129,7 +129,7 @@ TEST_P(CudaProcessTest, ManyRangesAreOfferedAtOnce) {
   ChildProcess child;
   std::vector<std::shared_ptr<DeviceMemory>> ranges;
   std::vector<MemoryHandle> handles;
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < 8; i++) {
     ranges.push_back(runtime->allocate(0, 4096));
     fill(*runtime, 0, ranges.back()->address(), 4096, static_cast<unsigned char>(i + 1));
     handles.push_back(runtime->exportMemory(ranges.back()->address(), 4096));
@@ -308,7 +308,7 @@ TEST_F(CudaSharingTest, FabricHandlesAreAddedWhereTheDriverGivesThem) {
   RecordProperty("fabricHandles", expected ? "given" : "refused");
   for (bool multiNodeNvlink : {true, false}) {
     auto runtime = makeRuntime(1, multiNodeNvlink);
-    for (int round = 0; round < 2; ++round) {  // a refusal is remembered
+    for (int round = 0; round < 2; round++) {  // a refusal is remembered
       ChildProcess child;
       auto memory = runtime->allocate(0, kBytes);
       MemoryHandle handle = runtime->exportMemory(memory->address(), kBytes);

@@ -54,7 +54,7 @@ void expectError(Call call, ErrorCode code, const std::string& text) {
 }
 
 TEST_F(CudaRuntimeTest, PropertiesNameTheDevice) {
-  for (int device = 0; device < gpus_; ++device) {
+  for (int device = 0; device < gpus_; device++) {
     DeviceProperties properties = runtime_->properties(device);
     EXPECT_FALSE(properties.name.empty());
     EXPECT_EQ(properties.busId.size(), 12u) << properties.busId;
@@ -72,7 +72,7 @@ TEST_F(CudaRuntimeTest, AllocationsAreZeroFilledEvenWhenMemoryIsUsedAgain) {
   for (int cuMem : {0, -1}) {
     auto runtime = makeRuntime(cuMem);
     for (size_t bytes : {size_t{1}, size_t{4096}, kOddBytes}) {
-      for (int round = 0; round < 3; ++round) {
+      for (int round = 0; round < 3; round++) {
         auto memory = runtime->allocate(0, bytes);
         ASSERT_NE(memory->address(), nullptr);
         EXPECT_EQ(memory->bytes(), bytes);
@@ -90,7 +90,7 @@ TEST_F(CudaRuntimeTest, FreedMemoryReturnsToTheDevice) {
   constexpr size_t kBytes = size_t{256} << 20;
   runtime_->allocate(0, kBytes);  // what the first use of CUDA keeps
   ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
-  for (int round = 0; round < 4; ++round) {
+  for (int round = 0; round < 4; round++) {
     auto memory = runtime_->allocate(0, kBytes);
     runtime_->exportMemory(memory->address(), kBytes);
   }
@@ -109,9 +109,9 @@ TEST_F(CudaRuntimeTest, PinnedMemoryIsOneForBothSides) {
   for (const size_t size : {size_t{64}, size_t{4096}, size_t{64}}) {
     auto pinned = runtime_->allocatePinned(size);
     auto* bytes = static_cast<unsigned char*>(pinned->hostAddress());
-    for (size_t i = 0; i < size; ++i) ASSERT_EQ(bytes[i], 0);
+    for (size_t i = 0; i < size; i++) ASSERT_EQ(bytes[i], 0);
     fill(*runtime_, 0, pinned->deviceAddress(), size, 0x3c);
-    for (size_t i = 0; i < size; ++i) ASSERT_EQ(bytes[i], 0x3c);
+    for (size_t i = 0; i < size; i++) ASSERT_EQ(bytes[i], 0x3c);
   }
 }
 
@@ -290,7 +290,7 @@ TEST_F(CudaGraphOrderTest, WorkOutsideWaitsForAGraph) {
     for (unsigned char value : {7, 8}) captured(stream(0), [&] { fillSlowly(stream(0), value); });
   });
   EXPECT_EQ(graph.nodes(), 4u) << "one wait, two kernels, one record";
-  for (int round = 0; round < 2; ++round) {
+  for (int round = 0; round < 2; round++) {
     graph.launch(stream(0));
     event_->makeWait(stream(1));
     copy(stream(1));
@@ -381,8 +381,9 @@ TEST_F(CudaRuntimeTest, CallsPutBackWhateverContextWasCurrent) {
 }  // namespace unisono::runtime::test
 
 int main(int argc, char** argv) {
-  if (argc == 2 && std::strcmp(argv[1], "--child") == 0)
+  if (argc == 2 && std::strcmp(argv[1], "--child") == 0) {
     return unisono::runtime::test::childMain(3);
+  }
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -61,8 +61,9 @@ TEST(Fork, AChildCannotHarmDeviceMemory) {
   ASSERT_OK(ncclMemAlloc(&allocated, kSmall));
   const std::vector<std::pair<void*, size_t>> buffers = {
       {small.as(), kSmall}, {large.as(), kLarge}, {allocated, kSmall}};
-  for (const auto& [address, bytes] : buffers)
+  for (const auto& [address, bytes] : buffers) {
     std::fill_n(static_cast<std::byte*>(address), bytes, std::byte{7});
+  }
   EXPECT_EQ(inChild([&] {
               const ncclResult_t first = unisonoHostFree(small.as());
               const std::string firstError = unisonoHostGetLastError();

@@ -283,8 +283,9 @@ TEST(Offers, OfAnAbortedReceiverAreNotTaken) {
     const DeviceBuffer to(deviceOf(0), kBytes);
     onThreads(2, [&](int rank) {
       for (int call = 0; call < 2; call++) {
-        if (rank == 0)
+        if (rank == 0) {
           check(ncclRecv(to.as(), kBytes, ncclInt8, 1, ranks.comm(0), ranks.stream(0)));
+        }
         if (rank == 1 && call == 0) {
           check(ncclSend(from.as(), kBytes, ncclInt8, 0, ranks.comm(1), ranks.stream(1)));
         }

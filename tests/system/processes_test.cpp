@@ -163,8 +163,9 @@ bool canEnterNetworkNamespace() {
 // namespace of a process is that of its first thread: here it leaves the one that the ranks'
 // threads talk in.
 TEST(ProcessesInOtherNetworkNamespaces, AreRefusedByInit) {
-  if (!canEnterNetworkNamespace())
+  if (!canEnterNetworkNamespace()) {
     GTEST_SKIP() << "NOT TESTED: network namespaces need more rights than we have";
+  }
   const Pipe pipe;
   const std::vector<int> results = runChildren(2, [&](int process) {
     std::latch left(1);

@@ -102,8 +102,9 @@ TEST(LocalizeScope, TakesTheScopeOfThisMachine) {
 
 TEST(ListInterfaces, HasLoopback) {
   bool loopback = false;
-  for (const NetworkInterface& entry : listInterfaces())
+  for (const NetworkInterface& entry : listInterfaces()) {
     loopback = loopback || (entry.loopback && entry.address.isLoopback());
+  }
   EXPECT_TRUE(loopback);
 }
 

@@ -47,8 +47,10 @@ class LogCapture {
   int refusals() const {
     const std::string all = text();
     int count = 0;
-    for (size_t at = all.find("refused"); at != std::string::npos; at = all.find("refused", at + 1))
+    for (size_t at = all.find("refused"); at != std::string::npos;
+         at = all.find("refused", at + 1)) {
       count++;
+    }
     return count;
   }
 
@@ -256,8 +258,9 @@ TEST(BootstrapStranger, FloodBeforeTheFirstCallDoesNotHarmTheRanks) {
   Mailboxes all(3, 4);
   for (int rank = 0; rank < 3; rank++) all.start(rank);
   std::vector<Socket> silent;
-  for (int i = 0; i < 100; i++)
+  for (int i = 0; i < 100; i++) {
     for (const Address& address : all.addresses) silent.push_back(Socket::startConnecting(address));
+  }
   talk(*all.ranks[0], 0, *all.ranks[1], 1);
   talk(*all.ranks[1], 1, *all.ranks[2], 2);
 }
@@ -293,10 +296,12 @@ TEST(BootstrapQueue, AllConnectToAllWithShortQueues) {
   for (int rank = 0; rank < kRanks; rank++) all.start(rank);
   expectNoErrors(runThreads(firstRanks(kRanks), [&](int rank) {
     Mailbox& mailbox = *all.ranks[static_cast<size_t>(rank)];
-    for (int i = 1; i < kRanks; i++)
+    for (int i = 1; i < kRanks; i++) {
       mailbox.send((rank + i) % kRanks, FrameKind::message, 9, kHello);
-    for (int i = 1; i < kRanks; i++)
+    }
+    for (int i = 1; i < kRanks; i++) {
       EXPECT_EQ(mailbox.receive((rank + i) % kRanks, FrameKind::message, 9), kHello);
+    }
   }));
 }
 
@@ -324,8 +329,9 @@ TEST(BootstrapLate, RankIsNamedToEveryRankWhileInitWaits) {
     std::istringstream lines(log.text());
     for (std::string line; std::getline(lines, line);) {
       if (line.find(fmt::format("rank {} has been waiting", rank)) != std::string::npos &&
-          line.find("1 of 3 ranks have not joined yet: rank 1") != std::string::npos)
+          line.find("1 of 3 ranks have not joined yet: rank 1") != std::string::npos) {
         return true;
+      }
     }
     return false;
   };
@@ -377,8 +383,9 @@ TEST(BootstrapAbort, WhileSeveralThreadsConnect) {
   const auto errors = runThreads({0, 1}, [&](int) { rank.send(1, FrameKind::message, 9, kHello); });
   abort = false;
   aborter.join();
-  for (const std::exception_ptr& error : errors)
+  for (const std::exception_ptr& error : errors) {
     EXPECT_THAT(errorOf(error).what(), HasSubstr("Aborted"));
+  }
 }
 
 TEST(BootstrapMissing, RankIsNamedToEveryRankThatWaits) {
@@ -447,8 +454,9 @@ TEST(BootstrapContradiction, SizesOfAnAllGather) {
     std::vector<std::byte> all(4 * bytes);
     bootstrap->allGather(all, bytes);
   });
-  for (const std::exception_ptr& error : errors)
+  for (const std::exception_ptr& error : errors) {
     EXPECT_THAT(errorOf(error).what(), HasSubstr("disagree on its size"));
+  }
 }
 
 TEST(BootstrapContradiction, VersionIsNamedByTheRoot) {
@@ -511,8 +519,9 @@ TEST(BootstrapAbort, WhileReceiving) {
     }
     bootstrap->receive(1 - rank, 0);
   });
-  for (const std::exception_ptr& error : errors)
+  for (const std::exception_ptr& error : errors) {
     EXPECT_THAT(errorOf(error).what(), HasSubstr("Aborted"));
+  }
 }
 
 TEST(BootstrapPeer, ThatLeavesIsNamed) {

@@ -65,14 +65,16 @@ TEST_P(BootstrapRanks, EveryPairTalksInRandomSizes) {
   runRanks(count, localSettings(), [&](Bootstrap& bootstrap) {
     for (int peer = 0; peer < count; peer++) {
       std::mt19937 random = stream(bootstrap.rank(), peer);
-      for (uint64_t message = 0; message < 6; message++)
+      for (uint64_t message = 0; message < 6; message++) {
         bootstrap.send(peer, message / 2, randomBytes(random, random() % 5000));
+      }
     }
     for (int peer = count - 1; peer >= 0; peer--) {
       std::mt19937 random = stream(peer, bootstrap.rank());
       std::vector<std::vector<std::byte>> expected;
-      for (int message = 0; message < 6; message++)
+      for (int message = 0; message < 6; message++) {
         expected.push_back(randomBytes(random, random() % 5000));
+      }
       // Tags in another order than they were sent in; two messages of each, in their order.
       for (uint64_t tag : {2, 0, 1}) {
         EXPECT_EQ(bootstrap.receive(peer, tag), expected[2 * tag]);
@@ -119,10 +121,12 @@ TEST(Bootstrap, SendNeverWaitsForTheReceiver) {
   constexpr size_t kMessages = 16;
   runRanks(2, localSettings(), [&](Bootstrap& bootstrap) {
     const int peer = 1 - bootstrap.rank();
-    for (size_t i = 0; i < kMessages; i++)
+    for (size_t i = 0; i < kMessages; i++) {
       bootstrap.send(peer, 7, std::vector<std::byte>(kLongestMessage, std::byte(i)));
-    for (size_t i = 0; i < kMessages; i++)
+    }
+    for (size_t i = 0; i < kMessages; i++) {
       EXPECT_EQ(bootstrap.receive(peer, 7), std::vector<std::byte>(kLongestMessage, std::byte(i)));
+    }
   });
 }
 
@@ -207,8 +211,9 @@ TEST(Bootstrap, Ipv6Loopback) {
 TEST(Bootstrap, Ipv6LinkLocalWithScope) {
   const std::vector<NetworkInterface> interfaces = listInterfaces();
   const NetworkInterface* linkLocal = nullptr;
-  for (const NetworkInterface& entry : interfaces)
+  for (const NetworkInterface& entry : interfaces) {
     if (entry.up && entry.address.isLinkLocal()) linkLocal = &entry;
+  }
   if (linkLocal == nullptr) GTEST_SKIP() << "no link-local address here";
   Settings settings = localSettings();
   settings.socketInterface.clear();  // listen where the root is reached

@@ -42,7 +42,7 @@ TEST(DetectNvml, AsksTheDriversLibrary) {
 }
 
 TEST(DetectNvml, TheLibraryIsShutDownWithItsOwner) {
-  for (int round = 0; round < 2; ++round) {
+  for (int round = 0; round < 2; round++) {
     std::string problem;
     EXPECT_NE(loadNvml(UNISONO_FAKE_NVML, problem), nullptr) << problem;
   }

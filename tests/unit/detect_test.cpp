@@ -53,13 +53,13 @@ void buildServer(FakeRoot& root, FakeNvml& nvml) {
   root.intel();
   root.write("sys/devices/system/node/node0/cpumap", "00000000,ffffffff");
   root.write("sys/devices/system/node/node1/cpumap", "ffffffff,00000000");
-  for (int socket = 0; socket < 2; ++socket) {
+  for (int socket = 0; socket < 2; socket++) {
     const std::string numa = std::to_string(socket), b = socket ? "8" : "1";
     const std::string rootPort = fmt::format("pci0000:{0}0/0000:{0}0:01.0", b);
     const std::string upstream = fmt::format("{}/0000:{}1:00.0", rootPort, b);
     root.device(rootPort, {{"numa_node", numa}});
     root.device(upstream, {{"numa_node", numa}});
-    for (int slot = 0; slot < 3; ++slot) {
+    for (int slot = 0; slot < 3; slot++) {
       const std::string s = std::to_string(slot), bus = b + std::to_string(slot + 3);
       const std::string port = fmt::format("{}/0000:{}2:0{}.0", upstream, b, s);
       root.device(port, {{"numa_node", numa}});
@@ -474,31 +474,32 @@ TEST(DetectKnownMachines, PlatformFileOfEightGpus) {
   root.write(kPlatformFile, topology::testing::readFile(*platform));
   root.write("proc/cpuinfo", "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143");
   const char* const buses[] = {"65", "67", "69", "6b", "6f", "71", "73", "75"};
-  for (int gpu = 0; gpu < 8; ++gpu) {
+  for (int gpu = 0; gpu < 8; gpu++) {
     const std::string bus = std::string("0000:") + buses[gpu];
     const std::string bridge = "pci0000:" + std::string(buses[gpu]);
     root.adapter(fmt::format("{}/{}:01.0", bridge, bus), "mlx5_" + std::to_string(gpu + 1),
                  "946d:ae03:00cd:50f" + std::to_string(gpu));
     root.gpu(fmt::format("{}/{}:02.0", bridge, bus), {{"numa_node", "-1"}, {"device", "0x2324"}});
     auto& links = nvml.add(bus + ":02.0").links;
-    for (int target = 1; target <= 4; ++target)
+    for (int target = 1; target <= 4; target++) {
       links.insert(
           links.end(), 2,
           {"0000:6D:0" + std::to_string(target) + ".0", NvmlSource::NvLink::Remote::unknown});
+    }
   }
   root.write("sys/module/nvidia_peermem/version", "1");
   const Detected detected = detectMachine(requestFor(root, &nvml));
   const topology::Topology ours = topology::buildTopology(detected.topology);
   const topology::Topology theirs = topology::buildTopology(readTopologyFile(*dump));
   ASSERT_EQ(ours.nodes.size(), theirs.nodes.size());
-  for (std::size_t i = 0; i < ours.nodes.size(); ++i) {
+  for (size_t i = 0; i < ours.nodes.size(); i++) {
     const int index = static_cast<int>(i);
     SCOPED_TRACE(theirs.nameOf(index));
     EXPECT_EQ(ours.nameOf(index), theirs.nameOf(index));
     const auto& own = ours.nodes[i].links;
     const auto& other = theirs.nodes[i].links;
     ASSERT_EQ(own.size(), other.size());
-    for (std::size_t k = 0; k < own.size(); ++k) {
+    for (size_t k = 0; k < own.size(); k++) {
       EXPECT_EQ(own[k].to, other[k].to);
       EXPECT_EQ(own[k].type, other[k].type);
       EXPECT_EQ(own[k].bandwidth, other[k].bandwidth);

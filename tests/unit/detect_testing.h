@@ -53,8 +53,9 @@ class FakeRoot {
         {"subsystem_device", "0xa096"}, {"max_link_speed", "16.0 GT/s PCIe"},
         {"max_link_width", "16"},       {"numa_node", "0"}};
     attributes.insert(usual.begin(), usual.end());
-    for (const auto& [name, text] : attributes)
+    for (const auto& [name, text] : attributes) {
       if (!text.empty()) write(folder / name, text);
+    }
     std::filesystem::create_directories(root_ / "sys/bus/pci");
     link(folder / "subsystem", "sys/bus/pci");
     link(std::filesystem::path("sys/bus/pci/devices") / folder.filename(), folder);
@@ -135,7 +136,7 @@ class FakeNvml final : public NvmlSource {
 inline std::vector<NvmlSource::NvLink> links(
     int count, const std::string& target,
     NvmlSource::NvLink::Remote remote = NvmlSource::NvLink::Remote::unknown) {
-  return std::vector<NvmlSource::NvLink>(static_cast<std::size_t>(count), {target, remote});
+  return std::vector<NvmlSource::NvLink>(static_cast<size_t>(count), {target, remote});
 }
 
 }  // namespace unisono::detect::testing

@@ -174,8 +174,9 @@ TEST_F(HostScheduleTest, ADeadlockIsFoundAtOnceAndNamesWhoWaitsForWhom) {
 
 TEST_F(SeededScheduleTest, NoSeedFindsADeadlockWhereThereIsNone) {
   runtime.setDeadlockIsError(true);
-  for (int64_t seed = 0; seed < (sanitizer::kThread ? 20 : 300); seed++)
+  for (int64_t seed = 0; seed < (sanitizer::kThread ? 20 : 300); seed++) {
     EXPECT_NO_THROW(hashOf(seed)) << "seed " << seed;
+  }
 }
 
 TEST_F(SeededScheduleTest, EverySeedFindsTheDeadlock) {

@@ -37,8 +37,9 @@ TEST_P(HostStreamTest, RunsWorkInOrder) {
   auto stream = runtime.createStream(0);
   int next = 0;
   int log[100] = {};
-  for (int i = 0; i < 100; i++)
+  for (int i = 0; i < 100; i++) {
     launch(runtime, stream.get(), "append", append, AppendArguments{&next, log, i});
+  }
   runtime.synchronize(stream.get());
   ASSERT_EQ(next, 100);
   for (int i = 0; i < 100; i++) EXPECT_EQ(log[i], i);
@@ -205,8 +206,9 @@ TEST_P(HostStreamTest, ADroppedStreamFinishesItsWork) {
   int next = 0;
   int log[8] = {};
   auto stream = runtime.createStream(3);
-  for (int i = 0; i < 8; i++)
+  for (int i = 0; i < 8; i++) {
     launch(runtime, stream.get(), "append", append, AppendArguments{&next, log, i});
+  }
   auto event = runtime.createEvent(3);
   event->record(stream.get());
   stream.reset();

@@ -474,7 +474,7 @@ TEST(TopoView, EveryPresetHasAValidView) {
       if (named.graph->channels.empty()) continue;
       EXPECT_THAT(topology::validate(*named.graph, machine), ::testing::IsEmpty());
     }
-    for (std::size_t i = 0; i < machine.topology.nodes.size(); ++i) {
+    for (size_t i = 0; i < machine.topology.nodes.size(); i++) {
       const int index = static_cast<int>(i);
       EXPECT_EQ(view.whole.topology.nameOf(wholeIndex(view, machine.topology, index)),
                 machine.topology.nameOf(index));
@@ -485,8 +485,9 @@ TEST(TopoView, EveryPresetHasAValidView) {
 TEST(TopoView, NamesOfNodes) {
   const View view = viewOf("dgx-h100", 1);
   const topology::Topology& topology = view.whole.topology;
-  for (std::size_t i = 0; i < topology.nodes.size(); ++i)
+  for (size_t i = 0; i < topology.nodes.size(); i++) {
     EXPECT_EQ(findNode(topology, topology.nameOf(static_cast<int>(i))), static_cast<int>(i));
+  }
   EXPECT_EQ(findNode(topology, "3"), findNode(topology, "GPU/3"));
   EXPECT_EQ(findNode(topology, "gpu3"), findNode(topology, "GPU/3"));
   EXPECT_EQ(findNode(topology, "0000:13:00.0"), findNode(topology, "GPU/3"));
@@ -527,10 +528,10 @@ TEST(TopoPicture, IsReadable) {
         const double width = svg.attribute("width").as_double();
         const double height = svg.attribute("height").as_double();
         const std::vector<Rectangle> boxes = boxesOf(svg);
-        for (std::size_t i = 0; i < boxes.size(); ++i) {
+        for (size_t i = 0; i < boxes.size(); i++) {
           const Rectangle& a = boxes[i];
           EXPECT_TRUE(a.left >= 0 && a.top >= 0 && a.right <= width && a.bottom <= height);
-          for (std::size_t j = 0; j < i; ++j) {
+          for (size_t j = 0; j < i; j++) {
             const Rectangle& b = boxes[j];
             EXPECT_FALSE(a.left < b.right && b.left < a.right && a.top < b.bottom &&
                          b.top < a.bottom)
@@ -538,29 +539,34 @@ TEST(TopoPicture, IsReadable) {
           }
         }
         const std::vector<Rectangle> cpus = boxesOf(svg, "#d6e6f7");
-        for (const char* device : {"#d9f0d3", "#fde7c8"})
-          for (const Rectangle& box : boxesOf(svg, device))
+        for (const char* device : {"#d9f0d3", "#fde7c8"}) {
+          for (const Rectangle& box : boxesOf(svg, device)) {
             EXPECT_TRUE(std::any_of(cpus.begin(), cpus.end(),
                                     [&](const Rectangle& cpu) {
                                       return cpu.top > box.bottom && cpu.left <= box.left &&
                                              box.right <= cpu.right;
                                     }))
                 << "the device at " << box.left << " hangs over the edge of its CPU";
+          }
+        }
         std::set<std::string> colours;
-        for (const pugi::xml_node& rect : svg.children("rect"))
-          if (std::string_view(rect.attribute("fill").value()).starts_with("hsl"))
+        for (const pugi::xml_node& rect : svg.children("rect")) {
+          if (std::string_view(rect.attribute("fill").value()).starts_with("hsl")) {
             colours.insert(rect.attribute("fill").value());
+          }
+        }
         EXPECT_EQ(colours.size(), equalChannels(*named.graph).size());
-        for (const int gpu : view.whole.topology.of(topology::NodeType::gpu))
+        for (const int gpu : view.whole.topology.of(topology::NodeType::gpu)) {
           EXPECT_THAT(text, HasSubstr(">GPU " +
                                       std::to_string(view.whole.topology.node(gpu).gpu.dev) + "<"));
+        }
       }
     }
   }
 }
 
-std::size_t countOf(const std::string& text, std::string_view part) {
-  std::size_t count = 0;
+size_t countOf(const std::string& text, std::string_view part) {
+  size_t count = 0;
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) count++;
   return count;
 }

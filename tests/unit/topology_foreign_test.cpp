@@ -21,10 +21,11 @@ using testing::readFile;
 // The topology of a file in which the GPUs from rank `gpus` on take no part.
 XmlTopology readKnown(const std::filesystem::path& file, int gpus) {
   std::string text = readFile(file);
-  for (int rank = gpus; rank < 8; ++rank) {
+  for (int rank = gpus; rank < 8; rank++) {
     const std::string attribute = fmt::format("rank=\"{}\"", rank);
-    if (const std::size_t at = text.find(attribute); at != std::string::npos)
+    if (const size_t at = text.find(attribute); at != std::string::npos) {
       text.replace(at, attribute.size(), "rank=\"-1\"");
+    }
   }
   return parseTopologyXml(text, file.filename().string());
 }

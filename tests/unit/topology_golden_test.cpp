@@ -15,8 +15,9 @@ std::string wholeText(const XmlTopology& file) {
   const Machine machine = trimMachine(buildTopology(file), {}, -1, 0);
   const GraphSet graphs = searchGraphs(machine, {});
   std::string text = describeTopology(machine) + "\n" + describePaths(machine) + "\n";
-  for (const ChannelGraph* graph : {&graphs.ring, &graphs.tree, &graphs.nvls})
+  for (const ChannelGraph* graph : {&graphs.ring, &graphs.tree, &graphs.nvls}) {
     text += describeGraph(*graph, machine.topology);
+  }
   return text;
 }
 

@@ -25,12 +25,13 @@ int gpu(const Machine& machine, int rank) {
   return machine.topology.gpuOfRank(rank);
 }
 int net(const Machine& machine, int number) {
-  return machine.topology.of(NodeType::net)[static_cast<std::size_t>(number)];
+  return machine.topology.of(NodeType::net)[static_cast<size_t>(number)];
 }
 
 const Link* linkBetween(const Topology& topology, int from, int to) {
-  for (const Link& link : topology.node(from).links)
+  for (const Link& link : topology.node(from).links) {
     if (link.to == to) return &link;
+  }
   return nullptr;
 }
 
@@ -67,14 +68,16 @@ TEST(Bandwidths, AreThoseOfTheLinks) {
 }
 
 TEST(PathTypes, HaveNamesAndOldNumbers) {
-  for (int type = 0; type <= static_cast<int>(PathType::dis); ++type)
+  for (int type = 0; type <= static_cast<int>(PathType::dis); type++) {
     EXPECT_EQ(pathTypeOf(nameOf(static_cast<PathType>(type))), static_cast<PathType>(type));
+  }
   EXPECT_EQ(pathLevelOf("PXB"), PathType::pxb);
   EXPECT_EQ(pathLevelOf("0"), PathType::loc);
   EXPECT_EQ(pathLevelOf("3"), PathType::phb);
   EXPECT_EQ(pathLevelOf("5"), PathType::sys);
-  for (const char* text : {"", "pxb", "10", "-1", "NVLINK"})
+  for (const char* text : {"", "pxb", "10", "-1", "NVLINK"}) {
     EXPECT_FALSE(pathLevelOf(text).has_value()) << text;
+  }
 }
 
 TEST(TopologyGraph, HoldsADetectedMachine) {
@@ -111,8 +114,9 @@ TEST(TopologyGraph, HoldsADetectedMachine) {
 
 TEST(TopologyGraph, FindsNodesByTheirNames) {
   const Topology topology = presetTopology("dgx-h100");
-  for (int node = 0; node < static_cast<int>(topology.nodes.size()); ++node)
+  for (int node = 0; node < static_cast<int>(topology.nodes.size()); node++) {
     EXPECT_EQ(topology.find(topology.nameOf(node)), node);
+  }
   EXPECT_EQ(topology.find("NET/3"), topology.of(NodeType::net)[3]);
   EXPECT_EQ(topology.find("GPU/8"), -1);
   EXPECT_EQ(topology.find(""), -1);
@@ -121,7 +125,7 @@ TEST(TopologyGraph, FindsNodesByTheirNames) {
 TEST(TopologyGraph, EveryLinkHasItsOtherDirection) {
   for (const std::string& name : presetNames()) {
     const Topology topology = presetTopology(name);
-    for (int node = 0; node < static_cast<int>(topology.nodes.size()); ++node) {
+    for (int node = 0; node < static_cast<int>(topology.nodes.size()); node++) {
       for (const Link& link : topology.node(node).links) {
         const auto& links = topology.node(link.to).links;
         EXPECT_TRUE(std::any_of(links.begin(), links.end(),
@@ -235,7 +239,7 @@ TEST(Paths, LeadFromNodeToNode) {
         const auto hops = machine.paths.hops(from, to);
         for (const Hop& hop : hops) {
           ASSERT_EQ(hop.node, at) << name;
-          const Link& link = machine.topology.node(at).links[static_cast<std::size_t>(hop.link)];
+          const Link& link = machine.topology.node(at).links[static_cast<size_t>(hop.link)];
           least = std::min(least, link.bandwidth);
           at = link.to;
         }
@@ -453,14 +457,15 @@ TEST(Checks, PreferTheNetworkWhereItIsWider) {
 
 TEST(Trim, KeepsTheDomainOfTheRank) {
   PathSettings apart;
-  for (int rank = 4; rank < 8; ++rank) apart.ranks[rank].shmDevice = 1;
+  for (int rank = 4; rank < 8; rank++) apart.ranks[rank].shmDevice = 1;
   const Topology topology = presetTopology("dgx-h100");
   const Machine low = trimMachine(topology, apart, 0, 8);
   const Machine high = trimMachine(topology, apart, 6, 8);
   const auto ranks = [](const Machine& machine) {
     std::set<int> found;
-    for (const int device : machine.topology.of(NodeType::gpu))
+    for (const int device : machine.topology.of(NodeType::gpu)) {
       found.insert(machine.topology.node(device).gpu.rank);
+    }
     return found;
   };
   EXPECT_EQ(ranks(low), (std::set<int>{0, 1, 2, 3}));
@@ -478,8 +483,9 @@ TEST(Trim, DropsNicsWhereAllRanksAreNear) {
 TEST(Trim, LeavesOutGpusWithoutRank) {
   XmlTopology file = describeMachine(preset("hgx-h200x4"));
   std::string text = writeTopologyXml(file);
-  for (const char* rank : {"rank=\"2\"", "rank=\"3\""})
+  for (const char* rank : {"rank=\"2\"", "rank=\"3\""}) {
     text.replace(text.find(rank), 8, "rank=\"-1\"");
+  }
   const Machine machine = trimMachine(buildTopology(parseTopologyXml(text, "file")), {}, 0, 2);
   EXPECT_EQ(machine.topology.of(NodeType::gpu).size(), 2u);
 }
@@ -499,8 +505,9 @@ TEST(Machines, AreDescribedWithEveryLink) {
   const Machine machine(presetTopology("dgx-h100"), {});
   const std::string tree = describeTopology(machine);
   for (const char* part :
-       {"CPU/0", "+ 48 PCI GPU/0", "- 370.8 NVL NVS", "+ 50 NET NET/0-mlx5_0", "- 22 SYS CPU/1"})
+       {"CPU/0", "+ 48 PCI GPU/0", "- 370.8 NVL NVS", "+ 50 NET NET/0-mlx5_0", "- 22 SYS CPU/1"}) {
     EXPECT_NE(tree.find(part), std::string::npos) << part << "\n" << tree;
+  }
   const std::string table = describePaths(machine);
   EXPECT_NE(table.find("NVL 370.8"), std::string::npos) << table;
   EXPECT_NE(table.find("PXN 48"), std::string::npos) << table;
@@ -515,12 +522,13 @@ TEST(Machines, ListADeviceWithTwoLinksOnce) {
 
 TEST(Machines, OfHostsThatNoWireJoinsAreApart) {
   std::string text = "<system version=\"1\">";
-  for (int host = 0; host < 2; ++host)
+  for (int host = 0; host < 2; host++) {
     text += fmt::format(
         "<cpu host_hash=\"{0:#x}\" numaid=\"0\" arch=\"x86_64\">"
         "<pci busid=\"0000:01:00.0\" class=\"0x030200\"><gpu dev=\"0\" sm=\"90\" rank=\"{1}\"/>"
         "</pci><nic><net name=\"eth0\" dev=\"0\" speed=\"10000\"/></nic></cpu>",
         7 + host, host);
+  }
   const Machine machine(buildTopology(parseTopologyXml(text + "</system>", "file")), {});
   EXPECT_EQ(machine.paths.wirePath(gpu(machine, 0), gpu(machine, 1)).type, PathType::dis);
   EXPECT_EQ(machine.path(gpu(machine, 0), gpu(machine, 1)).type, PathType::net);
@@ -532,18 +540,19 @@ TEST(Machines, OfHostsThatNoWireJoinsAreApart) {
 
 TEST(Machines, OfSeveralHostsShareTheirNvlink) {
   std::string text = "<system version=\"1\">";
-  for (int host = 0; host < 2; ++host) {
+  for (int host = 0; host < 2; host++) {
     text += fmt::format("<cpu host_hash=\"{:#x}\" numaid=\"0\" arch=\"arm64\">", 7 + host);
-    for (int g = 0; g < 2; ++g)
+    for (int g = 0; g < 2; g++) {
       text += fmt::format(
           "<pci busid=\"0000:0{}:00.0\" class=\"0x030200\"><gpu dev=\"{}\" sm=\"100\" rank=\"{}\">"
           "<nvlink target=\"fffffff:ff:ff.0\" count=\"18\" tclass=\"0x068000\"/></gpu></pci>",
           g + 1, g, 2 * host + g);
+    }
     text += "</cpu>";
   }
   text += "</system>";
   PathSettings settings;
-  for (int rank = 0; rank < 4; ++rank) settings.ranks[rank].fabric = 42;
+  for (int rank = 0; rank < 4; rank++) settings.ranks[rank].fabric = 42;
   const Machine rack(buildTopology(parseTopologyXml(text, "file")), settings);
   EXPECT_EQ(rack.topology.hosts.size(), 2u);
   EXPECT_EQ(rack.path(gpu(rack, 0), gpu(rack, 3)).type, PathType::nvl);

@@ -85,7 +85,7 @@ TEST_F(JoinScale, PrintsTheCurve) {
     const JoinedHash hash = hashOf(joined);
     const std::clock_t afterHash = std::clock();
     size_t neighbours = 0;
-    for (int c = 0; c < joined.channels(); ++c) {
+    for (int c = 0; c < joined.channels(); c++) {
       neighbours += static_cast<size_t>(joined.ringNext(c, ranks - 1));
       neighbours += joined.treePlace(c, ranks - 1).down.size();
     }

@@ -27,16 +27,18 @@ size_t at(int index) {
 // random.
 std::vector<RankPlace> randomPlaces(const std::vector<int>& sizes, std::mt19937& random) {
   std::vector<int> nodeOf;
-  for (size_t node = 0; node < sizes.size(); ++node)
+  for (size_t node = 0; node < sizes.size(); node++) {
     nodeOf.insert(nodeOf.end(), at(sizes[node]), static_cast<int>(node));
+  }
   if (random() % 2) std::shuffle(nodeOf.begin(), nodeOf.end(), random);
   std::vector<std::vector<int>> members(sizes.size());
-  for (size_t rank = 0; rank < nodeOf.size(); ++rank)
+  for (size_t rank = 0; rank < nodeOf.size(); rank++) {
     members[at(nodeOf[rank])].push_back(static_cast<int>(rank));
+  }
   std::vector<RankPlace> places(nodeOf.size());
   const bool alternate = random() % 3 == 0;
   for (std::vector<int>& ranks : members) {
-    const std::uint64_t id = std::uint64_t{random()} << 32 | random();
+    const uint64_t id = uint64_t{random()} << 32 | random();
     RankPlace common{};
     common.node = id;
     const auto facts = [&](Pattern pattern, int most) {
@@ -63,19 +65,22 @@ std::vector<RankPlace> randomPlaces(const std::vector<int>& sizes, std::mt19937&
     for (const int rank : ranks) places[at(rank)] = common;
     std::vector<int> order = ranks;
     const auto deal = [&](auto positions) {
-      for (int c = 0; c < kMostChannels; ++c) {
+      for (int c = 0; c < kMostChannels; c++) {
         std::shuffle(order.begin(), order.end(), random);
-        for (size_t i = 0; i < order.size(); ++i)
-          (places[at(order[i])].*positions)[at(c)] = static_cast<std::uint16_t>(i);
+        for (size_t i = 0; i < order.size(); i++) {
+          (places[at(order[i])].*positions)[at(c)] = static_cast<uint16_t>(i);
+        }
       }
     };
     deal(&RankPlace::ringPosition);
     deal(&RankPlace::treePosition);
     deal(&RankPlace::collnetPosition);
-    for (int h = 0; h < common.nvls.channels; ++h)
-      places[at(order[at(h)])].nvlsHeadOf = std::uint64_t{1} << h;
-    for (int h = 0; h < common.collnetDirect.channels; ++h)
-      places[at(order[at(h)])].collnetHeadOf = std::uint64_t{1} << h;
+    for (int h = 0; h < common.nvls.channels; h++) {
+      places[at(order[at(h)])].nvlsHeadOf = uint64_t{1} << h;
+    }
+    for (int h = 0; h < common.collnetDirect.channels; h++) {
+      places[at(order[at(h)])].collnetHeadOf = uint64_t{1} << h;
+    }
   }
   return places;
 }
@@ -105,8 +110,9 @@ void expectTree(const std::vector<int>& members, PlaceOf&& placeOfRank) {
     for (const int below : place.down) EXPECT_EQ(placeOfRank(below).up, rank);
   }
   ASSERT_EQ(roots, 1);
-  for (size_t i = 0; i < reached.size() && reached.size() <= members.size(); ++i)
+  for (size_t i = 0; i < reached.size() && reached.size() <= members.size(); i++) {
     for (const int below : placeOfRank(reached[i]).down) reached.push_back(below);
+  }
   std::sort(reached.begin(), reached.end());
   EXPECT_EQ(reached, members);
 }
@@ -116,14 +122,14 @@ void expectSound(const Joined& joined) {
   std::iota(everyone.begin(), everyone.end(), 0);
   ASSERT_GE(joined.channels(), 1);
   ASSERT_LE(joined.channels(), kMostChannels);
-  for (int c = 0; c < joined.channels(); ++c) {
+  for (int c = 0; c < joined.channels(); c++) {
     SCOPED_TRACE("channel " + std::to_string(c));
     const std::vector<int>& ring = joined.ringOrder(c);
     std::vector<int> sorted = ring;
     std::sort(sorted.begin(), sorted.end());
     ASSERT_EQ(sorted, everyone);
     int entered = 0;
-    for (size_t i = 0; i < ring.size(); ++i) {
+    for (size_t i = 0; i < ring.size(); i++) {
       const int next = ring[(i + 1) % ring.size()];
       entered += joined.nodeOf(ring[i]) != joined.nodeOf(next);
       ASSERT_EQ(joined.ringNext(c, ring[i]), next);
@@ -143,7 +149,7 @@ void expectSound(const Joined& joined) {
       parent[at(joined.nodeOf(rank))] = joined.nodeOf(up);
     }
     EXPECT_EQ(std::count(parent.begin(), parent.end(), -1), 1);
-    for (int node = 0; node < joined.nodes(); ++node) {
+    for (int node = 0; node < joined.nodes(); node++) {
       int depth = 0;
       for (int above = parent[at(node)]; above >= 0; above = parent[at(above)]) ++depth;
       EXPECT_LE(depth, std::bit_width(static_cast<unsigned>(joined.nodes() - 1)));
@@ -151,23 +157,25 @@ void expectSound(const Joined& joined) {
   }
   for (const auto* heads : {&joined.nvlsHeads(), &joined.collnetHeads()}) {
     std::set<int> different;
-    for (const std::vector<int>& head : *heads)
-      for (int node = 0; node < joined.nodes(); ++node) {
+    for (const std::vector<int>& head : *heads) {
+      for (int node = 0; node < joined.nodes(); node++) {
         EXPECT_EQ(joined.nodeOf(head[at(node)]), node);
         EXPECT_TRUE(different.insert(head[at(node)]).second);
       }
+    }
   }
-  for (size_t h = 0; h < joined.nvlsHeads().size(); ++h)
+  for (size_t h = 0; h < joined.nvlsHeads().size(); h++) {
     for (const int tree : {0, 1}) {
       std::vector<int> members = joined.nvlsHeads()[h];
       std::sort(members.begin(), members.end());
       expectTree(members,
                  [&](int rank) { return joined.nvlsTreePlace(static_cast<int>(h), tree, rank); });
     }
+  }
 }
 
 TEST(DoubleTree, IsTwoTreesWithOtherLeaves) {
-  for (int count = 1; count <= 300; ++count) {
+  for (int count = 1; count <= 300; count++) {
     SCOPED_TRACE(count);
     int inner = 0;
     for (const int tree : {0, 1}) {
@@ -176,12 +184,13 @@ TEST(DoubleTree, IsTwoTreesWithOtherLeaves) {
       expectTree(members, [&](int index) {
         const TreeLinks links = doubleTree(count, index, tree);
         TreePlace place{links.up, {}};
-        for (const int below : links.down)
+        for (const int below : links.down) {
           if (below >= 0) place.down.push_back(below);
+        }
         return place;
       });
     }
-    for (int index = 0; index < count; ++index) {
+    for (int index = 0; index < count; index++) {
       const auto isInner = [&](int tree) {
         return doubleTree(count, index, tree).down != std::array{-1, -1};
       };
@@ -193,7 +202,7 @@ TEST(DoubleTree, IsTwoTreesWithOtherLeaves) {
 
 TEST(Join, GivesRingsAndTreesOverRandomNodes) {
   const uint64_t base = test::seed();
-  for (unsigned round = 0; round < 60; ++round) {
+  for (unsigned round = 0; round < 60; round++) {
     SCOPED_TRACE(::testing::Message() << "seed " << base + round);
     std::mt19937 random(base + round);
     expectSound(join(randomPlaces(randomSizes(random), random), {}));
@@ -203,11 +212,11 @@ TEST(Join, GivesRingsAndTreesOverRandomNodes) {
 
 TEST(Join, KeepsTheOrderOfTheNodesChannels) {
   std::mt19937 random(5);
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < 30; round++) {
     const std::vector<RankPlace> places = randomPlaces(randomSizes(random), random);
     const Joined joined = join(places, {});
     const int sources = joined.ring().channels;
-    for (int c = 0; c < joined.channels(); ++c) {
+    for (int c = 0; c < joined.channels(); c++) {
       std::vector<int> seen(at(joined.nodes()), 0);
       for (const int rank : joined.ringOrder(c)) {
         const int node = joined.nodeOf(rank);
@@ -216,15 +225,16 @@ TEST(Join, KeepsTheOrderOfTheNodesChannels) {
         EXPECT_EQ(places[at(rank)].ringPosition[at(source)], seen[at(node)]++);
       }
       std::fill(seen.begin(), seen.end(), 0);
-      for (const int rank : joined.treeOrder(c))
+      for (const int rank : joined.treeOrder(c)) {
         EXPECT_EQ(places[at(rank)].treePosition[at(c % sources)], seen[at(joined.nodeOf(rank))]++);
+      }
     }
   }
 }
 
 TEST(Join, DoesNotDependOnWhatNodesAreCalled) {
   std::mt19937 random(6);
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < 30; round++) {
     std::vector<RankPlace> places = randomPlaces(randomSizes(random), random);
     const JoinedHash first = hashOf(join(places, {}));
     for (RankPlace& place : places) place.node = place.node * 0x9e3779b97f4a7c15u + 17;
@@ -235,7 +245,7 @@ TEST(Join, DoesNotDependOnWhatNodesAreCalled) {
 TEST(Join, TheWeakestNodeDecides) {
   std::mt19937 random(7);
   std::vector<RankPlace> places = randomPlaces({8, 8, 8}, random);
-  const std::uint64_t weak = places[20].node;
+  const uint64_t weak = places[20].node;
   for (RankPlace& place : places) {
     place.ring = place.tree = {4, 12, 1, 4, 1, 0, 30'000, 24'000};
     if (place.node != weak) continue;
@@ -259,7 +269,7 @@ TEST(Join, ChannelsAreDoubledWithinBounds) {
     const Joined joined = join(places, settings);
     expectSound(joined);
     int second = 0;
-    for (int c = 0; c < joined.channels(); ++c) second += joined.treeOf(c);
+    for (int c = 0; c < joined.channels(); c++) second += joined.treeOf(c);
     EXPECT_EQ(second, joined.channels() / 2) << "both trees are used alike";
     return joined.channels();
   };
@@ -339,7 +349,7 @@ void shuffle(XmlNode& node, std::mt19937& random) {
 
 // The place of the rank whose GPU is number `own` of those of `gpus` of a machine that has ranks.
 RankPlace placeOn(const XmlTopology& file, const std::vector<int>& gpus, int firstRank, int own,
-                  int ranks, std::uint64_t node) {
+                  int ranks, uint64_t node) {
   Topology topology = buildTopology(file);
   for (const int gpu : topology.of(NodeType::gpu)) {
     GpuInfo& info = topology.nodes[at(gpu)].gpu;
@@ -350,14 +360,15 @@ RankPlace placeOn(const XmlTopology& file, const std::vector<int>& gpus, int fir
   paths.p2pLevel = PathType::sys;
   const Machine machine = trimMachine(topology, paths, firstRank + own, ranks);
   std::vector<std::vector<int>> ranksOf(machine.topology.nodes.size());
-  for (const int gpu : machine.topology.of(NodeType::gpu))
+  for (const int gpu : machine.topology.of(NodeType::gpu)) {
     ranksOf[at(gpu)] = {machine.topology.node(gpu).gpu.rank};
+  }
   return placeOf(searchGraphs(machine, {}), ranksOf, firstRank + own, node);
 }
 
 TEST(Join, JoinsWhatRanksFindOnUnevenMachines) {
   std::mt19937 random(test::seed());
-  for (int round = 0; round < 4; ++round) {
+  for (int round = 0; round < 4; round++) {
     struct Host {
       XmlTopology file;
       std::vector<int> gpus;
@@ -374,13 +385,13 @@ TEST(Join, JoinsWhatRanksFindOnUnevenMachines) {
     std::vector<RankPlace> places;
     for (Host& host : hosts) {
       const int first = static_cast<int>(places.size());
-      for (size_t own = 0; own < host.gpus.size(); ++own) {
+      for (size_t own = 0; own < host.gpus.size(); own++) {
         // Each rank reads the file in another order.
         XmlNode shuffled = host.file.system;
         shuffle(shuffled, random);
         places.push_back(placeOn(checkTopologyXml(std::move(shuffled), "shuffled"), host.gpus,
                                  first, static_cast<int>(own), ranks,
-                                 static_cast<std::uint64_t>(first)));
+                                 static_cast<uint64_t>(first)));
       }
     }
     const Joined joined = join(places, {});
@@ -396,13 +407,14 @@ TEST(Join, RanksThatShareAGpuFollowEachOther) {
   const GraphSet graphs = searchGraphs(machine, {});
   std::vector<std::vector<int>> ranksOf(machine.topology.nodes.size());
   const auto& gpus = machine.topology.of(NodeType::gpu);
-  for (int gpu = 0; gpu < 4; ++gpu) ranksOf[at(gpus[at(gpu)])] = {gpu, gpu + 4};
+  for (int gpu = 0; gpu < 4; gpu++) ranksOf[at(gpus[at(gpu)])] = {gpu, gpu + 4};
   std::vector<RankPlace> places;
-  for (int rank = 0; rank < 8; ++rank) places.push_back(placeOf(graphs, ranksOf, rank, 1));
+  for (int rank = 0; rank < 8; rank++) places.push_back(placeOf(graphs, ranksOf, rank, 1));
   const Joined joined = join(places, {});
   expectSound(joined);
-  for (int c = 0; c < joined.channels(); ++c)
-    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(joined.ringNext(c, rank), rank + 4);
+  for (int c = 0; c < joined.channels(); c++) {
+    for (int rank = 0; rank < 4; rank++) EXPECT_EQ(joined.ringNext(c, rank), rank + 4);
+  }
   for (const auto& head : joined.nvlsHeads()) EXPECT_LT(head.front(), 4);
 }
 

@@ -44,8 +44,9 @@ XmlNode detectedInVm(const XmlNode& whole) {
 // Removes what a platform's file does not tell.
 void makeSkeleton(XmlNode& node) {
   std::erase_if(node.children, [](const XmlNode& child) { return child.name == "gpu"; });
-  if (node.name == "net")
+  if (node.name == "net") {
     std::erase_if(node.attributes, [](const auto& entry) { return entry.name != "name"; });
+  }
   for (XmlNode& child : node.children) makeSkeleton(child);
 }
 
@@ -94,8 +95,9 @@ TEST(Merge, OfAFileWithItselfChangesNothing) {
           "<system version=\"1\"><cpu numaid=\"0\"><nic><net name=\"a\" dev=\"0\"/></nic>"
           "<nic><net name=\"b\" dev=\"1\"/><net name=\"b\" dev=\"2\"/></nic><nic/></cpu></system>",
           "adapters without devices")};
-  for (const std::string& name : presetNames())
+  for (const std::string& name : presetNames()) {
     files.push_back(describeMachine(preset(name)).system);
+  }
   for (const XmlNode& file : files) {
     XmlNode merged = file;
     mergeTopology(merged, file);
@@ -107,8 +109,9 @@ TEST(Merge, KeepsHostsApart) {
   XmlNode first = describeMachine(preset("hgx-h200x4")).system, second = first;
   first.children[0].set("host_hash", "0x1");
   second.children[0].set("host_hash", "0x2");
-  for (XmlNode& pci : second.children[0].children)
+  for (XmlNode& pci : second.children[0].children) {
     pci.children[0].set("rank", std::to_string(4 + std::stoi(*pci.children[0].find("rank"))));
+  }
   mergeTopology(first, second);
   const XmlTopology joined = checkTopologyXml(first, "joined");
   EXPECT_EQ(gpusOf(joined).size(), 8u);

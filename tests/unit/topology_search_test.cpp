@@ -55,8 +55,9 @@ TEST(Search, GivesTheSameForEveryOrderOfTheFile) {
   std::mt19937 random(test::seed());
   std::vector<XmlTopology> files{
       parseTopologyXml(ownTopology("h800x8-vm.detected.xml"), "h800x8-vm")};
-  for (const char* name : {"dgx-a100", "dgx1-v100", "rtx3090-x8"})
+  for (const char* name : {"dgx-a100", "dgx1-v100", "rtx3090-x8"}) {
     files.push_back(describeMachine(preset(name)));
+  }
   // Several functions of one adapter on different links, ports that are no PCI devices, one of them
   // named below both CPUs.
   files.push_back(parseTopologyXml(R"(<system version="1"><cpu numaid="0" arch="x86_64">
@@ -80,7 +81,7 @@ TEST(Search, GivesTheSameForEveryOrderOfTheFile) {
              writeGraphs(namedGraphs(searchGraphs(machine, {})), machine.topology);
     };
     const std::string first = answer(file);
-    for (int round = 0; round < 5; ++round) {
+    for (int round = 0; round < 5; round++) {
       XmlNode shuffled = file.system;
       shuffle(shuffled, random);
       EXPECT_EQ(answer(checkTopologyXml(std::move(shuffled), file.source)), first) << file.source;
@@ -97,7 +98,7 @@ TEST(Search, GivesTheSameOnEveryRank) {
       return describePaths(machine) +
              writeGraphs(namedGraphs(searchGraphs(machine, {})), machine.topology);
     };
-    for (int rank = 1; rank < description.gpus; ++rank) EXPECT_EQ(answer(rank), answer(0)) << name;
+    for (int rank = 1; rank < description.gpus; rank++) EXPECT_EQ(answer(rank), answer(0)) << name;
   }
 }
 
@@ -119,11 +120,13 @@ MachineDescription randomDescription(std::mt19937& random) {
   machine.nicMegabits = pick({-1, 10'000, 100'000, 200'000, 400'000});
   if (random() % 2) machine.switchNvlinks = pick({4, 8, 12, 18});
   if (machine.switchNvlinks == 0 && random() % 2) {
-    const std::size_t gpus = static_cast<std::size_t>(machine.gpus);
+    const size_t gpus = static_cast<size_t>(machine.gpus);
     machine.peerNvlinks.assign(gpus, std::vector<int>(gpus, 0));
-    for (std::size_t a = 0; a < gpus; ++a)
-      for (std::size_t b = a + 1; b < gpus; ++b)
+    for (size_t a = 0; a < gpus; a++) {
+      for (size_t b = a + 1; b < gpus; b++) {
         machine.peerNvlinks[a][b] = machine.peerNvlinks[b][a] = pick({0, 0, 1, 2});
+      }
+    }
   }
   return machine;
 }
@@ -164,7 +167,7 @@ void expectSpoiltIsSeen(const ChannelGraph& good, const Machine& machine) {
 
 TEST(Search, GivesValidAndRepeatableGraphsForRandomMachines) {
   std::mt19937 random(test::seed());
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < 150; round++) {
     const MachineDescription machine = randomDescription(random);
     const PathSettings paths = randomPaths(random);
     SearchSettings settings;
@@ -177,8 +180,9 @@ TEST(Search, GivesValidAndRepeatableGraphsForRandomMachines) {
     const GraphSet graphs = searchGraphs(built, settings);
     EXPECT_LT(millisecondsSince(begin), 5000);
     expectValid(graphs, built, writeTopologyXml(describeMachine(machine)));
-    for (const NamedGraph& graph : namedGraphs(graphs))
+    for (const NamedGraph& graph : namedGraphs(graphs)) {
       if (!graph.graph.channels.empty()) expectSpoiltIsSeen(graph.graph, built);
+    }
     XmlNode shuffled = describeMachine(machine).system;
     shuffle(shuffled, random);
     const Machine other =
@@ -192,36 +196,39 @@ TEST(Search, GivesValidAndRepeatableGraphsForRandomMachines) {
 // GPUs in several containers are apart; those of one find the same.
 TEST(Search, GivesTheSameOnEveryRankOfRandomMachines) {
   std::mt19937 random(test::seed());
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < 40; round++) {
     const MachineDescription description = randomDescription(random);
     PathSettings paths = randomPaths(random);
     const unsigned containers = 1 + random() % 3;
-    for (int rank = 0; rank < description.gpus; ++rank)
+    for (int rank = 0; rank < description.gpus; rank++) {
       paths.ranks[rank].shmDevice = random() % containers;
+    }
     const Topology topology = buildTopology(describeMachine(description));
     const auto ranksOf = [](const Machine& machine) {
       std::vector<int> ranks;
-      for (const int gpu : machine.topology.of(NodeType::gpu))
+      for (const int gpu : machine.topology.of(NodeType::gpu)) {
         ranks.push_back(machine.topology.node(gpu).gpu.rank);
+      }
       return ranks;
     };
     std::vector<Machine> machines;
     std::vector<std::string> answers;
-    for (int rank = 0; rank < description.gpus; ++rank) {
+    for (int rank = 0; rank < description.gpus; rank++) {
       machines.push_back(trimMachine(topology, paths, rank, description.gpus));
       const GraphSet graphs = searchGraphs(machines.back(), {});
       answers.push_back(describePaths(machines.back()) +
                         writeGraphs(namedGraphs(graphs), machines.back().topology));
     }
-    for (int rank = 0; rank < description.gpus; ++rank) {
-      const std::vector<int> fellows = ranksOf(machines[static_cast<std::size_t>(rank)]);
+    for (int rank = 0; rank < description.gpus; rank++) {
+      const std::vector<int> fellows = ranksOf(machines[static_cast<size_t>(rank)]);
       EXPECT_EQ(std::count(fellows.begin(), fellows.end(), rank), 1);
-      for (const int fellow : fellows)
-        EXPECT_EQ(answers[static_cast<std::size_t>(fellow)],
-                  answers[static_cast<std::size_t>(rank)]);
+      for (const int fellow : fellows) {
+        EXPECT_EQ(answers[static_cast<size_t>(fellow)], answers[static_cast<size_t>(rank)]);
+      }
     }
-    if (HasFailure())
+    if (HasFailure()) {
       FAIL() << "in round " << round << "\n" << writeTopologyXml(describeMachine(description));
+    }
   }
 }
 
@@ -243,7 +250,7 @@ TEST(Search, Of16GpusAnd16NicsIsFast) {
 #endif
   const XmlTopology file = describeMachine(preset("scale-16x16"));
   auto best = std::numeric_limits<double>::max();
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < 3; round++) {
     const std::clock_t begin = std::clock();
     const Machine machine = machineOf(file, 0);
     const GraphSet graphs = searchGraphs(machine, {});
@@ -271,7 +278,7 @@ TEST(Search, UsesPortsThatAreAlikeAlike) {
   const auto pick = [&](std::initializer_list<int> choices) {
     return *(choices.begin() + random() % choices.size());
   };
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < 40; round++) {
     MachineDescription rails;
     rails.name = "rails";
     rails.gpus = pick({2, 4, 8});
@@ -303,8 +310,9 @@ TEST(Search, UsesPortsThatAreAlikeAlike) {
         EXPECT_LE(most - least, 1) << describeGraph(*graph, machine.topology);
       }
     }
-    if (HasFailure())
+    if (HasFailure()) {
       FAIL() << "in round " << round << "\n" << writeTopologyXml(describeMachine(rails));
+    }
   }
 }
 
@@ -328,8 +336,8 @@ TEST(Search, SpreadsCopiesOverIdlePorts) {
 // by fuzzing.
 TEST(Search, KeepsToTheLinksWhereAdaptersShareAPort) {
   std::string text = ownTopology("h800x8-vm.detected.xml");
-  const auto change = [&](std::string_view from, std::string_view to, std::size_t after = 0) {
-    const std::size_t at = text.find(from, after);
+  const auto change = [&](std::string_view from, std::string_view to, size_t after = 0) {
+    const size_t at = text.find(from, after);
     ASSERT_NE(at, std::string::npos) << from;
     text.replace(at, from.size(), to);
   };
@@ -338,8 +346,9 @@ TEST(Search, KeepsToTheLinksWhereAdaptersShareAPort) {
       "dev=\"0\" speed=\"400000\" port=\"1\" guid=\"0xf250cd0003ae6d94\" maxconn=\"1\" gdr=\"1\"",
       "dev=\"0\" speed=\"400000\" port=\"1\" guid=\"0xf250cd0003ae6d94\" maxconn=\"1\" gdr=\"0\"");
   change("name=\"mlx5_3\" dev=\"2\"", "name=\"mlx5_3\"");  // no port for the transport
-  for (const char* gpu : {"<gpu dev=\"4\"", "<gpu dev=\"5\""})
+  for (const char* gpu : {"<gpu dev=\"4\"", "<gpu dev=\"5\""}) {
     change("<nvlink target=\"0000:6d:02.0\" count=\"2\" tclass=\"0x068000\"/>", "", text.find(gpu));
+  }
   change("<gpu dev=\"6\" sm=\"90\"", "<gpu dev=\"6\" sm=\"45\"");
   const Machine machine = machineOf(parseTopologyXml(text, "shared port"), 0);
   SearchSettings settings;
@@ -359,8 +368,9 @@ TEST(Search, FindsEveryPattern) {
       const std::string what = std::string(name) + ": " + describeGraph(graph, machine.topology);
       EXPECT_FALSE(graph.channels.empty()) << what;
       EXPECT_GT(graph.speedIntra, 100) << what;
-      for (const std::string& violation : validate(graph, machine))
+      for (const std::string& violation : validate(graph, machine)) {
         ADD_FAILURE() << violation << "\n" << what;
+      }
     }
   }
 }
@@ -425,8 +435,9 @@ TEST(Search, PromisesNoMoreThanSlowPortsCarry) {
 TEST(Search, ReplaysTheMachineWithoutPeerAccess) {
   // Eight GPUs on two sockets whose driver refuses P2P: all traffic goes through the CPUs.
   PathSettings settings;
-  for (int a = 0; a < 8; ++a)
-    for (int b = a + 1; b < 8; ++b) settings.p2pRefused.insert({a, b});
+  for (int a = 0; a < 8; a++) {
+    for (int b = a + 1; b < 8; b++) settings.p2pRefused.insert({a, b});
+  }
   const Machine machine = machineOf(describeMachine(preset("rtx3090-x8")), 0, settings);
   const GraphSet graphs = searchGraphs(machine, {});
   expectValid(graphs, machine, "no P2P");
@@ -512,9 +523,10 @@ TEST(GraphXml, GivenGraphsAreTakenAsTheyAre) {
 TEST(GraphXml, TakesDecimalAndHexadecimalNumbers) {
   const Machine machine = machineOf(describeMachine(preset("scale-16x16")), 16);
   std::string gpus;
-  for (int gpu = 0; gpu < 16; ++gpu)
+  for (int gpu = 0; gpu < 16; gpu++) {
     gpus +=
         gpu % 2 ? fmt::format("<gpu dev=\"{:#x}\"/>", gpu) : fmt::format("<gpu dev=\"{}\"/>", gpu);
+  }
   const auto text = [&](std::string_view members, int count) {
     return fmt::format(
         "<graphs version=\"1\">\n<graph id=\"0\" pattern=\"4\" nchannels=\"{}\" speedintra=\"20\" "
@@ -528,7 +540,7 @@ TEST(GraphXml, TakesDecimalAndHexadecimalNumbers) {
 
   // Made by hand for 2.27 and later: "10" is 16 where "a" is 10.
   std::string bare;
-  for (int gpu = 0; gpu < 16; ++gpu) bare += fmt::format("<gpu dev=\"{:x}\"/>", gpu);
+  for (int gpu = 0; gpu < 16; gpu++) bare += fmt::format("<gpu dev=\"{:x}\"/>", gpu);
   EXPECT_EQ(parseGraphs(text(bare, 1), "file", machine.topology)[0].graph.channels,
             graphs[0].graph.channels);
   const std::string sixteen = bare.substr(0, bare.rfind('<')) + "<gpu dev=\"10\"/>";

@@ -57,10 +57,12 @@ std::string errorOf(Call&& call) {
 inline void expectValid(const GraphSet& graphs, const Machine& machine, const std::string& what) {
   EXPECT_FALSE(graphs.ring.channels.empty()) << what;
   EXPECT_FALSE(graphs.tree.channels.empty()) << what;
-  for (const NamedGraph& graph : namedGraphs(graphs))
-    for (const std::string& violation : validate(graph.graph, machine))
+  for (const NamedGraph& graph : namedGraphs(graphs)) {
+    for (const std::string& violation : validate(graph.graph, machine)) {
       ADD_FAILURE() << what << ": " << violation << "\n"
                     << describeGraph(graph.graph, machine.topology);
+    }
+  }
 }
 
 // As a communicator of `rankCount` ranks sees it.

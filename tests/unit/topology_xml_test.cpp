@@ -30,7 +30,7 @@ constexpr std::string_view kTwoGpus = R"(<system version="1">
 )";
 
 std::string replaced(std::string text, std::string_view from, std::string_view to) {
-  const std::size_t at = text.rfind(from);
+  const size_t at = text.rfind(from);
   EXPECT_NE(at, std::string::npos) << from;
   return text.replace(at, from.size(), to);
 }
@@ -46,8 +46,9 @@ TEST(BusIds, AreReadAndWritten) {
   EXPECT_EQ(formatBusId(0x65020), "0000:65:02.0");
   EXPECT_EQ(formatBusId(kHiddenBusId), "fffffff:ff:ff.0");
   for (const char* text : {"", "0000", "0000:65:02", "0000:65:g2.0", "0000:65:02.00", ":65:02.0",
-                           "000000000:65:02.0", "0:0:65:02.0", "-1:65:02.0", " 0000:65:02.0"})
+                           "000000000:65:02.0", "0:0:65:02.0", "-1:65:02.0", " 0000:65:02.0"}) {
     EXPECT_EQ(parseBusId(text), kNoBusId) << text;
+  }
 }
 
 TEST(TopologyXml, GivesTheGpusOfADetectedMachine) {
@@ -55,7 +56,7 @@ TEST(TopologyXml, GivesTheGpusOfADetectedMachine) {
   EXPECT_TRUE(file.notes.empty());
   const std::vector<GpuDescription> gpus = gpusOf(file);
   ASSERT_EQ(gpus.size(), 8u);
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < 8; i++) {
     EXPECT_EQ(gpus[i].dev, i);
     EXPECT_EQ(gpus[i].rank, i);
     EXPECT_EQ(gpus[i].sm, 90);
@@ -99,9 +100,10 @@ TEST(TopologyXml, ReadsEveryKnownFile) {
 
 TEST(TopologyXml, IsRefusedWhenCutOffAnywhere) {
   const std::string text(kTwoGpus);
-  const std::size_t end = text.rfind('>');
-  for (std::size_t length = 0; length < end; ++length)
+  const size_t end = text.rfind('>');
+  for (size_t length = 0; length < end; length++) {
     EXPECT_NE(errorOfText(text.substr(0, length)), "") << length;
+  }
 }
 
 TEST(TopologyXml, ErrorsNameLineAndCause) {
@@ -144,12 +146,12 @@ TEST(TopologyXml, RefusesWhatCouldGrowWithoutBound) {
   EXPECT_EQ(errorOfText("<!DOCTYPE a [<!ENTITY b \"&b;&b;\">]>\n<system version=\"1\"/>"),
             "file:1: a DOCTYPE is not allowed");
   std::string deep = "<system version=\"1\">";
-  for (int i = 0; i < 100000; ++i) deep += "<pci>";
+  for (int i = 0; i < 100000; i++) deep += "<pci>";
   EXPECT_NE(errorOfText(deep), "");
-  for (int i = 0; i < 100000; ++i) deep += "</pci>";
+  for (int i = 0; i < 100000; i++) deep += "</pci>";
   EXPECT_EQ(errorOfText(deep + "</system>"), "file:1: elements are nested deeper than 64");
   std::string wide = "<system version=\"1\">\n";
-  for (int i = 0; i < 70000; ++i) wide += "<a/>";
+  for (int i = 0; i < 70000; i++) wide += "<a/>";
   EXPECT_EQ(errorOfText(wide + "</system>"), "file:2: more than 65536 elements");
   EXPECT_EQ(errorOfText(std::string(9u << 20, ' ')),
             "file:1: the text has more than 8388608 bytes, the limit");
@@ -209,8 +211,9 @@ std::string manyElements(std::string_view kind, int count) {
 std::string manyNumaNodes(int hosts, int count) {
   std::string text = "<system version=\"1\">";
   for (int host = 0; host < hosts; host++) {
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
       text += fmt::format("<cpu numaid=\"{}\" host_hash=\"{:#x}\"/>", i, host + 1);
+    }
   }
   return text + "</system>";
 }

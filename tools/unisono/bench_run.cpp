@@ -211,8 +211,9 @@ class Worker {
       }
     }
     if (!inPlace && options_.checks > 0) {
-      for (size_t i = 0; i < sets_.size(); i++)
+      for (size_t i = 0; i < sets_.size(); i++) {
         collect(verify(i, call, reference), results[i], row);
+      }
     }
     return results;
   }

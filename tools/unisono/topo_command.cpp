@@ -31,9 +31,10 @@ topology::XmlTopology detectThis(const TopoOptions& options, const Settings& set
   // The driver knows only this machine, not one whose files are in a folder.
   std::string problem = "not loaded, because --root names the files of another machine";
   std::unique_ptr<detect::NvmlSource> nvml;
-  if (!std::filesystem::is_directory(options.root))
+  if (!std::filesystem::is_directory(options.root)) {
     throw invalidUsage("--root: {} is not a directory", options.root)
         .remedy("Name the directory that has the machine's sys and proc.");
+  }
   if (options.root == "/") nvml = detect::loadNvml("libnvidia-ml.so.1", problem);
   detect::DetectRequest request;
   request.root = options.root;
@@ -50,14 +51,16 @@ topology::XmlTopology detectThis(const TopoOptions& options, const Settings& set
     }
   }
   detect::Detected detected = detect::detectMachine(request);
-  if (topology::gpusOf(detected.topology).empty())
+  if (topology::gpusOf(detected.topology).empty()) {
     throw invalidUsage("no GPU found on this machine{}",
                        nvml ? std::string() : fmt::format(" (NVML: {})", problem))
         .remedy(fmt::format("Show another machine with --file FILE or --preset NAME ({}).",
                             fmt::join(topology::presetNames(), ", ")));
-  if (!nvml)
+  }
+  if (!nvml) {
     detected.topology.notes.push_back(
         fmt::format("NVLink is unknown because NVML is not available ({})", problem));
+  }
   rules.p2pRefused = std::move(detected.p2pRefused);
   return std::move(detected.topology);
 }
@@ -82,8 +85,9 @@ std::string printableLines(std::string_view text) {
 }
 
 void print(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
     throw systemError(errno, "writing to standard output");
+  }
 }
 
 // The settings that a communicator with this environment would use.
@@ -92,15 +96,16 @@ ViewSettings viewSettings(const Settings& settings, int nodes) {
   result.nodes = nodes;
   result.paths = topology::pathSettingsOf(settings);
   result.search = topology::searchSettingsOf(settings);
-  const auto bounded = [](std::int64_t channels) {
-    return static_cast<int>(std::clamp<std::int64_t>(channels, 1, topology::kMostChannels));
+  const auto bounded = [](int64_t channels) {
+    return static_cast<int>(std::clamp<int64_t>(channels, 1, topology::kMostChannels));
   };
   const ChannelBounds channels = channelBounds(settings);
   if (channels.min > 0) result.join.minChannels = bounded(channels.min);
   if (channels.max > 0) result.join.maxChannels = bounded(channels.max);
   result.graphFile = settings.graphFile;
-  if (!settings.graphFile.empty())
+  if (!settings.graphFile.empty()) {
     result.graphText = detect::readFile(settings.graphFile, "NCCL_GRAPH_FILE");
+  }
   return result;
 }
 
@@ -116,15 +121,18 @@ void show(const TopoOptions& options) {
   ViewSettings settings = viewSettings(environment, options.nodes);
   const topology::XmlTopology file = readMachine(options, environment, settings.paths);
   // Written before the search, so that a machine that the search refuses can be inspected.
-  if (!options.dumpFile.empty())
+  if (!options.dumpFile.empty()) {
     detect::writeFile(options.dumpFile, topology::writeTopologyXml(file));
+  }
   const View view = makeView(file, settings);
   const JoinedPart joined = options.noJoined ? JoinedPart::hide : JoinedPart::show;
-  if (!options.svgFile.empty())
+  if (!options.svgFile.empty()) {
     detect::writeFile(options.svgFile, svgText(view, options.svgPattern));
+  }
   if (!options.graphFile.empty()) detect::writeFile(options.graphFile, graphFileText(view));
-  if (!options.jsonFile.empty() && options.jsonFile != "-")
+  if (!options.jsonFile.empty() && options.jsonFile != "-") {
     detect::writeFile(options.jsonFile, jsonText(view, joined));
+  }
   if (options.why.size() == 2) {
     print(whyText(view, options.why[0], options.why[1]));
   } else {

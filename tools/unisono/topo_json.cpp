@@ -42,10 +42,11 @@ Json describeNode(const Topology& topology, int index) {
       break;
   }
   Json links = Json::array();
-  for (const Link& link : node.links)
+  for (const Link& link : node.links) {
     links.push_back({{"to", topology.nameOf(link.to)},
                      {"type", nameOf(link.type)},
                      {"bandwidth", toGigabytes(link.bandwidth)}});
+  }
   json["links"] = std::move(links);
   return json;
 }
@@ -71,7 +72,7 @@ Json describePathTable(const Machine& machine) {
   return paths;
 }
 
-Json describeChannels(const NamedChannels& named, std::size_t domain) {
+Json describeChannels(const NamedChannels& named, size_t domain) {
   const ChannelGraph& graph = *named.graph;
   const Topology& topology = *named.topology;
   Json channels = Json::array();
@@ -102,33 +103,35 @@ Json describeChannels(const NamedChannels& named, std::size_t domain) {
 // Writes a tree as the parent of each member, -1 for the root.
 Json describeJoined(const Joined& joined) {
   Json channels = Json::array();
-  for (int channel = 0; channel < joined.channels(); ++channel) {
+  for (int channel = 0; channel < joined.channels(); channel++) {
     std::vector<int> parents;
-    for (int rank = 0; rank < joined.ranks(); ++rank)
+    for (int rank = 0; rank < joined.ranks(); rank++) {
       parents.push_back(joined.treePlace(channel, rank).up);
+    }
     channels.push_back({{"ring", joined.ringOrder(channel)},
                         {"tree", joined.treeOf(channel)},
                         {"tree_parent_of_rank", std::move(parents)}});
   }
   std::vector<int> nodeOf;
-  for (int rank = 0; rank < joined.ranks(); ++rank) nodeOf.push_back(joined.nodeOf(rank));
+  for (int rank = 0; rank < joined.ranks(); rank++) nodeOf.push_back(joined.nodeOf(rank));
   Json chains = Json::array();
-  for (int channel = 0; channel < joined.collnetChannels(); ++channel) {
+  for (int channel = 0; channel < joined.collnetChannels(); channel++) {
     Json ofNodes = Json::array();
-    for (int node = 0; node < joined.nodes(); ++node) {
+    for (int node = 0; node < joined.nodes(); node++) {
       const auto chain = joined.collnetChain(channel, node);
       ofNodes.push_back(std::vector<int>(chain.begin(), chain.end()));
     }
     chains.push_back(std::move(ofNodes));
   }
   Json nvls = Json::array();
-  for (std::size_t head = 0; head < joined.nvlsHeads().size(); ++head) {
+  for (size_t head = 0; head < joined.nvlsHeads().size(); head++) {
     const std::vector<int>& members = joined.nvlsHeads()[head];
     Json entry = {{"head_of_node", members}};
     for (const int tree : {0, 1}) {
       std::vector<int> parents;
-      for (const int rank : members)
+      for (const int rank : members) {
         parents.push_back(joined.nvlsTreePlace(static_cast<int>(head), tree, rank).up);
+      }
       entry[tree == 0 ? "tree_0_parent_of_node" : "tree_1_parent_of_node"] = std::move(parents);
     }
     nvls.push_back(std::move(entry));
@@ -152,13 +155,16 @@ std::string jsonText(const View& view, JoinedPart joined) {
   json["notes"] = view.notes;
   json["warnings"] = view.warnings;
   json["nodes"] = Json::array();
-  for (std::size_t i = 0; i < topology.nodes.size(); ++i)
+  for (size_t i = 0; i < topology.nodes.size(); i++) {
     json["nodes"].push_back(describeNode(topology, static_cast<int>(i)));
+  }
   json["paths"] = describePathTable(view.whole);
   json["graphs"] = Json::array();
-  for (std::size_t domain = 0; domain < view.domains.size(); ++domain)
-    for (const NamedChannels& named : graphsOf(view.domains[domain]))
+  for (size_t domain = 0; domain < view.domains.size(); domain++) {
+    for (const NamedChannels& named : graphsOf(view.domains[domain])) {
       if (!named.graph->channels.empty()) json["graphs"].push_back(describeChannels(named, domain));
+    }
+  }
   if (joined == JoinedPart::show) json["joined"] = describeJoined(view.joined);
   // Bytes of a file that are not UTF-8 must not make the JSON invalid.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -30,16 +30,18 @@ std::string choiceOfPort(const View& view, int gpu, int net) {
       fmt::format("nearest ports of {}: {} ({}, {:g} GB/s)\n", machine.topology.nameOf(gpu),
                   fmt::join(names, ", "), nameOf(best.type), toGigabytes(best.bandwidth));
   const Path own = machine.paths.wirePath(gpu, net);
-  if (!chosen)
+  if (!chosen) {
     text += fmt::format("{} is not among them: {}, {:g} GB/s\n", machine.topology.nameOf(net),
                         nameOf(own.type), toGigabytes(own.bandwidth));
+  }
   return text;
 }
 
 // Lists the channels that enter or leave the node at this GPU through this port.
 std::string usesOfPort(const View& view, int gpu, int net) {
-  if (view.joined.nodes() == 1)
+  if (view.joined.nodes() == 1) {
     return "channels: on one node no channel uses a port; add --nodes 2 to see those of several\n";
+  }
   const int number = view.whole.topology.node(gpu).gpu.dev;
   const auto home =
       std::find_if(view.domains.begin(), view.domains.end(), [&](const Domain& domain) {
@@ -52,7 +54,7 @@ std::string usesOfPort(const View& view, int gpu, int net) {
   std::string text;
   for (const NamedChannels& named : graphsOf(*home)) {
     std::vector<int> enter, leave;
-    for (std::size_t i = 0; i < named.graph->channels.size(); ++i) {
+    for (size_t i = 0; i < named.graph->channels.size(); i++) {
       const Channel& channel = named.graph->channels[i];
       const auto is = [&](int node, int whole) {
         return node >= 0 && wholeIndex(view, *named.topology, node) == whole;
@@ -62,10 +64,12 @@ std::string usesOfPort(const View& view, int gpu, int net) {
       if (is(channel.netIn, net) && is(ends.receives, gpu)) enter.push_back(static_cast<int>(i));
       if (is(channel.netOut, net) && is(ends.sends, gpu)) leave.push_back(static_cast<int>(i));
     }
-    if (!enter.empty())
+    if (!enter.empty()) {
       text += fmt::format("{} channels that enter here: {}\n", named.name, rangesText(enter));
-    if (!leave.empty())
+    }
+    if (!leave.empty()) {
       text += fmt::format("{} channels that leave here: {}\n", named.name, rangesText(leave));
+    }
   }
   return text.empty() ? "channels: none uses this port at this GPU\n" : text;
 }
@@ -164,8 +168,9 @@ std::string nodesText(const Joined& joined, const std::vector<int>& order) {
     }
     text += std::to_string(rank);
   }
-  if (joined.nodes() > kShownNodes)
+  if (joined.nodes() > kShownNodes) {
     text += fmt::format(" | ... {} more nodes", joined.nodes() - kShownNodes);
+  }
   return text;
 }
 
@@ -190,14 +195,15 @@ std::string edgesText(const Joined& joined, const std::vector<int>& members, Par
 template <typename KeyOf>
 std::vector<std::vector<int>> groupChannels(const Joined& joined, KeyOf&& keyOf) {
   std::vector<std::vector<int>> groups;
-  for (int channel = 0; channel < joined.channels(); ++channel) {
+  for (int channel = 0; channel < joined.channels(); channel++) {
     const auto known = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
       return keyOf(group.front()) == keyOf(channel);
     });
-    if (known == groups.end())
+    if (known == groups.end()) {
       groups.push_back({channel});
-    else
+    } else {
       known->push_back(channel);
+    }
   }
   return groups;
 }
@@ -287,7 +293,7 @@ size_t printableLength(std::string_view text) {
 
 }  // namespace
 
-std::string counted(std::size_t count, std::string_view what) {
+std::string counted(size_t count, std::string_view what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
@@ -324,7 +330,7 @@ std::string namesText(const Topology& topology, const std::vector<int>& nodes) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-std::string totalText(std::size_t channels, Bandwidth speed) {
+std::string totalText(size_t channels, Bandwidth speed) {
   return fmt::format("{} x {:g} GB/s = {:g} GB/s", counted(channels, "channel"), toGigabytes(speed),
                      toGigabytes(speed * static_cast<Bandwidth>(channels)));
 }
@@ -369,7 +375,7 @@ std::string printable(std::string_view text) {
   return result;
 }
 
-std::string wrapped(const std::string& line, std::size_t indent, std::size_t columns) {
+std::string wrapped(const std::string& line, size_t indent, size_t columns) {
   std::string result;
   std::string_view rest = line;
   size_t limit = columns;
@@ -423,12 +429,14 @@ std::string treeText(const View& view, JoinedPart joined) {
 std::string whyText(const View& view, const std::string& from, const std::string& to) {
   const Machine& machine = view.whole;
   const int a = findNode(machine.topology, from), b = findNode(machine.topology, to);
-  for (const int end : {a, b})
+  for (const int end : {a, b}) {
     if (const NodeType type = machine.topology.node(end).type;
-        type == NodeType::pci || type == NodeType::nic)
+        type == NodeType::pci || type == NodeType::nic) {
       throw invalidArgument("--why needs a GPU, NET port, CPU or NVSwitch; {} is none of these",
                             machine.topology.nameOf(end))
           .remedy("Name a device that is attached to it.");
+    }
+  }
   std::string text = explainPath(machine.topology, machine.paths, machine.settings, a, b);
   const NodeType typeA = machine.topology.node(a).type, typeB = machine.topology.node(b).type;
   if ((typeA == NodeType::gpu && typeB == NodeType::net) ||

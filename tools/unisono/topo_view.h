@@ -75,13 +75,13 @@ std::string jsonText(const View& view, JoinedPart joined);
 std::string svgText(const View& view, std::string_view pattern);
 
 // "1 GPU", "2 GPUs"
-std::string counted(std::size_t count, std::string_view what);
+std::string counted(size_t count, std::string_view what);
 // "0-3, 6"
 std::string rangesText(const std::vector<int>& numbers);
 // Names nodes of one type by their numbers: "GPU/0-3, 6"; with several hosts "GPU/0-17:0-3".
 std::string namesText(const topology::Topology& topology, const std::vector<int>& nodes);
 // "8 channels x 48 GB/s = 384 GB/s"
-std::string totalText(std::size_t channels, topology::Bandwidth speed);
+std::string totalText(size_t channels, topology::Bandwidth speed);
 // The GPUs of a channel in order: "0 1 2 3"; with several hosts "h0: 0 1 2 3 | h1: 0 1 2 3".
 std::string orderText(const topology::Topology& topology, const topology::Channel& channel);
 // Groups equal channels, as lists of their numbers in the order of the first of each.
@@ -91,7 +91,7 @@ std::vector<std::vector<int>> equalChannels(const topology::ChannelGraph& graph)
 std::string printable(std::string_view text);
 // Breaks a line at spaces, preferably before a bar, so that it has at most so many columns. Later
 // lines are indented.
-std::string wrapped(const std::string& line, std::size_t indent, std::size_t columns = 118);
+std::string wrapped(const std::string& line, size_t indent, size_t columns = 118);
 
 // The GPUs of a channel that receive from and send to the network.
 struct NetworkGpus {

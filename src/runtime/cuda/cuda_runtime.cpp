@@ -25,7 +25,7 @@ class CudaRuntime final : public Runtime {
   explicit CudaRuntime(const Settings& settings) : settings_(settings) {
     driver();
     devices_ = countDevices();
-    for (int device = 0; device < devices_; ++device) {
+    for (int device = 0; device < devices_; device++) {
       support_.push_back(sharingSupport(device));
       support_.back().fabric &= settings.multiNodeNvlink != 0;
     }

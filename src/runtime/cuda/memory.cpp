@@ -117,7 +117,7 @@ int deviceForPinned() {
   check(driver().contextGetCurrent(&current), "cuCtxGetCurrent");
   int device = 0;
   if (current == nullptr) {
-    for (int candidate = 0; candidate < countDevices(); ++candidate) {
+    for (int candidate = 0; candidate < countDevices(); candidate++) {
       if (hasContext(candidate)) return candidate;
     }
   }
@@ -342,7 +342,7 @@ std::shared_ptr<DeviceMemory> allocateVmm(int device, size_t bytes, const Sharin
   PhysicalMemory memory(handle);
   auto range = std::make_unique<AddressRange>(memory, mappedBytes, granularity, device);
   grantAccess(range->address(), mappedBytes, device, device);
-  for (int peer = 0; peer < countDevices(); ++peer) {
+  for (int peer = 0; peer < countDevices(); peer++) {
     if (peer == device || !hasContext(peer) || !peerReachable(peer, device)) continue;
     CUmemAccessDesc access = readWrite(peer);
     // Importing asks again, and reports what is wrong.
