@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Compiler settings, and the functions that declare the targets of each folder.
 
 add_library(unisono_options INTERFACE)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C API of Unisono: collective communication between GPUs.
 //
 // Source- and binary-compatible with NCCL 2.28.9: a program compiled against either header runs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Functions of the other scripts in this folder. Sourced, not run.
 # shellcheck shell=bash disable=SC2034
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints the table of settings as Markdown, for scripts/settings_table.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Simulated devices: together with nccl.h, all that a program needs to run on Unisono's host
 // backend, without a GPU. Each function does what the function of the CUDA runtime with the same
 // name after the prefix does.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // UNISONO_ALIAS(ncclAllReduce) defines pncclAllReduce as an alias of ncclAllReduce: the same code

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "api/aliases.h"
 #include "api/boundary.h"
 #include "comm/group.h"

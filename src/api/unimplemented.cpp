@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every function of the API up to NCCL 2.32.3 that this library does not implement. A program that
 // was linked against a newer NCCL can thus be loaded, and gets an error when it calls one of them.
 

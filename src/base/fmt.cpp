@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // {fmt}'s own code, compiled once: as header-only code it costs three seconds of every file that
 // formats a text, and Debian has it otherwise only as a shared library, which the shipped library
 // may not need. What its headers declare `extern template` is instantiated here.

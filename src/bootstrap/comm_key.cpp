@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/comm_key.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/root_service.h"
 
 #include <sys/eventfd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "detect/pci_tree.h"
 
 #include <fmt/format.h>

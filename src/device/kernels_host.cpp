@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "device/collective/one_shot.h"
 #include "device/collective/ring.h"
 #include "device/collective/send_receive.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "transport/device_tables.h"
 
 #include "base/math.h"

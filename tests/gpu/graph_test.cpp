@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls of one communicator on streams that nothing else orders, plain and in CUDA graphs: each
 // rank makes them in the same order.
 #include <stdexcept>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffers in pinned host memory, which NCCL accepts too.
 #include <cuda_runtime_api.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that crosses devices and processes.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA runtime inside one process: memory, streams, events, capture, errors.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

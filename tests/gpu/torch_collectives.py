@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every collective of torch.distributed against the same computed on the CPU: one line a check,
 exit status 1 if one is wrong. LD_PRELOAD chooses the NCCL library.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small transformer with DistributedDataParallel in float32 on data that is the same in
 every run, and writes the losses of rank 0: run it on two NCCL libraries and compare.
 

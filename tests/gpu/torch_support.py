@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the PyTorch checks share: starting ranks, and which NCCL library they run on."""
 import ctypes
 import datetime

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The user guide shows the program as it is tested, without its licence line.
 file(READ ${GUIDE} guide)
 file(READ ${PROGRAM} program)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* All-reduce over four simulated GPUs: what the user guide shows. */
 #include <nccl.h>
 #include <stdio.h>

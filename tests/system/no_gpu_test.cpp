@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program that expects a GPU on a machine without one: nothing says which backend to use.
 #include <dlfcn.h>
 #include <gtest/gtest.h>

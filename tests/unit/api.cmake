@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The public header in the languages and standards that programs use, with all warnings, and with
 # nothing of the library's own sources and options: that the objects compile is the test.
 find_path(UNISONO_CUDA_HEADERS cuda_runtime.h

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """api_check_exports_test.py CC SCRIPT MAP: scripts/check_exports accepts a library that keeps the
 rules and refuses one for each rule that it breaks. CC makes the libraries, MAP is the version
 script that the real one is linked with.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // nccl.h as the first header of a C program.
 #include <nccl.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layouts and numbers of nccl.h that programs compiled against NCCL 2.28.9 on a 64-bit machine
 // carry inside them: C++11 and C99, checked by the compiler. It expects nccl.h to be included.
 #include <stddef.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The exported functions that report that they are not implemented: src/api/unimplemented.cpp is
 // linked into this program, which stands in for the error boundary and notes what is reported.
 #include "api/boundary.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 unisono_test(base_test SOURCES base_test.cpp DEPENDS unisono_base LABELS unit)
 unisono_test(base_settings_test SOURCES base_settings_test.cpp DEPENDS unisono_base GTest::gmock
   LABELS unit)

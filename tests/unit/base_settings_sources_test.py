@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every member of Settings is read by some source, and no source but src/base/settings.cpp reads the
 environment."""
 import pathlib

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The small helpers of src/base.
 #include <gtest/gtest.h>
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small, correct stand-in for the library: the ranks of one process, plain memcpy, streams that
 // are done when their calls are. It lets the tests of the bench run without the library, and go
 // wrong on purpose: FAKE_NCCL_FAULT is one of

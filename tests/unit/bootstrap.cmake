@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 unisono_test(bootstrap_address_test SOURCES bootstrap_address_test.cpp
   DEPENDS unisono_bootstrap GTest::gmock LABELS unit)
 unisono_test(bootstrap_test SOURCES bootstrap_test.cpp DEPENDS unisono_bootstrap GTest::gmock LABELS unit)

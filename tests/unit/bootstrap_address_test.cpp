@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Addresses, the choice of an interface, and unique ids: what needs no connection.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What must not harm a communicator, and what must end it with an error that says why.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The key file that protects NCCL_COMM_ID.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits of open files, and connections that use them up. Each test runs in a child process, which
 // may set limits and enter namespaces of its own; the parent never starts a thread.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that meet and talk: as threads and as processes, over IPv4 and IPv6.
 
 #include "bootstrap/bootstrap.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A stand-in for the driver's library.
 add_library(detect_fake_nvml SHARED detect_fake_nvml.c)
 set_target_properties(detect_fake_nvml PROPERTIES

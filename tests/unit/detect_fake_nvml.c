@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A stand-in for the driver's library: two GPUs with two NVLinks between them, of which one is
 // down on the first GPU, and one more to a switch that is hidden. Built from NVML's documentation.
 #include <stdio.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 unisono_test(runtime_host_stream_test
   SOURCES runtime_host_stream_test.cpp
   DEPENDS unisono_runtime

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Built for ThreadSanitizer alone. Runs one game between two tasks of the default executor and
 // exits with ThreadSanitizer's status, so that it can be seen whether a race of two fibers of one
 // thread is reported:

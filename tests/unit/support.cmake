@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 unisono_test(support_seed_test SOURCES support_seed_test.cpp LABELS unit)

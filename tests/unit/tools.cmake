@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 if(TARGET unisono_tool)
   foreach(part element_types operations options coordinator reference)
     unisono_test(tools_${part}_test SOURCES tools_${part}_test.cpp

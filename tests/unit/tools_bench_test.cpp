@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program end to end, on the fake library: what it prints and how it ends.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

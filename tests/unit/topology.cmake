@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 unisono_test(topology_test
   SOURCES topology_xml_test.cpp topology_graph_test.cpp topology_search_test.cpp
     topology_golden_test.cpp topology_known_test.cpp topology_layouts_test.cpp

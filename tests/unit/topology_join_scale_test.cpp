@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How time and memory of joining grow with the number of ranks. Prints the curve.
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What NCCL 2.28.9 chose on machines that this repository has.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Properties of the channels of generated layouts.
 #include "topology_layouts.h"
 

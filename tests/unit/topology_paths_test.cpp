@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules of paths where NCCL's answer is known and not obvious.
 #include "topology/paths.h"
 

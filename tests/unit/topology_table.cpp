@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // topology_table [--before OLD] [FILE...]: the channels of every preset, of the topology files and
 // of 300 generated layouts, on one node and on two, as tab-separated lines. With --before, where
 // OLD is such a list, the comparison as Markdown: presets and files in full, generated layouts as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fills the buffers of a RankSet with inputs and compares them with the expected content.
 #include <algorithm>
 #include <atomic>

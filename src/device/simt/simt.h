@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The few primitives that differ between a GPU and a CPU. Device code above this folder uses

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // This header's streams are opaque: nothing of CUDA is needed even where it is installed.
 #define UNISONO_NO_CUDA_HEADERS
 #include "unisono/host.h"
