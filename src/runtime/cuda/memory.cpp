@@ -21,6 +21,8 @@
 namespace unisono::runtime {
 namespace {
 
+using namespace std::chrono_literals;
+
 // cudaMalloc cuts small allocations out of blocks of this size, and legacy IPC shares whole blocks:
 // memory that other processes map is rounded up, so that nothing else is in its block (CUDA C++
 // Programming Guide, "Interprocess Communication").
@@ -206,31 +208,33 @@ class DeviceFlag final : public LaunchFlag {
     own.free.pop_back();
   }
   ~DeviceFlag() override {
+    // A copy that is still queued would mark the next owner of the line as aborted.
+    if (pending_) return;
     std::lock_guard lock(mutex());
     of(device_).free.push_back(address_);
   }
 
-  // Waits for the copy, which takes microseconds, but not longer than kPatience: with a single
-  // hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) it may be stuck after work of the user.
+  // Waits for the copy, which takes microseconds, but not longer than kPatience: where it shares a
+  // hardware queue with work of the user, it may be stuck after that work. While it is stuck, other
+  // flags of the device do not wait.
   void raise() override {
     releaseOn(device_, [this] {
       constexpr std::chrono::milliseconds kPatience{20};
-      const auto deadline = std::chrono::steady_clock::now() + kPatience;
-      std::lock_guard lock(mutex());
-      const PerDevice& own = of(device_);
-      if (!quietly(cudaMemcpyAsync(address_, own.one.hostAddress(), sizeof(uint32_t),
-                                   cudaMemcpyHostToDevice, own.stream))) {
-        return;
-      }
-      while (cudaStreamQuery(own.stream) == cudaErrorNotReady) {
-        if (std::chrono::steady_clock::now() >= deadline) {
-          logWarn(
-              "Device {} has not stored the abort of a communicator yet: kernels of it that "
-              "are queued may still start",
-              device_);
-          return;
-        }
+      const PerDevice& own = lockedOf(device_);
+      const bool wasBusy = cudaStreamQuery(own.stream) == cudaErrorNotReady;
+      pending_ = quietly(cudaMemcpyAsync(address_, own.one.hostAddress(), sizeof(uint32_t),
+                                         cudaMemcpyHostToDevice, own.stream));
+      const auto deadline = std::chrono::steady_clock::now() + (wasBusy ? 0ms : kPatience);
+      while (pending_) {
+        pending_ = cudaStreamQuery(own.stream) == cudaErrorNotReady;
+        if (!pending_ || std::chrono::steady_clock::now() >= deadline) break;
         std::this_thread::sleep_for(std::chrono::microseconds(10));
+      }
+      if (pending_) {
+        logWarn(
+            "Device {} has not stored the abort of a communicator yet, so kernels of that "
+            "communicator may still start",
+            device_);
       }
     });
   }
@@ -254,6 +258,10 @@ class DeviceFlag final : public LaunchFlag {
     static auto* devices = new std::map<int, PerDevice>;
     return (*devices)[device];
   }
+  static const PerDevice& lockedOf(int device) {
+    std::lock_guard lock(mutex());
+    return of(device);
+  }
   static void addPage(PerDevice& own, int device) {
     auto page = allocateVmm(device, kPageBytes, sharingSupport(device));
     if (page == nullptr) page = allocateMalloc(device, kPageBytes);
@@ -265,6 +273,7 @@ class DeviceFlag final : public LaunchFlag {
   }
 
   const int device_;
+  bool pending_ = false;
 };
 
 }  // namespace
