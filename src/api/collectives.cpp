@@ -10,8 +10,8 @@ using api::checkCount;
 using api::checkRank;
 using api::checkReduction;
 using api::checkType;
+using comm::CallGroup;
 using comm::Communicator;
-using comm::Group;
 using device::DataType;
 using device::Reduction;
 using device::ReductionSpec;
@@ -24,7 +24,7 @@ namespace {
 template <typename MakeTask>
 ncclResult_t enqueue(ncclComm_t id, cudaStream_t stream, MakeTask makeTask) {
   return api::guarded([&]() -> ncclResult_t {
-    Group& group = Group::current();
+    CallGroup& group = CallGroup::current();
     group.start();
     group.attempt([&] {
       const auto communicator = comm::findHandle(id)->communicator();

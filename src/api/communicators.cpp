@@ -14,7 +14,7 @@
 #include "comm/make.h"
 
 using namespace unisono;
-using comm::Group;
+using comm::CallGroup;
 using comm::Handle;
 using comm::HandleId;
 
@@ -52,18 +52,18 @@ HandleId* slotOf(ncclComm_t* comm) {
 }
 
 // Adds the creation of a communicator to the thread's group. The handle is set immediately.
-void addMaking(ncclComm_t* comm, int device, bool blocking, Handle::Maker make,
-               bool isMember = true) {
+void addInit(ncclComm_t* comm, int device, bool blocking, Handle::InitFunction make,
+             bool isMember = true) {
   auto& runtime = runtime::Runtime::get();
   *slotOf(comm) = comm::registerHandle(std::make_shared<Handle>(runtime, device, blocking));
-  Group::current().add(slotOf(comm), std::move(make), isMember);
+  CallGroup::current().add(slotOf(comm), std::move(make), isMember);
 }
 
 // Runs `body`, which adds to the group, as a group of its own or inside the caller's.
 template <typename Body>
 ncclResult_t inGroup(Body body) {
   return api::guarded([&]() -> ncclResult_t {
-    Group& group = Group::current();
+    CallGroup& group = CallGroup::current();
     group.start();
     group.attempt(body);
     return group.end() ? ncclSuccess : ncclInProgress;
@@ -97,7 +97,7 @@ ncclResult_t initRank(ncclComm_t* comm, int ranks, const ncclUniqueId& id, int r
     auto& runtime = runtime::Runtime::get();
     const int device = runtime.currentDevice();
     const Settings settings = settingsFromEnvironment();
-    addMaking(
+    addInit(
         comm, device, isBlocking(settings, config),
         comm::makeFromId(runtime, unpack(id), rank, ranks, device, settings, optionsOf(config)));
   });
@@ -220,8 +220,8 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
     const bootstrap::UniqueId id = bootstrap::createUniqueId(local);
     for (int rank = 0; rank < ndev; rank++) {
       const int device = devlist == nullptr ? rank : devlist[rank];
-      addMaking(comm + rank, device, settings.blocking != 0,
-                comm::makeFromId(runtime, id, rank, ndev, device, settings, {}));
+      addInit(comm + rank, device, settings.blocking != 0,
+              comm::makeFromId(runtime, id, rank, ndev, device, settings, {}));
     }
   });
 }
@@ -236,7 +236,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
           .remedy("Pass NCCL_SPLIT_NOCOLOR for a rank that joins no new communicator");
     }
     auto handle = comm::findHandle(comm);
-    auto parent = handle->usable();
+    auto parent = handle->getActive();
     // Without a configuration the new communicator has the parent's, with one nothing is inherited.
     const ncclConfig_t read = api::readConfig(config);
     const comm::Options options = config == nullptr ? parent->options() : optionsOf(read);
@@ -244,8 +244,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
                               ? handle->blocking()
                               : isBlocking(parent->settings(), read);
     const int device = parent->device();
-    addMaking(newcomm, device, blocking, comm::makeFromSplit(parent, color, key, options),
-              color != NCCL_SPLIT_NOCOLOR);
+    addInit(newcomm, device, blocking, comm::makeFromSplit(parent, color, key, options),
+            color != NCCL_SPLIT_NOCOLOR);
   });
 }
 
@@ -266,7 +266,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return api::guarded([&] {
     // In a group, all aborts come before any wait.
-    if (comm != nullptr) comm::abortHandle(comm, Group::current().depth() > 0);
+    if (comm != nullptr) comm::abortHandle(comm, CallGroup::current().depth() > 0);
   });
 }
 

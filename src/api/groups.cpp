@@ -8,16 +8,17 @@ using namespace unisono;
 extern "C" {
 
 ncclResult_t ncclGroupStart(void) {
-  return api::guarded([] { comm::Group::current().start(); });
+  return api::guarded([] { comm::CallGroup::current().start(); });
 }
 
 ncclResult_t ncclGroupEnd(void) {
-  return api::guarded([] { return comm::Group::current().end() ? ncclSuccess : ncclInProgress; });
+  return api::guarded(
+      [] { return comm::CallGroup::current().end() ? ncclSuccess : ncclInProgress; });
 }
 
 // Closes the group without running it, like NCCL, so that its calls do not run later.
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t*) {
-  comm::Group::current().discard();
+  comm::CallGroup::current().discard();
   return api::notImplemented("ncclGroupSimulateEnd");
 }
 

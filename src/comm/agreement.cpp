@@ -143,27 +143,27 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 
   Decision decision;
   decision.joined = topology::join(places, bounds);
-  plan::Shape& shape = decision.shape;
-  shape.rank = rank;
-  shape.ranks = static_cast<int>(ranks.size());
-  shape.situation.ranks = shape.ranks;
-  shape.situation.channels = decision.joined.channels();
-  shape.situation.allowed = allowed;
-  shape.situation.minBytesPerChannel = defaults.minBytesPerChannel;
-  shape.situation.oneShotMaxBytes =
-      allReach && shape.ranks <= device::kOneShotMaxRanks ? kOneShotMaxBytes : 0;
-  shape.slotBytes = static_cast<uint32_t>(slotBytes);
-  shape.peerSlotBytes = std::min(shape.slotBytes, defaults.peerSlotBytes);
-  shape.slicesPerChunk = kSlicesPerChunk;
-  shape.peerChannels = most > 0 ? static_cast<int>(std::bit_floor(static_cast<uint64_t>(
-                                      std::min<int64_t>(most, defaults.peerChannels))))
-                                : defaults.peerChannels;
+  plan::CommConfig& config = decision.config;
+  config.rank = rank;
+  config.ranks = static_cast<int>(ranks.size());
+  config.tuningInput.ranks = config.ranks;
+  config.tuningInput.channels = decision.joined.channels();
+  config.tuningInput.allowed = allowed;
+  config.tuningInput.minBytesPerChannel = defaults.minBytesPerChannel;
+  config.tuningInput.oneShotMaxBytes =
+      allReach && config.ranks <= device::kOneShotMaxRanks ? kOneShotMaxBytes : 0;
+  config.slotBytes = static_cast<uint32_t>(slotBytes);
+  config.peerSlotBytes = std::min(config.slotBytes, defaults.peerSlotBytes);
+  config.slicesPerChunk = kSlicesPerChunk;
+  config.peerChannels = most > 0 ? static_cast<int>(std::bit_floor(static_cast<uint64_t>(
+                                       std::min<int64_t>(most, defaults.peerChannels))))
+                                 : defaults.peerChannels;
   const int peers =
-      static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(shape.ranks - 1, 1))));
-  shape.channelsPerPeer = std::clamp(shape.peerChannels / peers, 1,
-                                     std::min(shape.peerChannels, defaults.mostChannelsPerPeer));
-  shape.minBytesPerPart = defaults.minBytesPerPart;
-  shape.directBytes = kDirectBytes;
+      static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(config.ranks - 1, 1))));
+  config.channelsPerPeer = std::clamp(config.peerChannels / peers, 1,
+                                      std::min(config.peerChannels, defaults.mostChannelsPerPeer));
+  config.minBytesPerPart = defaults.minBytesPerPart;
+  config.directBytes = kDirectBytes;
   decision.slots = defaults.slots;
   decision.nodes = decision.joined.nodes();
   for (int c = 0; c < decision.joined.channels(); c++) {
@@ -173,12 +173,17 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 }
 
 DecisionSummary summarize(const Decision& decision) {
-  const plan::Shape& shape = decision.shape;
-  return {shape.situation.channels, shape.slotBytes,
-          shape.peerSlotBytes,      decision.slots,
-          shape.slicesPerChunk,     shape.peerChannels,
-          shape.channelsPerPeer,    static_cast<int64_t>(shape.situation.oneShotMaxBytes),
-          decision.nodes,           topology::hashOf(decision.joined)};
+  const plan::CommConfig& config = decision.config;
+  return {config.tuningInput.channels,
+          config.slotBytes,
+          config.peerSlotBytes,
+          decision.slots,
+          config.slicesPerChunk,
+          config.peerChannels,
+          config.channelsPerPeer,
+          static_cast<int64_t>(config.tuningInput.oneShotMaxBytes),
+          decision.nodes,
+          topology::hashOf(decision.joined)};
 }
 
 void checkSummaries(const std::vector<DecisionSummary>& summaries) {

@@ -49,9 +49,9 @@ inline constexpr uint32_t kRankFactsLayout = 2 << 16 | sizeof(RankFacts);
 void checkFacts(const std::vector<RankFacts>& ranks);
 
 // The decision: everything that shapes plans and connections. The same on every rank but for
-// shape.rank.
+// config.rank.
 struct Decision {
-  plan::Shape shape;
+  plan::CommConfig config;
   uint32_t slots;  // of a connection's FIFO
   int32_t nodes;
   topology::Joined joined;

@@ -175,34 +175,35 @@ void Communicator::agree() {
   decision_ = decide(ranks, bootstrap_->allGather(found.place), bootstrap_->rank());
   checkSummaries(bootstrap_->allGather(summarize(decision_)));
 
-  for (const runtime::Kernel* kernel : device::kernelsOf(decision_.shape.ranks)) {
+  for (const runtime::Kernel* kernel : device::kernelsOf(decision_.config.ranks)) {
     runtime_.prepare(*kernel, device_);
   }
-  const plan::Shape& shape = decision_.shape;
+  const plan::CommConfig& config = decision_.config;
   device::Communicator head{};
-  head.rank = shape.rank;
-  head.ranks = shape.ranks;
-  head.slotBytes = shape.slotBytes;
-  head.peerSlotBytes = shape.peerSlotBytes;
+  head.rank = config.rank;
+  head.ranks = config.ranks;
+  head.slotBytes = config.slotBytes;
+  head.peerSlotBytes = config.peerSlotBytes;
   head.slots = decision_.slots;
-  head.slicesPerChunk = shape.slicesPerChunk;
+  head.slicesPerChunk = config.slicesPerChunk;
   head.abortFlag = abort_->waitFlag();
   arena_ = std::make_unique<memory::Arena>(runtime_, device_, kSlabBytes);
   mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
   tables_ = std::make_unique<transport::DeviceTables>(
       runtime_, device_, *arena_,
-      transport::DeviceTables::Sizes{shape.ranks, shape.situation.channels, shape.peerChannels},
+      transport::DeviceTables::Sizes{config.ranks, config.tuningInput.channels,
+                                     config.peerChannels},
       head);
   std::vector<transport::PeerPlace> places;
   for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.device});
   connector_ = std::make_unique<transport::Connector>(
-      runtime_, *bootstrap_, *arena_, *mappings_, *tables_, shape, decision_.slots,
+      runtime_, *bootstrap_, *arena_, *mappings_, *tables_, config, decision_.slots,
       std::move(places), std::move(found.links), decision_.ringOrders);
   connector_->connectThrough();
   lastLaunch_ = runtime_.createEvent(device_);
   join_ = runtime_.createEvent(device_);
   logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
-          runtime_.properties(device_).busId, decision_.nodes, shape.situation.channels);
+          runtime_.properties(device_).busId, decision_.nodes, config.tuningInput.channels);
 }
 
 Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& tasks) {
@@ -222,7 +223,7 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
     prepared.captured |= runtime_.captureState(stream) != runtime::CaptureState::none;
   }
   stageInPlace(calls, prepared);
-  prepared.plan = plan::makePlan(decision_.shape, calls);
+  prepared.plan = plan::makePlan(decision_.config, calls);
   return prepared;
 }
 
@@ -348,7 +349,7 @@ void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
     shape.blocks = oneShot->blocks;
     shape.threadsPerBlock = oneShot->threads;
     shape.argumentBytes = sizeof(oneShot->arguments);
-    runtime_.launch(device::oneShotKernel(decision_.shape.ranks, oneShot->arguments.reduction),
+    runtime_.launch(device::oneShotKernel(decision_.config.ranks, oneShot->arguments.reduction),
                     shape, &oneShot->arguments, stream);
   }
 }
@@ -357,7 +358,7 @@ void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
 // copy of the stream would begin.
 void Communicator::launchCopy(const Prepared::Copy& copy, runtime::Stream stream) {
   constexpr uint64_t kBytesPerChannel = 1 << 20, kGrain = 512;
-  const auto channels = static_cast<uint64_t>(decision_.shape.situation.channels);
+  const auto channels = static_cast<uint64_t>(decision_.config.tuningInput.channels);
   const uint64_t used = std::clamp<uint64_t>(copy.bytes / kBytesPerChannel, 1, channels);
   const uint64_t part = roundUp(ceilDivide(copy.bytes, used), kGrain);
   plan::CollectiveLaunch launch{};
@@ -397,7 +398,7 @@ void Communicator::finish() {
 
 std::string Communicator::description() const {
   return fmt::format("communicator{}{}, rank {} of {}", options_.name.empty() ? "" : " ",
-                     options_.name, decision_.shape.rank, decision_.shape.ranks);
+                     options_.name, decision_.config.rank, decision_.config.ranks);
 }
 
 int Communicator::addReduction(const CustomReduction& reduction) {

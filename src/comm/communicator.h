@@ -71,8 +71,8 @@ class Communicator {
   // this rank; other ranks need not be there any more.
   ~Communicator();
 
-  int rank() const { return decision_.shape.rank; }
-  int ranks() const { return decision_.shape.ranks; }
+  int rank() const { return decision_.config.rank; }
+  int ranks() const { return decision_.config.ranks; }
   int device() const { return device_; }
   const Decision& decision() const { return decision_; }
   const Settings& settings() const { return settings_; }

@@ -44,77 +44,78 @@ void runTogether(const std::vector<std::function<void()>>& jobs) {
 
 }  // namespace
 
-Group& Group::current() {
-  thread_local Group group;
+CallGroup& CallGroup::current() {
+  thread_local CallGroup group;
   return group;
 }
 
-void Group::add(HandleId* id, Handle::Maker make, bool isMember) {
-  makings_.push_back({id, *id, findHandle(*id), std::move(make), isMember});
+void CallGroup::add(HandleId* id, Handle::InitFunction init, bool isMember) {
+  initJobs_.push_back({id, *id, findHandle(*id), std::move(init), isMember});
 }
 
-void Group::add(HandleId communicator, const StreamTask& task) {
+void CallGroup::add(HandleId communicator, const StreamTask& task) {
   auto entry = std::find_if(calls_.begin(), calls_.end(),
                             [&](const Calls& calls) { return calls.id == communicator; });
   if (entry == calls_.end()) {
     auto handle = findHandle(communicator);
-    auto made = handle->usable();
+    auto made = handle->getActive();
     calls_.push_back({communicator, std::move(handle), std::move(made), {}});
     entry = calls_.end() - 1;
   }
   entry->tasks.push_back(task);
 }
 
-void Group::refuse(const Error& error) {
+void CallGroup::refuse(const Error& error) {
   if (!error_) error_ = error;
   if (depth_ == 1) return;
   depth_--;
   throw error;
 }
 
-bool Group::end() {
+bool CallGroup::end() {
   if (depth_ == 0) {
     throw invalidUsage("ncclGroupEnd without ncclGroupStart")
         .remedy("Call ncclGroupStart once for every ncclGroupEnd, on the same thread");
   }
   if (--depth_ > 0) return true;
   // Whatever happens, the next group of this thread starts empty.
-  auto makings = std::exchange(makings_, {});
+  auto initJobs = std::exchange(initJobs_, {});
   auto calls = std::exchange(calls_, {});
   auto error = std::exchange(error_, {});
   try {
     if (error) throw *error;
-    checkBlocking(makings, calls);
+    checkBlocking(initJobs, calls);
     // One of them may have been aborted since its call was added.
-    for (const Calls& entry : calls) entry.handle->usable();
+    for (const Calls& entry : calls) entry.handle->getActive();
     for (Calls& entry : calls) entry.prepared = entry.communicator->prepare(entry.tasks);
-    const bool allMade = makeAll(makings);
-    return runAll(std::move(calls)) && allMade;
+    const bool allReady = initAll(initJobs);
+    return runAll(std::move(calls)) && allReady;
   } catch (...) {
-    drop(makings);
+    drop(initJobs);
     throw;
   }
 }
 
-void Group::drop(std::vector<Making>& makings) {
-  for (Making& making : makings) {
-    if (const auto handle = releaseIfLive(making.handleId)) handle->destroy();
-    *making.id = nullptr;
+void CallGroup::drop(std::vector<InitJob>& initJobs) {
+  for (InitJob& job : initJobs) {
+    if (const auto handle = releaseIfLive(job.handleId)) handle->destroy();
+    *job.id = nullptr;
   }
 }
 
-void Group::discard() {
+void CallGroup::discard() {
   if (depth_ == 0 || --depth_ > 0) return;
-  drop(makings_);
-  makings_.clear();
+  drop(initJobs_);
+  initJobs_.clear();
   calls_.clear();
   error_.reset();
 }
 
 // A nonblocking communicator must not wait for what a blocking one waits for.
-void Group::checkBlocking(const std::vector<Making>& makings, const std::vector<Calls>& calls) {
+void CallGroup::checkBlocking(const std::vector<InitJob>& initJobs,
+                              const std::vector<Calls>& calls) {
   bool blocking = false, nonblocking = false;
-  for (const auto& entry : makings) (entry.handle->blocking() ? blocking : nonblocking) = true;
+  for (const auto& entry : initJobs) (entry.handle->blocking() ? blocking : nonblocking) = true;
   for (const auto& entry : calls) (entry.handle->blocking() ? blocking : nonblocking) = true;
   if (blocking && nonblocking) {
     throw invalidArgument("The group has both blocking and nonblocking communicators")
@@ -122,30 +123,30 @@ void Group::checkBlocking(const std::vector<Making>& makings, const std::vector<
   }
 }
 
-bool Group::makeAll(std::vector<Making>& makings) {
-  bool allMade = true;
+bool CallGroup::initAll(std::vector<InitJob>& initJobs) {
+  bool allReady = true;
   std::vector<std::function<void()>> jobs;
-  for (Making& making : makings) {
-    if (making.handle->blocking()) {
-      jobs.emplace_back([&making] {
-        making.handle->build(std::exchange(making.make, {}));
-        making.handle->communicator();  // throws the error of the initialization
+  for (InitJob& job : initJobs) {
+    if (job.handle->blocking()) {
+      jobs.emplace_back([&job] {
+        job.handle->initialize(std::exchange(job.init, {}));
+        job.handle->communicator();  // throws the error of the initialization
       });
     } else {
-      making.handle->buildInBackground(std::exchange(making.make, {}));
-      allMade = false;
+      job.handle->initAsync(std::exchange(job.init, {}));
+      allReady = false;
     }
   }
   runTogether(jobs);
-  for (Making& making : makings) {
-    if (making.isMember) continue;
-    releaseIfLive(making.handleId);
-    *making.id = nullptr;
+  for (InitJob& job : initJobs) {
+    if (job.isMember) continue;
+    releaseIfLive(job.handleId);
+    *job.id = nullptr;
   }
-  return allMade;
+  return allReady;
 }
 
-bool Group::runAll(std::vector<Calls> calls) {
+bool CallGroup::runAll(std::vector<Calls> calls) {
   const bool connected = std::all_of(calls.begin(), calls.end(), [](const Calls& entry) {
     return entry.communicator->isConnected(entry.prepared);
   });
@@ -168,7 +169,7 @@ bool Group::runAll(std::vector<Calls> calls) {
   return false;
 }
 
-void Group::connectAll(std::vector<Calls>& calls) {
+void CallGroup::connectAll(std::vector<Calls>& calls) {
   std::mutex mutex;
   std::optional<Error> cause;
   std::vector<std::function<void()>> jobs;
@@ -193,7 +194,7 @@ void Group::connectAll(std::vector<Calls>& calls) {
   }
 }
 
-void Group::launchAll(std::vector<Calls>& calls) {
+void CallGroup::launchAll(std::vector<Calls>& calls) {
   for (Calls& entry : calls) {
     try {
       entry.handle->launch(entry.prepared);
@@ -205,7 +206,7 @@ void Group::launchAll(std::vector<Calls>& calls) {
 
 // Returns the first error of `cause`, the communicator that has failed. Ends the waits of the
 // others too, as none of them can be used any more.
-Error Group::failAll(std::vector<Calls>& calls, const Calls& cause, const Error& error) {
+Error CallGroup::failAll(std::vector<Calls>& calls, const Calls& cause, const Error& error) {
   Error first = cause.handle->fail(error);
   for (Calls& entry : calls) {
     entry.handle->fail(

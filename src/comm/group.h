@@ -11,10 +11,10 @@ namespace unisono::comm {
 
 // The calls between ncclGroupStart and ncclGroupEnd of one thread; a call outside is a group of
 // one.
-class Group {
+class CallGroup {
  public:
   // This thread's.
-  static Group& current();
+  static CallGroup& current();
 
   void start() { depth_++; }
   // Closes one level; closing the last one runs the group: calls are planned, communicators are
@@ -33,8 +33,8 @@ class Group {
   int depth() const { return depth_; }
 
   // Adds a communicator to initialize. `id` is where the caller has its handle; it is cleared on
-  // failure, and in any case if `make` returns no communicator (`isMember` false).
-  void add(HandleId* id, Handle::Maker make, bool isMember = true);
+  // failure, and in any case if `init` returns no communicator (`isMember` false).
+  void add(HandleId* id, Handle::InitFunction init, bool isMember = true);
   void add(HandleId communicator, const StreamTask& task);
 
   // Runs `body`, a call of this group. If it throws, the group will fail with that error; inside
@@ -49,11 +49,11 @@ class Group {
   }
 
  private:
-  struct Making {
+  struct InitJob {
     HandleId* id;
     HandleId handleId;  // *id, which the caller may have changed since
     std::shared_ptr<Handle> handle;
-    Handle::Maker make;
+    Handle::InitFunction init;
     bool isMember;
   };
   struct Calls {
@@ -65,9 +65,9 @@ class Group {
   };
 
   void refuse(const Error& error);
-  static void drop(std::vector<Making>& makings);
-  static void checkBlocking(const std::vector<Making>& makings, const std::vector<Calls>& calls);
-  static bool makeAll(std::vector<Making>& makings);
+  static void drop(std::vector<InitJob>& initJobs);
+  static void checkBlocking(const std::vector<InitJob>& initJobs, const std::vector<Calls>& calls);
+  static bool initAll(std::vector<InitJob>& initJobs);
   static bool runAll(std::vector<Calls> calls);
   static void connectAll(std::vector<Calls>& calls);
   static void launchAll(std::vector<Calls>& calls);
@@ -75,7 +75,7 @@ class Group {
 
   int depth_ = 0;
   std::optional<Error> error_;
-  std::vector<Making> makings_;
+  std::vector<InitJob> initJobs_;
   std::vector<Calls> calls_;
 };
 

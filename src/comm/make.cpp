@@ -22,15 +22,16 @@ struct SplitChoice {
 
 }  // namespace
 
-Handle::Maker makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& id, int rank,
-                         int ranks, int device, const Settings& settings, const Options& options) {
+Handle::InitFunction makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& id, int rank,
+                                int ranks, int device, const Settings& settings,
+                                const Options& options) {
   return [=, &runtime](std::shared_ptr<AbortSignal> abort) {
     return join(runtime, id, rank, ranks, device, settings, options, std::move(abort));
   };
 }
 
-Handle::Maker makeFromSplit(const std::shared_ptr<Communicator>& parent, int color, int key,
-                            const Options& options) {
+Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, int color, int key,
+                                   const Options& options) {
   // Splits of one parent use its bootstrap one after the other, in the order of the calls.
   return [=, turn = parent->turns().announce()](
              std::shared_ptr<AbortSignal> abort) -> std::shared_ptr<Communicator> {

@@ -6,19 +6,20 @@
 
 namespace unisono::comm {
 
-// Functions that initialize communicators, for Group::add. Every rank of the new communicator runs
-// one.
+// Functions that initialize communicators, for CallGroup::add. Every rank of the new communicator
+// runs one.
 
 // Joins the communicator `id` as `rank` of `ranks`, on `device`.
-Handle::Maker makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& id, int rank,
-                         int ranks, int device, const Settings& settings, const Options& options);
+Handle::InitFunction makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& id, int rank,
+                                int ranks, int device, const Settings& settings,
+                                const Options& options);
 
 // The color with which a rank takes part in a split without getting a communicator.
 inline constexpr int kNoColor = -1;
 
 // Joins the ranks of `parent` that have the same `color`, in the order of `key` and then of their
 // rank in `parent`. Returns null for kNoColor.
-Handle::Maker makeFromSplit(const std::shared_ptr<Communicator>& parent, int color, int key,
-                            const Options& options);
+Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, int color, int key,
+                                   const Options& options);
 
 }  // namespace unisono::comm

@@ -185,7 +185,7 @@ NodeMachine nodeMachine(const Settings& settings, runtime::Backend backend,
     machine.topology = assembleMachine(settings, backend, devices);
   }
   for (size_t i = 0; i < devices.size(); i++) {
-    topology::RankFacts& facts = machine.rules.ranks[static_cast<int>(i)];
+    topology::RankInfo& facts = machine.rules.ranks[static_cast<int>(i)];
     facts.shmDevice = devices[i].sharedMemory;
     facts.fabric = devices[i].fabric;
   }

@@ -20,25 +20,25 @@ constexpr std::chrono::milliseconds kLongestLaunch{50};
 
 }  // namespace
 
-void Handle::build(const Maker& make) {
+void Handle::initialize(const InitFunction& init) {
   std::shared_ptr<Communicator> made;
   try {
-    made = make(abort_);
+    made = init(abort_);
   } catch (const std::exception& error) {
     fail(asError(error));
   }
   const std::lock_guard lock(mutex_);
   communicator_ = std::move(made);
-  building_ = false;
+  initializing_ = false;
 }
 
-void Handle::buildInBackground(Maker make) {
+void Handle::initAsync(InitFunction init) {
   try {
     setBackground(Background::start(
         "unisono-init",
-        [self = shared_from_this(), make = std::move(make)] { self->build(make); }));
+        [self = shared_from_this(), init = std::move(init)] { self->initialize(init); }));
   } catch (const Error& error) {
-    build([&](const auto&) -> std::shared_ptr<Communicator> { throw error; });
+    initialize([&](const auto&) -> std::shared_ptr<Communicator> { throw error; });
   }
 }
 
@@ -48,7 +48,7 @@ void Handle::setBackground(std::shared_ptr<Background> operation) {
 }
 
 bool Handle::inProgress() const {
-  return building_ || (background_ != nullptr && !background_->done());
+  return initializing_ || (background_ != nullptr && !background_->done());
 }
 
 ErrorCode Handle::state() const {
@@ -69,7 +69,7 @@ std::shared_ptr<Communicator> Handle::communicator() const {
   return communicator_;
 }
 
-std::shared_ptr<Communicator> Handle::usable() const {
+std::shared_ptr<Communicator> Handle::getActive() const {
   auto made = communicator();
   const std::lock_guard lock(mutex_);
   if (finalized_) {

@@ -27,10 +27,10 @@ class Handle : public std::enable_shared_from_this<Handle> {
         device_(device),
         blocking_(blocking) {}
 
-  // Runs `make` and keeps its result or its error, here or in the background.
-  using Maker = std::function<std::shared_ptr<Communicator>(std::shared_ptr<AbortSignal>)>;
-  void build(const Maker& make);
-  void buildInBackground(Maker make);
+  // Runs `init` and keeps its result or its error, here or in the background.
+  using InitFunction = std::function<std::shared_ptr<Communicator>(std::shared_ptr<AbortSignal>)>;
+  void initialize(const InitFunction& init);
+  void initAsync(InitFunction init);
 
   bool blocking() const { return blocking_; }
   int device() const { return device_; }
@@ -41,7 +41,7 @@ class Handle : public std::enable_shared_from_this<Handle> {
   // and otherwise the error that the communicator has failed with.
   std::shared_ptr<Communicator> communicator() const;
   // The same, for calls that are not allowed after ncclCommFinalize: throws Error(invalidUsage).
-  std::shared_ptr<Communicator> usable() const;
+  std::shared_ptr<Communicator> getActive() const;
   // Launches unless the communicator has failed or was aborted: throws that error.
   void launch(Communicator::Prepared& prepared);
   // Names the operation that `state` depends on from now on.
@@ -69,7 +69,7 @@ class Handle : public std::enable_shared_from_this<Handle> {
   const bool blocking_;
   mutable std::mutex mutex_;
   std::condition_variable launched_;
-  bool building_ = true, launching_ = false, finalized_ = false;
+  bool initializing_ = true, launching_ = false, finalized_ = false;
   std::optional<Error> error_;
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Background> background_;

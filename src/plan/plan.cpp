@@ -35,9 +35,9 @@ Operation operationOf(Call call) {
 
 // Returns a number that is proportional to the bytes that pass through each rank's ring connection,
 // with the same factor for all calls.
-uint64_t trafficOf(const Shape& shape, const Task& task) {
+uint64_t trafficOf(const CommConfig& config, const Task& task) {
   const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
-  const uint64_t ranks = static_cast<uint64_t>(shape.ranks);
+  const uint64_t ranks = static_cast<uint64_t>(config.ranks);
   switch (task.call) {
     case Call::allReduce:
       return 2 * bytes;
@@ -54,8 +54,8 @@ uint64_t trafficOf(const Shape& shape, const Task& task) {
 // group share launches and no channel idles.
 class ChannelPacker {
  public:
-  ChannelPacker(const Shape& shape, uint64_t traffic)
-      : shape_(shape), channels_(tuning::chooseChannels(shape.situation, traffic)) {
+  ChannelPacker(const CommConfig& config, uint64_t traffic)
+      : shape_(config), channels_(tuning::chooseChannels(config.tuningInput, traffic)) {
     share_ = (traffic + static_cast<uint64_t>(channels_) - 1) / static_cast<uint64_t>(channels_);
     share_ = std::max<uint64_t>(share_, 1);
   }
@@ -94,34 +94,35 @@ class ChannelPacker {
   }
 
  private:
-  const Shape& shape_;
+  const CommConfig& shape_;
   int channels_;
   uint64_t share_;
   uint64_t position_ = 0;
 };
 
-uint32_t chunkElements(const Shape& shape, device::DataType type) {
-  return shape.slotBytes * shape.slicesPerChunk / static_cast<uint32_t>(device::elementBytes(type));
+uint32_t chunkElements(const CommConfig& config, device::DataType type) {
+  return config.slotBytes * config.slicesPerChunk /
+         static_cast<uint32_t>(device::elementBytes(type));
 }
 
-CollectiveWork workOf(const Shape& shape, const Task& task) {
+CollectiveWork workOf(const CommConfig& config, const Task& task) {
   CollectiveWork work{};
-  work.operation = shape.ranks == 1 ? Operation::local : operationOf(task.call);
+  work.operation = config.ranks == 1 ? Operation::local : operationOf(task.call);
   work.root = task.peer;
   work.reduction = task.reduction;
   work.input = task.input;
   work.output = task.output;
   work.count = task.count;
-  work.chunkElements = chunkElements(shape, task.reduction.type);
+  work.chunkElements = chunkElements(config, task.reduction.type);
   return work;
 }
 
-OneShotLaunch oneShotLaunch(const Shape& shape, const Task& task, uint64_t bytes) {
+OneShotLaunch oneShotLaunch(const CommConfig& config, const Task& task, uint64_t bytes) {
   const OneShotShape geometry = oneShotShape(bytes);
   OneShotLaunch launch{geometry.blocks, geometry.threads, {}};
-  launch.arguments.rank = shape.rank;
-  launch.arguments.ranks = shape.ranks;
-  launch.arguments.linesPerRank = shape.situation.oneShotMaxBytes / 8;
+  launch.arguments.rank = config.rank;
+  launch.arguments.ranks = config.ranks;
+  launch.arguments.linesPerRank = config.tuningInput.oneShotMaxBytes / 8;
   launch.arguments.reduction = task.reduction;
   launch.arguments.input = task.input;
   launch.arguments.output = task.output;
@@ -130,20 +131,20 @@ OneShotLaunch oneShotLaunch(const Shape& shape, const Task& task, uint64_t bytes
 }
 
 // A run of ring collectives that share launches.
-void planRings(const Shape& shape, const std::vector<Task>& run, Plan& plan) {
+void planRings(const CommConfig& config, const std::vector<Task>& run, Plan& plan) {
   for (size_t first = 0; first < run.size(); first += device::kMaxCollectiveWorks) {
     const size_t size = std::min<size_t>(run.size() - first, device::kMaxCollectiveWorks);
     uint64_t traffic = 0;
-    for (size_t i = 0; i < size; i++) traffic += trafficOf(shape, run[first + i]);
-    ChannelPacker packer(shape, traffic);
+    for (size_t i = 0; i < size; i++) traffic += trafficOf(config, run[first + i]);
+    ChannelPacker packer(config, traffic);
     CollectiveLaunch launch{};
     for (size_t i = 0; i < size; i++) {
       CollectiveWork& work = launch.arguments.work[launch.arguments.works++];
-      work = workOf(shape, run[first + i]);
-      packer.place(trafficOf(shape, run[first + i]), work);
+      work = workOf(config, run[first + i]);
+      packer.place(trafficOf(config, run[first + i]), work);
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
     }
-    plan.usesRings = shape.ranks > 1;
+    plan.usesRings = config.ranks > 1;
     plan.launches.emplace_back(launch);
   }
 }
@@ -160,11 +161,11 @@ OneShotShape oneShotShape(uint64_t bytes) {
   return {static_cast<int>(blocks), static_cast<int>(threads)};
 }
 
-Plan makePlan(const Shape& shape, const std::vector<Task>& tasks) {
+Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
   Plan plan;
   std::vector<Task> run, messages;
   auto endRun = [&] {
-    if (!run.empty()) planRings(shape, run, plan);
+    if (!run.empty()) planRings(config, run, plan);
     run.clear();
   };
   for (const Task& task : tasks) {
@@ -174,17 +175,17 @@ Plan makePlan(const Shape& shape, const std::vector<Task>& tasks) {
     }
     if (task.count == 0) continue;
     const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
-    if (task.call == Call::allReduce && shape.ranks > 1 &&
-        tuning::chooseAllReduce(shape.situation, bytes) == tuning::Algorithm::oneShot) {
+    if (task.call == Call::allReduce && config.ranks > 1 &&
+        tuning::chooseAllReduce(config.tuningInput, bytes) == tuning::Algorithm::oneShot) {
       endRun();
-      plan.launches.emplace_back(oneShotLaunch(shape, task, bytes));
+      plan.launches.emplace_back(oneShotLaunch(config, task, bytes));
       plan.usesOneShot = true;
     } else {
       run.push_back(task);
     }
   }
   endRun();
-  planMessages(shape, messages, plan);
+  planMessages(config, messages, plan);
   return plan;
 }
 

@@ -37,12 +37,12 @@ struct Task {
 };
 
 // Everything that plans depend on. All fields except `rank` are the same on every rank.
-struct Shape {
+struct CommConfig {
   int rank = 0;
   int ranks = 1;
-  tuning::Situation situation;  // choice of algorithm and channels
-  uint32_t slotBytes = 0;       // of rings
-  uint32_t peerSlotBytes = 0;   // of connections for messages
+  tuning::TuningInput tuningInput;  // choice of algorithm and channels
+  uint32_t slotBytes = 0;           // of rings
+  uint32_t peerSlotBytes = 0;       // of connections for messages
   uint32_t slicesPerChunk = 1;
   int peerChannels = 1;          // channels of point-to-point messages, all peers together
   int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels
@@ -80,13 +80,13 @@ struct Plan {
 
 // Calls with a count of 0 are left out. Throws Error(invalidUsage) for a send to oneself without a
 // matching receive in the group, and for a receive without a send.
-Plan makePlan(const Shape& shape, const std::vector<Task>& tasks);
+Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks);
 
 // Returns the first channel of messages from one rank to another, the same at both ends.
-int firstMessageChannel(const Shape& shape, int from, int to);
+int firstMessageChannel(const CommConfig& config, int from, int to);
 
 // Appends launches for the messages of `tasks` (send, receive, all-to-all, gather, scatter).
-void planMessages(const Shape& shape, const std::vector<Task>& tasks, Plan& plan);
+void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan& plan);
 
 // The geometry of a one-shot launch for `bytes` bytes: one thread per line of 8 bytes.
 struct OneShotShape {

@@ -11,9 +11,9 @@ namespace {
 
 constexpr int kAmpere = 80, kHopper = 90;
 
-RankFacts factsOf(const PathSettings& settings, int rank) {
+RankInfo factsOf(const PathSettings& settings, int rank) {
   const auto found = settings.ranks.find(rank);
-  return found == settings.ranks.end() ? RankFacts{} : found->second;
+  return found == settings.ranks.end() ? RankInfo{} : found->second;
 }
 
 // The CPU that decides how far P2P reaches: the first one, as machines do not mix them.
@@ -54,7 +54,7 @@ PeerVerdict checkPeer(const Topology& topology, const PathTable& paths,
   };
 
   if (path.type == PathType::dis) return refuse("no wire leads from one to the other");
-  const RankFacts factsA = factsOf(settings, a.gpu.rank), factsB = factsOf(settings, b.gpu.rank);
+  const RankInfo factsA = factsOf(settings, a.gpu.rank), factsB = factsOf(settings, b.gpu.rank);
   if (a.host != b.host) {
     if (!settings.multiNodeNvlink) {
       return refuse(

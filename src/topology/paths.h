@@ -15,11 +15,11 @@ namespace unisono::topology {
 
 // Facts about a rank that are not in the topology file. Ranks without facts share one
 // /dev/shm per host, and one NVLink fabric if the file shows NVLink between their hosts.
-struct RankFacts {
+struct RankInfo {
   uint64_t shmDevice = 0;  // device number of /dev/shm; equal numbers on a host share memory
   uint64_t fabric = 0;     // NVLink fabric (cluster and clique) the GPU belongs to; 0: none
 
-  bool operator==(const RankFacts&) const = default;
+  bool operator==(const RankInfo&) const = default;
 };
 
 // What the user may set about paths. The names in comments are NCCL's variables.
@@ -35,7 +35,7 @@ struct PathSettings {
   bool pxnC2c = true;                // NCCL_PXN_C2C
   bool nvbDisable = false;           // NCCL_NVB_DISABLE
   bool multiNodeNvlink = true;       // NCCL_MNNVL_ENABLE
-  std::map<int, RankFacts> ranks;    // by rank
+  std::map<int, RankInfo> ranks;     // by rank
   // Pairs of ranks (lower first) between which the driver (NVML) refuses P2P.
   std::set<std::pair<int, int>> p2pRefused;
   bool reportP2pRefused = true;  // NCCL_IGNORE_DISABLED_P2P=0

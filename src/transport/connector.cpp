@@ -43,55 +43,56 @@ struct BlockMessage {
 
 Connector::Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap,
                      memory::Arena& arena, memory::MappingCache& mappings, DeviceTables& tables,
-                     const plan::Shape& shape, uint32_t slots, std::vector<PeerPlace> places,
+                     const plan::CommConfig& config, uint32_t slots, std::vector<PeerPlace> places,
                      PeerLinks links, std::vector<std::vector<int32_t>> ringOrders)
     : runtime_(runtime),
       bootstrap_(bootstrap),
       arena_(arena),
       mappings_(mappings),
       tables_(tables),
-      shape_(shape),
+      config_(config),
       slots_(slots),
       places_(std::move(places)),
       links_(std::move(links)),
       ringOrders_(std::move(ringOrders)),
-      sendConnected_(static_cast<size_t>(shape.ranks)),
-      receiveConnected_(static_cast<size_t>(shape.ranks)) {}
+      sendConnected_(static_cast<size_t>(config.ranks)),
+      receiveConnected_(static_cast<size_t>(config.ranks)) {}
 
 PeerLink Connector::linkBetween(int a, int b) const {
   const auto entry = links_.find(std::minmax(a, b));
   return entry == links_.end() ? PeerLink{} : entry->second;
 }
 
-memory::Block Connector::makeBlock(const Link& link, bool ofSender) {
+memory::Block Connector::makeBlock(const ConnectionGroup& link, bool ofSender) {
   const bool holdsSlots = linkBetween(link.sender, link.receiver).read == ofSender;
   const size_t slotBytes = holdsSlots ? link.channels * slots_ * link.slotBytes : 0;
   return arena_.allocate(linesBytes(link.channels, ofSender) + slotBytes);
 }
 
-void Connector::sendBlock(int peer, const Link& link, bool ofSender, const memory::Block& block) {
+void Connector::sendBlock(int peer, const ConnectionGroup& link, bool ofSender,
+                          const memory::Block& block) {
   const BlockMessage message{block.shared, linkBetween(link.sender, link.receiver).read ? 1u : 0u};
   bootstrap_.send(peer, tagOf(link.purpose, ofSender, link.sender, link.receiver),
                   std::as_bytes(std::span(&message, 1)));
   unconfirmed_.push_back(peer);
 }
 
-std::byte* Connector::receiveBlock(int peer, const Link& link, bool ofSender) {
+std::byte* Connector::receiveBlock(int peer, const ConnectionGroup& link, bool ofSender) {
   const std::vector<std::byte> bytes =
       bootstrap_.receive(peer, tagOf(link.purpose, ofSender, link.sender, link.receiver));
   BlockMessage message;
   if (bytes.size() != sizeof(message)) {
     throw internalError("A connection message has {} bytes instead of {}", bytes.size(),
                         sizeof(message))
-        .rank(shape_.rank)
+        .rank(config_.rank)
         .peer(peer)
         .remedy("Use the same version of the library on all ranks");
   }
   std::memcpy(&message, bytes.data(), sizeof(message));
   if ((message.read != 0) != linkBetween(link.sender, link.receiver).read) {
-    throw invalidUsage("Ranks {} and {} differ on whether receivers read from senders", shape_.rank,
-                       peer)
-        .rank(shape_.rank)
+    throw invalidUsage("Ranks {} and {} differ on whether receivers read from senders",
+                       config_.rank, peer)
+        .rank(config_.rank)
         .peer(peer)
         .remedy("Set NCCL_P2P_READ_ENABLE and NCCL_TOPO_FILE to the same values on all ranks");
   }
@@ -102,15 +103,15 @@ std::byte* Connector::receiveBlock(int peer, const Link& link, bool ofSender) {
 
 // Sends, and never waits. A rank that makes several links offers all of them before it completes
 // the first one, so that no order of ranks can deadlock.
-void Connector::offer(Link& link) {
+void Connector::offer(ConnectionGroup& link) {
   const int through = linkBetween(link.sender, link.receiver).through;
   for (const bool ofSender : {true, false}) {
     const int end = ofSender ? link.sender : link.receiver;
-    if (through == shape_.rank) {
+    if (through == config_.rank) {
       const memory::Block block = makeBlock(link, ofSender);
       sendBlock(link.sender, link, ofSender, block);
       sendBlock(link.receiver, link, ofSender, block);
-    } else if (through < 0 && end == shape_.rank) {
+    } else if (through < 0 && end == config_.rank) {
       link.own = makeBlock(link, ofSender);
       sendBlock(ofSender ? link.receiver : link.sender, link, ofSender, link.own);
     }
@@ -118,9 +119,9 @@ void Connector::offer(Link& link) {
 }
 
 // Waits for the other end, and returns one connection for each channel.
-std::vector<device::Connection> Connector::complete(const Link& link) {
+std::vector<device::Connection> Connector::complete(const ConnectionGroup& link) {
   const PeerLink between = linkBetween(link.sender, link.receiver);
-  const bool sends = link.sender == shape_.rank;
+  const bool sends = link.sender == config_.rank;
   const int peer = sends ? link.receiver : link.sender;
   auto block = [&](bool ofSender) {
     if (between.through < 0 && ofSender == sends) return link.own.address;
@@ -153,7 +154,7 @@ void Connector::waitUntilMapped() {
 // Says whether the kernels of both ranks can store to each other's memory without mapping it. Both
 // ends decide alike, and each opens its own direction.
 bool Connector::isDirect(int peer) const {
-  const PeerPlace& mine = places_[static_cast<size_t>(shape_.rank)];
+  const PeerPlace& mine = places_[static_cast<size_t>(config_.rank)];
   const PeerPlace& theirs = places_[static_cast<size_t>(peer)];
   if (mine.process != theirs.process || !runtime_.canAccessPeer(mine.device, theirs.device) ||
       !runtime_.canAccessPeer(theirs.device, mine.device) ||
@@ -189,30 +190,30 @@ void Connector::connectRings() {
     const auto& ring = ringOrders_[channel];
     for (size_t i = 0; i < ring.size(); i++) {
       const int from = ring[i], to = ring[(i + 1) % ring.size()];
-      if (from == shape_.rank || to == shape_.rank ||
-          linkBetween(from, to).through == shape_.rank) {
+      if (from == config_.rank || to == config_.rank ||
+          linkBetween(from, to).through == config_.rank) {
         hops[{from, to}].push_back(channel);
       }
     }
   }
-  std::vector<Link> links;
+  std::vector<ConnectionGroup> links;
   for (const auto& [ends, channels] : hops) {
-    links.push_back({ends.first, ends.second, kRing, channels.size(), shape_.slotBytes});
+    links.push_back({ends.first, ends.second, kRing, channels.size(), config_.slotBytes});
     offer(links.back());
   }
 
   std::vector<device::Connection> sends(ringOrders_.size()), receives(ringOrders_.size());
-  for (const Link& link : links) {
-    if (link.sender != shape_.rank && link.receiver != shape_.rank) continue;
+  for (const ConnectionGroup& link : links) {
+    if (link.sender != config_.rank && link.receiver != config_.rank) continue;
     const std::vector<device::Connection> connections = complete(link);
     const std::vector<size_t>& channels = hops[{link.sender, link.receiver}];
     for (size_t i = 0; i < channels.size(); i++) {
-      (link.sender == shape_.rank ? sends : receives)[channels[i]] = connections[i];
+      (link.sender == config_.rank ? sends : receives)[channels[i]] = connections[i];
     }
   }
   for (size_t channel = 0; channel < ringOrders_.size(); channel++) {
     const auto& ring = ringOrders_[channel];
-    const auto mine = std::find(ring.begin(), ring.end(), shape_.rank);
+    const auto mine = std::find(ring.begin(), ring.end(), config_.rank);
     std::vector<int32_t> order(mine, ring.end());
     order.insert(order.end(), ring.begin(), mine);
     tables_.setRing(static_cast<int>(channel), receives[channel], sends[channel], order,
@@ -222,54 +223,54 @@ void Connector::connectRings() {
 }
 
 // The link for messages that both ends will have connected.
-Connector::Link Connector::makeLinkForMessages(int from, int to) {
-  if (from == shape_.rank) sendConnected_[static_cast<size_t>(to)] = true;
-  if (to == shape_.rank) receiveConnected_[static_cast<size_t>(from)] = true;
-  return {from, to, kPeer, static_cast<size_t>(shape_.channelsPerPeer), shape_.peerSlotBytes};
+Connector::ConnectionGroup Connector::makeLinkForMessages(int from, int to) {
+  if (from == config_.rank) sendConnected_[static_cast<size_t>(to)] = true;
+  if (to == config_.rank) receiveConnected_[static_cast<size_t>(from)] = true;
+  return {from, to, kPeer, static_cast<size_t>(config_.channelsPerPeer), config_.peerSlotBytes};
 }
 
 void Connector::connectThrough() {
-  std::vector<Link> links;
+  std::vector<ConnectionGroup> links;
   for (const auto& [pair, link] : links_) {
     if (link.through < 0) continue;
     for (const auto& [from, to] : {pair, std::pair(pair.second, pair.first)}) {
-      if (shape_.rank != from && shape_.rank != to && shape_.rank != link.through) continue;
+      if (config_.rank != from && config_.rank != to && config_.rank != link.through) continue;
       links.push_back(makeLinkForMessages(from, to));
       offer(links.back());
     }
   }
-  for (const Link& link : links) completeForMessages(link);
+  for (const ConnectionGroup& link : links) completeForMessages(link);
 }
 
 void Connector::connectPeers(const std::vector<plan::PeerUse>& uses) {
-  std::vector<Link> links;
+  std::vector<ConnectionGroup> links;
   for (const plan::PeerUse& use : uses) {
     if ((use.sends ? sendConnected_ : receiveConnected_)[static_cast<size_t>(use.peer)]) continue;
-    links.push_back(use.sends ? makeLinkForMessages(shape_.rank, use.peer)
-                              : makeLinkForMessages(use.peer, shape_.rank));
+    links.push_back(use.sends ? makeLinkForMessages(config_.rank, use.peer)
+                              : makeLinkForMessages(use.peer, config_.rank));
     offer(links.back());
   }
-  for (const Link& link : links) completeForMessages(link);
+  for (const ConnectionGroup& link : links) completeForMessages(link);
 }
 
-void Connector::completeForMessages(const Link& link) {
-  const bool sends = link.sender == shape_.rank;
-  if (!sends && link.receiver != shape_.rank) return;
+void Connector::completeForMessages(const ConnectionGroup& link) {
+  const bool sends = link.sender == config_.rank;
+  if (!sends && link.receiver != config_.rank) return;
   tables_.setPeer(sends, sends ? link.receiver : link.sender,
-                  plan::firstMessageChannel(shape_, link.sender, link.receiver), complete(link));
+                  plan::firstMessageChannel(config_, link.sender, link.receiver), complete(link));
 }
 
 void Connector::connectOneShot() {
-  const memory::Block scratch =
-      arena_.allocate(device::oneShotScratchBytes(shape_.ranks, shape_.situation.oneShotMaxBytes));
+  const memory::Block scratch = arena_.allocate(
+      device::oneShotScratchBytes(config_.ranks, config_.tuningInput.oneShotMaxBytes));
   const memory::Block epochs = arena_.allocate(device::kOneShotMaxBlocks * sizeof(uint32_t));
-  const auto link = [](int from, int to) { return Link{from, to, kOneShot, 1, 0}; };
-  for (int peer = 0; peer < shape_.ranks; peer++) {
-    if (peer != shape_.rank) sendBlock(peer, link(shape_.rank, peer), true, scratch);
+  const auto link = [](int from, int to) { return ConnectionGroup{from, to, kOneShot, 1, 0}; };
+  for (int peer = 0; peer < config_.ranks; peer++) {
+    if (peer != config_.rank) sendBlock(peer, link(config_.rank, peer), true, scratch);
   }
-  for (int peer = 0; peer < shape_.ranks; peer++) {
+  for (int peer = 0; peer < config_.ranks; peer++) {
     oneShot_.scratch[static_cast<size_t>(peer)] =
-        peer == shape_.rank ? scratch.address : receiveBlock(peer, link(peer, shape_.rank), true);
+        peer == config_.rank ? scratch.address : receiveBlock(peer, link(peer, config_.rank), true);
   }
   oneShot_.epochs = reinterpret_cast<uint32_t*>(epochs.address);
   oneShotConnected_ = true;

@@ -46,7 +46,7 @@ struct OneShotMemory {
 class Connector {
  public:
   Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap, memory::Arena& arena,
-            memory::MappingCache& mappings, DeviceTables& tables, const plan::Shape& shape,
+            memory::MappingCache& mappings, DeviceTables& tables, const plan::CommConfig& config,
             uint32_t slots, std::vector<PeerPlace> places, PeerLinks links,
             std::vector<std::vector<int32_t>> ringOrders);
 
@@ -70,7 +70,7 @@ class Connector {
  private:
   // All channels of one purpose from one rank to another. This rank is one of the two, or the one
   // between them.
-  struct Link {
+  struct ConnectionGroup {
     int sender, receiver;
     uint64_t purpose;
     size_t channels;
@@ -78,14 +78,14 @@ class Connector {
     memory::Block own{};  // of this rank's end, unless the rank between provides it
   };
   PeerLink linkBetween(int a, int b) const;
-  memory::Block makeBlock(const Link& link, bool ofSender);
-  void sendBlock(int peer, const Link& link, bool ofSender, const memory::Block& block);
-  std::byte* receiveBlock(int peer, const Link& link, bool ofSender);
-  void offer(Link& link);
-  std::vector<device::Connection> complete(const Link& link);
+  memory::Block makeBlock(const ConnectionGroup& link, bool ofSender);
+  void sendBlock(int peer, const ConnectionGroup& link, bool ofSender, const memory::Block& block);
+  std::byte* receiveBlock(int peer, const ConnectionGroup& link, bool ofSender);
+  void offer(ConnectionGroup& link);
+  std::vector<device::Connection> complete(const ConnectionGroup& link);
   bool isDirect(int peer) const;
-  Link makeLinkForMessages(int from, int to);
-  void completeForMessages(const Link& link);
+  ConnectionGroup makeLinkForMessages(int from, int to);
+  void completeForMessages(const ConnectionGroup& link);
 
   void connectRings();
   void connectPeers(const std::vector<plan::PeerUse>& uses);
@@ -96,7 +96,7 @@ class Connector {
   memory::Arena& arena_;
   memory::MappingCache& mappings_;
   DeviceTables& tables_;
-  plan::Shape shape_;
+  plan::CommConfig config_;
   uint32_t slots_;
   std::vector<PeerPlace> places_;
   PeerLinks links_;

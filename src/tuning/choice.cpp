@@ -102,15 +102,15 @@ void checkProtocols(std::string_view text) {
   parseLists("NCCL_PROTO", text, "a protocol", kProtocolNames);
 }
 
-Algorithm chooseAllReduce(const Situation& situation, size_t bytes) {
-  const bool fits = bytes <= situation.oneShotMaxBytes;
-  if (fits && situation.allowed[Algorithm::oneShot]) return Algorithm::oneShot;
+Algorithm chooseAllReduce(const TuningInput& tuningInput, size_t bytes) {
+  const bool fits = bytes <= tuningInput.oneShotMaxBytes;
+  if (fits && tuningInput.allowed[Algorithm::oneShot]) return Algorithm::oneShot;
   return Algorithm::ring;
 }
 
-int chooseChannels(const Situation& situation, size_t bytes) {
-  const size_t useful = bytes / situation.minBytesPerChannel;
-  return static_cast<int>(std::clamp<size_t>(useful, 1, static_cast<size_t>(situation.channels)));
+int chooseChannels(const TuningInput& tuningInput, size_t bytes) {
+  const size_t useful = bytes / tuningInput.minBytesPerChannel;
+  return static_cast<int>(std::clamp<size_t>(useful, 1, static_cast<size_t>(tuningInput.channels)));
 }
 
 }  // namespace unisono::tuning

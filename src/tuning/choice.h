@@ -32,7 +32,7 @@ AllowedAlgorithms parseAlgorithms(std::string_view text);
 void checkProtocols(std::string_view text);
 
 // What the choice depends on; the same on every rank.
-struct Situation {
+struct TuningInput {
   int ranks = 1;
   int channels = 1;               // channels of the rings
   size_t oneShotMaxBytes = 0;     // 0: not every pair of ranks can map each other's memory
@@ -41,9 +41,9 @@ struct Situation {
 };
 
 // For an all-reduce of `bytes` bytes.
-Algorithm chooseAllReduce(const Situation& situation, size_t bytes);
+Algorithm chooseAllReduce(const TuningInput& tuningInput, size_t bytes);
 
-// Channels for collectives that together move `bytes` bytes: between 1 and situation.channels.
-int chooseChannels(const Situation& situation, size_t bytes);
+// Channels for collectives that together move `bytes` bytes: between 1 and tuningInput.channels.
+int chooseChannels(const TuningInput& tuningInput, size_t bytes);
 
 }  // namespace unisono::tuning

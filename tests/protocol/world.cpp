@@ -173,19 +173,19 @@ void World::nameMemory() const {
 void World::makeMember(int rank, int ranks) {
   HostRuntime& runtime = testRuntime();
   Member& member = members_[index(rank)];
-  plan::Shape& shape = member.shape;
-  shape.rank = rank;
-  shape.ranks = ranks;
-  shape.situation.ranks = ranks;
-  shape.situation.channels = geometry_.channels;
-  shape.situation.oneShotMaxBytes = geometry_.oneShotMaxBytes;
-  shape.situation.minBytesPerChannel = geometry_.minBytesPerChannel;
-  shape.slotBytes = shape.peerSlotBytes = geometry_.slotBytes;
-  shape.slicesPerChunk = geometry_.slicesPerChunk;
-  shape.peerChannels = geometry_.peerChannels;
-  shape.channelsPerPeer = geometry_.channelsPerPeer;
-  shape.minBytesPerPart = geometry_.minBytesPerPart;
-  shape.directBytes = geometry_.directBytes;
+  plan::CommConfig& config = member.config;
+  config.rank = rank;
+  config.ranks = ranks;
+  config.tuningInput.ranks = ranks;
+  config.tuningInput.channels = geometry_.channels;
+  config.tuningInput.oneShotMaxBytes = geometry_.oneShotMaxBytes;
+  config.tuningInput.minBytesPerChannel = geometry_.minBytesPerChannel;
+  config.slotBytes = config.peerSlotBytes = geometry_.slotBytes;
+  config.slicesPerChunk = geometry_.slicesPerChunk;
+  config.peerChannels = geometry_.peerChannels;
+  config.channelsPerPeer = geometry_.channelsPerPeer;
+  config.minBytesPerPart = geometry_.minBytesPerPart;
+  config.directBytes = geometry_.directBytes;
 
   member.abortFlag = runtime.allocatePinned(sizeof(uint32_t));
   device::Communicator head{};
@@ -221,7 +221,7 @@ void World::makeMember(int rank, int ranks) {
     for (int b = a + 1; b < ranks; b++) links[{a, b}] = link(a, b);
   }
   member.connector = std::make_unique<transport::Connector>(
-      runtime, network(rank), *member.arena, *member.mappings, *member.tables, shape,
+      runtime, network(rank), *member.arena, *member.mappings, *member.tables, config,
       geometry_.slots, std::move(places), std::move(links), std::move(orders));
   member.connector->connectThrough();
 
@@ -303,7 +303,7 @@ void World::reset(Random& random) {
 void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
   HostRuntime& runtime = testRuntime();
   Member& member = members_[index(rank)];
-  plan::Plan plan = plan::makePlan(member.shape, tasks);
+  plan::Plan plan = plan::makePlan(member.config, tasks);
   if (!member.connector->isConnected(plan)) {
     throw internalError("The plan uses connections that the test did not make").rank(rank);
   }

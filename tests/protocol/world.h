@@ -58,7 +58,7 @@ class World {
   int ranks() const { return static_cast<int>(members_.size()); }
   const Geometry& geometry() const { return geometry_; }
   runtime::Stream stream(int rank) const { return members_[index(rank)].stream.get(); }
-  const plan::Shape& shape(int rank) const { return members_[index(rank)].shape; }
+  const plan::CommConfig& shape(int rank) const { return members_[index(rank)].config; }
   const device::Communicator& tables(int rank) const {
     return *members_[index(rank)].tables->address();
   }
@@ -81,7 +81,7 @@ class World {
 
  private:
   struct Member {
-    plan::Shape shape;
+    plan::CommConfig config;
     std::shared_ptr<runtime::PinnedMemory> abortFlag;
     std::unique_ptr<memory::Arena> arena;
     std::unique_ptr<memory::MappingCache> mappings;

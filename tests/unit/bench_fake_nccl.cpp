@@ -27,10 +27,10 @@
 #include "operations.h"
 #include "unisono/host.h"
 
+using unisono::bench::BenchOperation;
 using unisono::bench::ElementInfo;
 using unisono::bench::ElementType;
 using unisono::bench::NumberKind;
-using unisono::bench::Operation;
 
 namespace {
 
@@ -39,7 +39,7 @@ struct Stream {
 };
 
 struct Call {
-  Operation operation;
+  BenchOperation operation;
   const std::byte* send;
   std::byte* receive;
   size_t count;
@@ -142,29 +142,29 @@ std::vector<std::byte> resultOf(const std::vector<Call>& calls, size_t rank) {
   std::vector<std::byte> result;
   auto append = [&](const std::byte* from) { result.insert(result.end(), from, from + block); };
   switch (mine.operation) {
-    case Operation::allReduce:
+    case BenchOperation::allReduce:
       return reduceAll(calls, 0, mine.count);
-    case Operation::reduceScatter:
+    case BenchOperation::reduceScatter:
       return reduceAll(calls, rank * mine.count, mine.count);
-    case Operation::reduce:
+    case BenchOperation::reduce:
       if (rank == root) return reduceAll(calls, 0, mine.count);
       break;
-    case Operation::broadcast:
+    case BenchOperation::broadcast:
       append(calls[root].send);
       break;
-    case Operation::scatter:
+    case BenchOperation::scatter:
       append(calls[root].send + rank * block);
       break;
-    case Operation::gather:
+    case BenchOperation::gather:
       if (rank != root) break;
       [[fallthrough]];
-    case Operation::allGather:
+    case BenchOperation::allGather:
       for (const Call& each : calls) append(each.send);
       break;
-    case Operation::allToAll:
+    case BenchOperation::allToAll:
       for (const Call& each : calls) append(each.send + rank * block);
       break;
-    case Operation::sendReceive:
+    case BenchOperation::sendReceive:
       break;
   }
   return result;
@@ -247,8 +247,9 @@ struct ncclComm {
 
 namespace {
 
-ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, Operation operation, const void* send,
-                    void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root) {
+ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, BenchOperation operation,
+                    const void* send, void* receive, size_t count, ncclDataType_t type,
+                    ncclRedOp_t op, int root) {
   if (fault() == "error") return fail("the fake was asked to fail");
   Call call{operation,
             static_cast<const std::byte*>(send),
@@ -320,39 +321,39 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) {
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, Operation::allReduce, send, receive, count, type, op, 0);
+  return submit(comm, stream, BenchOperation::allReduce, send, receive, count, type, op, 0);
 }
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, Operation::reduce, send, receive, count, type, op, root);
+  return submit(comm, stream, BenchOperation::reduce, send, receive, count, type, op, root);
 }
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, Operation::reduceScatter, send, receive, count, type, op, 0);
+  return submit(comm, stream, BenchOperation::reduceScatter, send, receive, count, type, op, 0);
 }
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, Operation::broadcast, send, receive, count, type, ncclSum, root);
+  return submit(comm, stream, BenchOperation::broadcast, send, receive, count, type, ncclSum, root);
 }
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, Operation::allGather, send, receive, count, type, ncclSum, 0);
+  return submit(comm, stream, BenchOperation::allGather, send, receive, count, type, ncclSum, 0);
 }
 ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type,
                           ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, Operation::allToAll, send, receive, count, type, ncclSum, 0);
+  return submit(comm, stream, BenchOperation::allToAll, send, receive, count, type, ncclSum, 0);
 }
 ncclResult_t ncclGather(const void* send, void* receive, size_t count, ncclDataType_t type,
                         int root, ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, Operation::gather, send, receive, count, type, ncclSum, root);
+  return submit(comm, stream, BenchOperation::gather, send, receive, count, type, ncclSum, root);
 }
 ncclResult_t ncclScatter(const void* send, void* receive, size_t count, ncclDataType_t type,
                          int root, ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, Operation::scatter, send, receive, count, type, ncclSum, root);
+  return submit(comm, stream, BenchOperation::scatter, send, receive, count, type, ncclSum, root);
 }
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  Call call{Operation::sendReceive,
+  Call call{BenchOperation::sendReceive,
             static_cast<const std::byte*>(send),
             nullptr,
             count,
@@ -366,7 +367,7 @@ ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int p
 }
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  Call call{Operation::sendReceive,
+  Call call{BenchOperation::sendReceive,
             nullptr,
             static_cast<std::byte*>(receive),
             count,

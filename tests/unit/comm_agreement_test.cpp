@@ -139,19 +139,19 @@ TEST(Decision, IsTheSameOnEveryRank) {
     for (int rank = 0; rank < n; rank++) {
       const Decision decision = decideFrom(ranks, rank);
       summaries.push_back(summarize(decision));
-      ASSERT_EQ(decision.shape.rank, rank);
+      ASSERT_EQ(decision.config.rank, rank);
       if (rank > 0) continue;
-      const plan::Shape& shape = decision.shape;
-      ASSERT_GE(shape.situation.channels, 1);
-      ASSERT_LE(shape.situation.channels, 64);
-      ASSERT_GT(shape.slotBytes, 0u);
-      ASSERT_EQ(shape.slotBytes % 512, 0u);
-      ASSERT_GT(shape.slotBytes * shape.slicesPerChunk, shape.slotBytes) << "overflow";
-      ASSERT_EQ(shape.slicesPerChunk, 2u);
-      ASSERT_EQ(decision.slots % shape.slicesPerChunk, 0u);
-      ASSERT_GE(shape.channelsPerPeer, 1);
-      ASSERT_EQ(shape.peerChannels % shape.channelsPerPeer, 0);
-      ASSERT_EQ(decision.ringOrders.size(), static_cast<size_t>(shape.situation.channels));
+      const plan::CommConfig& config = decision.config;
+      ASSERT_GE(config.tuningInput.channels, 1);
+      ASSERT_LE(config.tuningInput.channels, 64);
+      ASSERT_GT(config.slotBytes, 0u);
+      ASSERT_EQ(config.slotBytes % 512, 0u);
+      ASSERT_GT(config.slotBytes * config.slicesPerChunk, config.slotBytes) << "overflow";
+      ASSERT_EQ(config.slicesPerChunk, 2u);
+      ASSERT_EQ(decision.slots % config.slicesPerChunk, 0u);
+      ASSERT_GE(config.channelsPerPeer, 1);
+      ASSERT_EQ(config.peerChannels % config.channelsPerPeer, 0);
+      ASSERT_EQ(decision.ringOrders.size(), static_cast<size_t>(config.tuningInput.channels));
       for (std::vector<int32_t> ring : decision.ringOrders) {
         // Each node is entered once.
         int entries = 0;
@@ -174,21 +174,21 @@ TEST(Decision, SettingsOfTheWeakestRankHold) {
   ranks[1].maxChannels = 7;
   ranks[2].maxChannels = 5;
   ranks[3].minChannels = 30;
-  EXPECT_EQ(decideFrom(ranks, 0).shape.situation.channels, 5);
+  EXPECT_EQ(decideFrom(ranks, 0).config.tuningInput.channels, 5);
   ranks = factsOf(4);
   ranks[2].bufferBytes = 1 << 20;
   ranks[3].bufferBytes = 1 << 16;
-  EXPECT_EQ(decideFrom(ranks, 0).shape.slotBytes * decideFrom(ranks, 0).slots, 1u << 16);
-  EXPECT_GT(decideFrom(ranks, 0).shape.situation.oneShotMaxBytes, 0u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.slotBytes * decideFrom(ranks, 0).slots, 1u << 16);
+  EXPECT_GT(decideFrom(ranks, 0).config.tuningInput.oneShotMaxBytes, 0u);
   ranks[0].reachesPeers = 0;
-  EXPECT_EQ(decideFrom(ranks, 0).shape.situation.oneShotMaxBytes, 0u);
-  EXPECT_EQ(decideFrom(factsOf(9), 0).shape.situation.oneShotMaxBytes, 0u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.tuningInput.oneShotMaxBytes, 0u);
+  EXPECT_EQ(decideFrom(factsOf(9), 0).config.tuningInput.oneShotMaxBytes, 0u);
 }
 
 TEST(Decision, MachinesTellHowManyChannelsThereAre) {
   auto channels = [](std::vector<RankFacts> ranks, int found, bool cuda) {
     for (RankFacts& facts : ranks) facts.backend = cuda ? 1 : 0;
-    return decide(ranks, placesOf(ranks, found), 0).shape.situation.channels;
+    return decide(ranks, placesOf(ranks, found), 0).config.tuningInput.channels;
   };
   EXPECT_EQ(channels(factsOf(8), 12, true), 24);
   EXPECT_EQ(channels(factsOf(8), 2, true), 4);
@@ -213,16 +213,16 @@ TEST(Decision, SmallCallsStaySmall) {
     SCOPED_TRACE(backend == 0 ? "host" : "CUDA");
     auto ranks = factsOf(8);
     for (RankFacts& facts : ranks) facts.backend = backend;
-    const plan::Shape shape = decideFrom(ranks, 0).shape;
+    const plan::CommConfig config = decideFrom(ranks, 0).config;
     auto channelsFor = [&](uint64_t bytes) {
-      const auto made = makePlan(shape, {{Call::broadcast, memory, memory, bytes, spec, 0, true}});
+      const auto made = makePlan(config, {{Call::broadcast, memory, memory, bytes, spec, 0, true}});
       return std::get<plan::CollectiveLaunch>(made.launches.front()).blocks;
     };
     EXPECT_EQ(channelsFor(1024), 1);
     EXPECT_EQ(channelsFor(32 << 10), 1);
-    EXPECT_EQ(channelsFor(uint64_t{1} << 30), shape.situation.channels);
+    EXPECT_EQ(channelsFor(uint64_t{1} << 30), config.tuningInput.channels);
     auto isOffered = [&](uint64_t bytes) {
-      const auto made = makePlan(shape, {{Call::receive, memory, memory, bytes, spec, 1, true}});
+      const auto made = makePlan(config, {{Call::receive, memory, memory, bytes, spec, 1, true}});
       const auto& launch = std::get<plan::SendReceiveLaunch>(made.launches.front());
       return launch.arguments.work[0].offerDirect;
     };

@@ -139,8 +139,8 @@ std::vector<Plan> plansOf(const std::vector<std::vector<Task>>& tasks, int peerC
   std::vector<Plan> plans;
   const int ranks = static_cast<int>(tasks.size());
   for (int rank = 0; rank < ranks; rank++) {
-    const Shape shape = shapeOf(rank, ranks, 4, peerChannels, channelsPerPeer);
-    plans.push_back(makePlan(shape, tasks[static_cast<size_t>(rank)]));
+    const CommConfig config = configOf(rank, ranks, 4, peerChannels, channelsPerPeer);
+    plans.push_back(makePlan(config, tasks[static_cast<size_t>(rank)]));
     for (const Launch& launch : plans.back().launches) {
       const auto& messages = std::get<SendReceiveLaunch>(launch);
       EXPECT_LE(messages.arguments.works, device::kMaxSendReceiveWorks);
@@ -187,11 +187,11 @@ TEST(PlanMessages, RandomSendsAndReceivesMeetInAnyOrder) {
     // Few channels, so that different peers share them.
     const int peerChannels = 1 << random() % 4;
     const int channelsPerPeer = 1 << random() % 4;
-    struct Letter {
+    struct SentMessage {
       int from, to;
       uint64_t bytes;
     };
-    std::vector<Letter> messages;
+    std::vector<SentMessage> messages;
     uint64_t bytes = 0;
     for (unsigned i = random() % 250; i > 0; i--) {
       messages.push_back({static_cast<int>(random() % static_cast<unsigned>(ranks)),
@@ -203,7 +203,7 @@ TEST(PlanMessages, RandomSendsAndReceivesMeetInAnyOrder) {
     for (int rank = 0; rank < ranks; rank++) {
       // Every rank mixes its sends and receives in its own way; the order between two stays.
       std::map<std::pair<bool, int>, std::deque<Task>> queues;
-      for (const Letter& m : messages) {
+      for (const SentMessage& m : messages) {
         if (m.from == rank) {
           queues[{true, m.to}].push_back(
               taskOf(Call::send, m.bytes, device::DataType::uint8, m.to));
@@ -250,8 +250,8 @@ TEST(PlanMessages, AllToAllOfManyRanksNeedsSeveralLaunches) {
 }
 
 void runWithoutReceive() {
-  Model model({makePlan(shapeOf(0, 2), {taskOf(Call::send, 10, device::DataType::uint8, 1)}),
-               makePlan(shapeOf(1, 2), {})});
+  Model model({makePlan(configOf(0, 2), {taskOf(Call::send, 10, device::DataType::uint8, 1)}),
+               makePlan(configOf(1, 2), {})});
   model.run();
 }
 
@@ -260,24 +260,24 @@ TEST(PlanMessages, TheModelSeesAMissingReceive) {
 }
 
 TEST(PlanMessages, ToOneself) {
-  const Shape shape = shapeOf(1, 3);
+  const CommConfig config = configOf(1, 3);
   const Task send = taskOf(Call::send, 8, device::DataType::float64, 1);
   Task receive = taskOf(Call::receive, 8, device::DataType::float64, 1);
-  const Plan plan = makePlan(shape, {send, receive});
+  const Plan plan = makePlan(config, {send, receive});
   EXPECT_EQ(plan.launches.size(), 1u);
   EXPECT_TRUE(plan.peers.empty());
-  EXPECT_THROW(makePlan(shape, {send}), Error);
-  EXPECT_THROW(makePlan(shape, {receive}), Error);
-  EXPECT_THROW(makePlan(shape, {send, receive, send}), Error);
+  EXPECT_THROW(makePlan(config, {send}), Error);
+  EXPECT_THROW(makePlan(config, {receive}), Error);
+  EXPECT_THROW(makePlan(config, {send, receive, send}), Error);
   receive.count = 7;
-  EXPECT_THROW(makePlan(shape, {send, receive}), Error);
+  EXPECT_THROW(makePlan(config, {send, receive}), Error);
 }
 
 TEST(PlanMessages, OnlyLargeOpenReceivesAreOffered) {
-  const Shape shape = shapeOf(0, 2);
-  Task open = taskOf(Call::receive, shape.directBytes, device::DataType::uint8, 1);
+  const CommConfig config = configOf(0, 2);
+  Task open = taskOf(Call::receive, config.directBytes, device::DataType::uint8, 1);
   auto offered = [&](const Task& task) {
-    const Plan plan = makePlan(shape, {task});
+    const Plan plan = makePlan(config, {task});
     return std::get<SendReceiveLaunch>(plan.launches.front()).arguments.work[0].offerDirect;
   };
   EXPECT_TRUE(offered(open));

@@ -16,13 +16,13 @@ constexpr Call kCollectives[] = {Call::allReduce, Call::allGather, Call::reduceS
 
 // Each element of each collective belongs to exactly one channel, and each channel of a launch
 // runs.
-void expectWholeCover(const Shape& shape, const std::vector<Task>& tasks, const Plan& plan) {
+void expectWholeCover(const CommConfig& config, const std::vector<Task>& tasks, const Plan& plan) {
   size_t next = 0;
   for (const Launch& launch : plan.launches) {
     const auto& collective = std::get<CollectiveLaunch>(launch);
     ASSERT_GE(collective.arguments.works, 1);
     ASSERT_LE(collective.arguments.works, device::kMaxCollectiveWorks);
-    ASSERT_LE(collective.blocks, shape.situation.channels);
+    ASSERT_LE(collective.blocks, config.tuningInput.channels);
     int blocks = 0;
     for (int w = 0; w < collective.arguments.works; w++) {
       const device::CollectiveWork& work = collective.arguments.work[w];
@@ -41,13 +41,13 @@ void expectWholeCover(const Shape& shape, const std::vector<Task>& tasks, const 
         ASSERT_EQ(work.low * size % 16, 0u);
         ASSERT_EQ(work.middle * size % 16, 0u);
       }
-      ASSERT_LE(work.chunkElements * size, uint64_t{shape.slotBytes} * shape.slicesPerChunk);
+      ASSERT_LE(work.chunkElements * size, uint64_t{config.slotBytes} * config.slicesPerChunk);
       ASSERT_GT(work.chunkElements, 0u);
       blocks = std::max(blocks, work.firstChannel + work.channels);
       next++;
     }
     ASSERT_EQ(collective.blocks, blocks);
-    ASSERT_EQ(plan.usesRings, shape.ranks > 1);
+    ASSERT_EQ(plan.usesRings, config.ranks > 1);
   }
   while (next < tasks.size() && tasks[next].count == 0) next++;
   ASSERT_EQ(next, tasks.size()) << "calls are missing from the plan";
@@ -58,8 +58,8 @@ TEST(Plan, ChannelsCoverEveryElementOnceInRandomGroups) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     const int ranks = 1 + static_cast<int>(random() % 9);
-    Shape shape = shapeOf(0, ranks, 1 + static_cast<int>(random() % 64));
-    shape.situation.minBytesPerChannel = size_t{1} << random() % 17;
+    CommConfig config = configOf(0, ranks, 1 + static_cast<int>(random() % 64));
+    config.tuningInput.minBytesPerChannel = size_t{1} << random() % 17;
     std::vector<Task> tasks;
     for (uint64_t i = random() % 90; i > 0; i--) {
       const auto type = static_cast<DataType>(random() % device::kDataTypes);
@@ -67,12 +67,12 @@ TEST(Plan, ChannelsCoverEveryElementOnceInRandomGroups) {
       tasks.push_back(taskOf(kCollectives[random() % std::size(kCollectives)], count, type,
                              static_cast<int>(random() % static_cast<unsigned>(ranks))));
     }
-    const Plan plan = makePlan(shape, tasks);
-    expectWholeCover(shape, tasks, plan);
+    const Plan plan = makePlan(config, tasks);
+    expectWholeCover(config, tasks, plan);
     if (HasFatalFailure()) return;
     // The same on every rank.
-    shape.rank = ranks - 1;
-    const Plan other = makePlan(shape, tasks);
+    config.rank = ranks - 1;
+    const Plan other = makePlan(config, tasks);
     ASSERT_EQ(other.launches.size(), plan.launches.size());
     for (size_t l = 0; l < plan.launches.size(); l++) {
       const auto& a = std::get<CollectiveLaunch>(plan.launches[l]);
@@ -88,9 +88,9 @@ TEST(Plan, ChannelsCoverEveryElementOnceInRandomGroups) {
 // How many channels `tasks` take when there are more than enough of them and each needs 16 KiB.
 int blocksOf(const std::vector<Task>& tasks) {
   constexpr int kRanks = 4;
-  Shape shape = shapeOf(0, kRanks, 64);
-  shape.situation.minBytesPerChannel = 16384;
-  const Plan plan = makePlan(shape, tasks);
+  CommConfig config = configOf(0, kRanks, 64);
+  config.tuningInput.minBytesPerChannel = 16384;
+  const Plan plan = makePlan(config, tasks);
   EXPECT_EQ(plan.launches.size(), 1u);
   return std::get<CollectiveLaunch>(plan.launches.front()).blocks;
 }
@@ -111,9 +111,9 @@ TEST(Plan, ChannelsFollowTheTrafficOfTheCall) {
 // Calls of one launch share its channels in proportion to their traffic.
 TEST(Plan, CallsShareChannelsByTraffic) {
   const uint64_t count = uint64_t{1} << 24;
-  const Shape shape = shapeOf(0, 4, 12);
+  const CommConfig config = configOf(0, 4, 12);
   const Plan plan =
-      makePlan(shape, {taskOf(Call::allReduce, count), taskOf(Call::broadcast, count)});
+      makePlan(config, {taskOf(Call::allReduce, count), taskOf(Call::broadcast, count)});
   ASSERT_EQ(plan.launches.size(), 1u);
   const auto& launch = std::get<CollectiveLaunch>(plan.launches.front());
   ASSERT_EQ(launch.arguments.works, 2);
@@ -122,9 +122,9 @@ TEST(Plan, CallsShareChannelsByTraffic) {
 }
 
 TEST(Plan, LargestCount) {
-  const Shape shape = shapeOf(0, 8, 24);
+  const CommConfig config = configOf(0, 8, 24);
   const std::vector<Task> tasks = {taskOf(Call::allReduce, uint64_t{1} << 60)};
-  expectWholeCover(shape, tasks, makePlan(shape, tasks));
+  expectWholeCover(config, tasks, makePlan(config, tasks));
 }
 
 TEST(Plan, CallsOfNothingLeaveNoTrace) {
@@ -133,7 +133,7 @@ TEST(Plan, CallsOfNothingLeaveNoTrace) {
     tasks.push_back(taskOf(static_cast<Call>(call), 0));
   }
   for (int ranks : {1, 3}) {
-    const Plan plan = makePlan(shapeOf(0, ranks), tasks);
+    const Plan plan = makePlan(configOf(0, ranks), tasks);
     EXPECT_TRUE(plan.launches.empty());
     EXPECT_TRUE(plan.peers.empty());
     EXPECT_FALSE(plan.usesRings);
@@ -143,7 +143,7 @@ TEST(Plan, CallsOfNothingLeaveNoTrace) {
 
 TEST(Plan, OneRankNeedsNoConnection) {
   const Plan plan =
-      makePlan(shapeOf(0, 1), {taskOf(Call::allReduce, 100'000), taskOf(Call::allToAll, 5)});
+      makePlan(configOf(0, 1), {taskOf(Call::allReduce, 100'000), taskOf(Call::allToAll, 5)});
   EXPECT_FALSE(plan.usesRings);
   EXPECT_TRUE(plan.peers.empty());
   ASSERT_EQ(plan.launches.size(), 2u);
@@ -152,11 +152,11 @@ TEST(Plan, OneRankNeedsNoConnection) {
 }
 
 TEST(Plan, SmallAllReducesAreOneShotAndKeepTheOrder) {
-  Shape shape = shapeOf(1, 4);
-  shape.situation.oneShotMaxBytes = 1000;
-  const Plan plan = makePlan(
-      shape, {taskOf(Call::broadcast, 10), taskOf(Call::allReduce, 1000),
-              taskOf(Call::allReduce, 1001), taskOf(Call::reduce, 10), taskOf(Call::allReduce, 1)});
+  CommConfig config = configOf(1, 4);
+  config.tuningInput.oneShotMaxBytes = 1000;
+  const Plan plan = makePlan(config, {taskOf(Call::broadcast, 10), taskOf(Call::allReduce, 1000),
+                                      taskOf(Call::allReduce, 1001), taskOf(Call::reduce, 10),
+                                      taskOf(Call::allReduce, 1)});
   ASSERT_EQ(plan.launches.size(), 4u);
   EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[0]).arguments.works, 1);
   EXPECT_EQ(std::get<OneShotLaunch>(plan.launches[1]).arguments.count, 1000u);
@@ -168,17 +168,17 @@ TEST(Plan, SmallAllReducesAreOneShotAndKeepTheOrder) {
 
 TEST(Plan, OneShotGeometryHasALaneForEachLineUpToTheLimit) {
   for (uint64_t bytes : {1u, 8u, 9u, 511u, 4096u, 4097u, 65536u, 262144u}) {
-    const OneShotShape shape = oneShotShape(bytes);
-    EXPECT_GE(shape.blocks, 1);
-    EXPECT_LE(shape.blocks, device::kOneShotMaxBlocks);
-    EXPECT_EQ(shape.threads % 32, 0);
-    EXPECT_GE(static_cast<uint64_t>(shape.blocks * shape.threads), (bytes + 7) / 8) << bytes;
+    const OneShotShape config = oneShotShape(bytes);
+    EXPECT_GE(config.blocks, 1);
+    EXPECT_LE(config.blocks, device::kOneShotMaxBlocks);
+    EXPECT_EQ(config.threads % 32, 0);
+    EXPECT_GE(static_cast<uint64_t>(config.blocks * config.threads), (bytes + 7) / 8) << bytes;
   }
 }
 
 TEST(Plan, ManyCallsAreSeveralLaunches) {
   const std::vector<Task> tasks(3 * device::kMaxCollectiveWorks + 1, taskOf(Call::broadcast, 9));
-  const Plan plan = makePlan(shapeOf(0, 2), tasks);
+  const Plan plan = makePlan(configOf(0, 2), tasks);
   ASSERT_EQ(plan.launches.size(), 4u);
   EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches.back()).arguments.works, 1);
 }

@@ -7,22 +7,22 @@
 
 namespace unisono::plan {
 
-// The shape of `ranks` ranks with `peerChannels` channels for messages; no one-shot.
-inline Shape shapeOf(int rank, int ranks, int channels = 4, int peerChannels = 4,
-                     int channelsPerPeer = 2) {
-  Shape shape;
-  shape.rank = rank;
-  shape.ranks = ranks;
-  shape.situation.ranks = ranks;
-  shape.situation.channels = channels;
-  shape.situation.minBytesPerChannel = 4096;
-  shape.slotBytes = 8192;
-  shape.slicesPerChunk = 2;
-  shape.peerChannels = peerChannels;
-  shape.channelsPerPeer = channelsPerPeer;
-  shape.minBytesPerPart = 4096;
-  shape.directBytes = 100'000;
-  return shape;
+// The config of `ranks` ranks with `peerChannels` channels for messages; no one-shot.
+inline CommConfig configOf(int rank, int ranks, int channels = 4, int peerChannels = 4,
+                           int channelsPerPeer = 2) {
+  CommConfig config;
+  config.rank = rank;
+  config.ranks = ranks;
+  config.tuningInput.ranks = ranks;
+  config.tuningInput.channels = channels;
+  config.tuningInput.minBytesPerChannel = 4096;
+  config.slotBytes = 8192;
+  config.slicesPerChunk = 2;
+  config.peerChannels = peerChannels;
+  config.channelsPerPeer = channelsPerPeer;
+  config.minBytesPerPart = 4096;
+  config.directBytes = 100'000;
+  return config;
 }
 
 inline Task taskOf(Call call, uint64_t count, device::DataType type = device::DataType::uint8,

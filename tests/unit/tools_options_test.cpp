@@ -71,7 +71,7 @@ TEST(Options, AreRead) {
       {"all_reduce",    "-g", "2",   "-t", "3", "-n", "7", "-w",     "1",  "-c", "2", "-d",
        "half,fp8_e4m3", "-o", "all", "-z", "1", "-R", "2", "--seed", "42", "-a", "3", "--library",
        "x.so"});
-  EXPECT_EQ(options.operation, Operation::allReduce);
+  EXPECT_EQ(options.operation, BenchOperation::allReduce);
   EXPECT_EQ(options.gpusPerThread, 2);
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.iterations, 7);

@@ -37,7 +37,7 @@ Inputs makeInputs(const Reference& reference, int ranks, size_t count) {
 
 // Brute force, independent of Reference: integers as __int128 modulo the width, floats one rank
 // after the other with a rounding to the type after each step, as a plain library would.
-uint64_t reduceElement(const Reference& reference, Reduction reduction, const Inputs& inputs,
+uint64_t reduceElement(const Reference& reference, BenchReduction reduction, const Inputs& inputs,
                        size_t index) {
   const ElementInfo& info = elementInfo(reference.type());
   const size_t width = info.bytes;
@@ -54,22 +54,22 @@ uint64_t reduceElement(const Reference& reference, Reduction reduction, const In
     __int128 result = 0;
     for (int rank = 0; rank < ranks; rank++) {
       __int128 value = number(bitsAt(inputs[static_cast<size_t>(rank)], index, width));
-      if (reduction == Reduction::preMulSum) {
+      if (reduction == BenchReduction::preMulSum) {
         value = number(static_cast<uint64_t>(value * number(reference.scalarBits(rank))) & mask);
       }
       if (rank == 0) {
         result = value;
-      } else if (reduction == Reduction::prod) {
+      } else if (reduction == BenchReduction::prod) {
         result = number(static_cast<uint64_t>(result * value) & mask);
-      } else if (reduction == Reduction::min) {
+      } else if (reduction == BenchReduction::min) {
         result = std::min(result, value);
-      } else if (reduction == Reduction::max) {
+      } else if (reduction == BenchReduction::max) {
         result = std::max(result, value);
       } else {
         result = number(static_cast<uint64_t>(result + value) & mask);
       }
     }
-    if (reduction == Reduction::avg && ranks > 1) result /= ranks;
+    if (reduction == BenchReduction::avg && ranks > 1) result /= ranks;
     return static_cast<uint64_t>(result) & mask;
   }
   auto rounded = [&](double value) {
@@ -79,17 +79,17 @@ uint64_t reduceElement(const Reference& reference, Reduction reduction, const In
   for (int rank = 0; rank < ranks; rank++) {
     double value =
         decodeElement(info.type, bitsAt(inputs[static_cast<size_t>(rank)], index, width));
-    if (reduction == Reduction::preMulSum) {
+    if (reduction == BenchReduction::preMulSum) {
       value = rounded(value * decodeElement(info.type, reference.scalarBits(rank)));
     }
-    if (reduction == Reduction::avg) value = rounded(value * rounded(1.0 / ranks));
+    if (reduction == BenchReduction::avg) value = rounded(value * rounded(1.0 / ranks));
     if (rank == 0) {
       result = value;
-    } else if (reduction == Reduction::prod) {
+    } else if (reduction == BenchReduction::prod) {
       result = rounded(result * value);
-    } else if (reduction == Reduction::min) {
+    } else if (reduction == BenchReduction::min) {
       result = std::min(result, value);
-    } else if (reduction == Reduction::max) {
+    } else if (reduction == BenchReduction::max) {
       result = std::max(result, value);
     } else {
       result = rounded(result + value);
@@ -100,7 +100,7 @@ uint64_t reduceElement(const Reference& reference, Reduction reduction, const In
 
 struct Case {
   ElementType type;
-  Reduction reduction;
+  BenchReduction reduction;
   int ranks;
 };
 
@@ -109,7 +109,7 @@ std::vector<Case> allCases() {
   for (const ElementInfo& info : elementTypes()) {
     for (int reduction = 0; reduction < kReductions; reduction++) {
       for (int ranks : {1, 2, 3, 8, 17, 200}) {
-        cases.push_back({info.type, Reduction{reduction}, ranks});
+        cases.push_back({info.type, BenchReduction{reduction}, ranks});
       }
     }
   }
@@ -178,7 +178,7 @@ TEST_P(ReferenceTest, ToleratesNothingInHalfOfTheElements) {
   for (size_t i = 0; i < count_; i++) exact += reference_.expectation(i).tolerance == 0;
   const int ranks = GetParam().ranks;
   const bool rounds = info_.kind == NumberKind::floating &&
-                      GetParam().reduction == Reduction::avg &&
+                      GetParam().reduction == BenchReduction::avg &&
                       ((ranks & (ranks - 1)) != 0 || ranks > 64);
   if (rounds) {
     EXPECT_EQ(exact, 0u);

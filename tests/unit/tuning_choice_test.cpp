@@ -71,28 +71,28 @@ TEST(Choice, ChecksProtocols) {
 }
 
 TEST(Choice, SmallAllReducesGoDirectWhereAllowed) {
-  Situation situation;
-  situation.ranks = 4;
-  situation.oneShotMaxBytes = 1024;
-  EXPECT_EQ(chooseAllReduce(situation, 1), Algorithm::oneShot);
-  EXPECT_EQ(chooseAllReduce(situation, 1024), Algorithm::oneShot);
-  EXPECT_EQ(chooseAllReduce(situation, 1025), Algorithm::ring);
-  situation.allowed = parseAlgorithms("ring");
-  EXPECT_EQ(chooseAllReduce(situation, 1), Algorithm::ring);
-  situation.allowed = {};
-  situation.oneShotMaxBytes = 0;
-  EXPECT_EQ(chooseAllReduce(situation, 1), Algorithm::ring);
+  TuningInput tuningInput;
+  tuningInput.ranks = 4;
+  tuningInput.oneShotMaxBytes = 1024;
+  EXPECT_EQ(chooseAllReduce(tuningInput, 1), Algorithm::oneShot);
+  EXPECT_EQ(chooseAllReduce(tuningInput, 1024), Algorithm::oneShot);
+  EXPECT_EQ(chooseAllReduce(tuningInput, 1025), Algorithm::ring);
+  tuningInput.allowed = parseAlgorithms("ring");
+  EXPECT_EQ(chooseAllReduce(tuningInput, 1), Algorithm::ring);
+  tuningInput.allowed = {};
+  tuningInput.oneShotMaxBytes = 0;
+  EXPECT_EQ(chooseAllReduce(tuningInput, 1), Algorithm::ring);
 }
 
 TEST(Choice, ChannelsGrowWithTheBytes) {
-  Situation situation;
-  situation.channels = 16;
-  situation.minBytesPerChannel = 1000;
-  EXPECT_EQ(chooseChannels(situation, 0), 1);
-  EXPECT_EQ(chooseChannels(situation, 1999), 1);
-  EXPECT_EQ(chooseChannels(situation, 2000), 2);
-  EXPECT_EQ(chooseChannels(situation, 16'000), 16);
-  EXPECT_EQ(chooseChannels(situation, ~size_t{0}), 16);
+  TuningInput tuningInput;
+  tuningInput.channels = 16;
+  tuningInput.minBytesPerChannel = 1000;
+  EXPECT_EQ(chooseChannels(tuningInput, 0), 1);
+  EXPECT_EQ(chooseChannels(tuningInput, 1999), 1);
+  EXPECT_EQ(chooseChannels(tuningInput, 2000), 2);
+  EXPECT_EQ(chooseChannels(tuningInput, 16'000), 16);
+  EXPECT_EQ(chooseChannels(tuningInput, ~size_t{0}), 16);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ std::string typeNames() {
 
 std::string reductionNames() {
   std::vector<std::string> names;
-  for (int i = 0; i < kReductions; i++) names.emplace_back(reductionName(Reduction{i}));
+  for (int i = 0; i < kReductions; i++) names.emplace_back(reductionName(BenchReduction{i}));
   return fmt::format("{}, all", fmt::join(names, ", "));
 }
 
@@ -45,7 +45,7 @@ std::vector<std::string> splitList(std::string_view text) {
   return parts;
 }
 
-Operation parseOperation(const std::string& text) {
+BenchOperation parseOperation(const std::string& text) {
   for (const OperationInfo& info : operations()) {
     if (text == info.name) return info.operation;
   }
@@ -70,13 +70,13 @@ std::vector<ElementType> parseTypes(const std::string& text) {
   return types;
 }
 
-std::vector<Reduction> parseReductions(const std::string& text) {
-  std::vector<Reduction> reductions;
+std::vector<BenchReduction> parseReductions(const std::string& text) {
+  std::vector<BenchReduction> reductions;
   for (const std::string& part : splitList(text)) {
     bool found = false;
     for (int i = 0; i < kReductions; i++) {
-      if (part != "all" && part != reductionName(Reduction{i})) continue;
-      reductions.push_back(Reduction{i});
+      if (part != "all" && part != reductionName(BenchReduction{i})) continue;
+      reductions.push_back(BenchReduction{i});
       found = true;
     }
     if (!found) {
@@ -302,8 +302,8 @@ BenchOptions finishOptions(const BenchArguments& arguments) {
   }
   options.types = parseTypes(arguments.types);
   const OperationInfo& info = operationInfo(options.operation);
-  std::vector<Reduction> reductions = parseReductions(arguments.reductions);
-  options.reductions = info.reduces ? reductions : std::vector<Reduction>{Reduction::sum};
+  std::vector<BenchReduction> reductions = parseReductions(arguments.reductions);
+  options.reductions = info.reduces ? reductions : std::vector<BenchReduction>{BenchReduction::sum};
   options.root =
       arguments.root == "all" ? -1 : parseWhole<int>(arguments.root, "-r", "a rank, -1 or all");
   if (arguments.seed.empty()) {

@@ -28,7 +28,7 @@ class UsageError : public std::runtime_error {
 enum class Averaging : int { firstRank = 0, mean = 1, min = 2, max = 3 };
 
 struct BenchOptions {
-  Operation operation = Operation::allReduce;
+  BenchOperation operation = BenchOperation::allReduce;
   std::optional<size_t> minBytes, maxBytes;  // default: 8 B up to a maximum of the backend
   double factor = 2;
   size_t stepBytes = 0;   // not 0: sizes grow by this much instead of by `factor`
@@ -38,7 +38,7 @@ struct BenchOptions {
   int warmup = 5;
   int checks = 1;
   std::vector<ElementType> types = {ElementType::float32};
-  std::vector<Reduction> reductions = {Reduction::sum};
+  std::vector<BenchReduction> reductions = {BenchReduction::sum};
   int root = 0;  // -1: each rank in turn
   int graphLaunches = 0;
   int registration = 0;  // 0: none, 1: ncclCommRegister, 2: windows on ncclMemAlloc memory

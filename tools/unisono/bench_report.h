@@ -38,7 +38,7 @@ struct Row {
   size_t bytes = 0;
   size_t count = 0;
   ElementType type{};
-  Reduction reduction{};
+  BenchReduction reduction{};
   int root = -1;
   bool sampled = false;
   std::vector<Measurement> outOfPlace;  // by library

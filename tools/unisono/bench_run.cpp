@@ -27,7 +27,7 @@ constexpr double kGraceSeconds = 10;
 // Shared by the workers of one process.
 struct Run {
   const BenchOptions& options;
-  const Machine& machine;
+  const BenchMachine& machine;
   const Placement& placement;
   Coordinator& coordinator;
 };
@@ -96,7 +96,7 @@ class Worker {
     int firstRoot = info.hasRoot ? std::max(options_.root, 0) : 0;
     int lastRoot = info.hasRoot && options_.root < 0 ? run_.placement.ranks() - 1 : firstRoot;
     for (ElementType type : options_.types) {
-      for (Reduction reduction : options_.reductions) {
+      for (BenchReduction reduction : options_.reductions) {
         Reference reference = makeReference(type, reduction, 0);
         for (auto& set : sets_) {
           if (info.reduces) set->prepareReduction(reference, reduction);
@@ -142,7 +142,7 @@ class Worker {
     }
   }
 
-  Reference makeReference(ElementType type, Reduction reduction, int variant) const {
+  Reference makeReference(ElementType type, BenchReduction reduction, int variant) const {
     uint64_t seed = mixBits(options_.seed, static_cast<uint64_t>(variant), 0);
     if (!operationInfo(options_.operation).reduces) {
       return Reference(seed, type, run_.placement.ranks());
@@ -150,7 +150,7 @@ class Worker {
     return Reference(seed, type, reduction, run_.placement.ranks());
   }
 
-  void runSizes(ElementType type, Reduction reduction, int root, const Reference& reference) {
+  void runSizes(ElementType type, BenchReduction reduction, int root, const Reference& reference) {
     std::optional<size_t> last;
     for (size_t size : sizes_) {
       CallSpec call;
@@ -292,7 +292,7 @@ int runBench(const BenchOptions& options) {
     setEnvironment(options, 0);
     const bool several = options.nodes > 1 || options.processPerGpu;
     std::vector<Side> sides;
-    Machine machine;
+    BenchMachine machine;
     if (several) {
       // A device runtime does not survive a fork, so this process must not start one.
       machine = machineFromText(callInProcess([&] {

@@ -59,8 +59,8 @@ std::vector<Side> loadSides(const BenchOptions& options, std::string* backend) {
   return sides;
 }
 
-Machine describe(const std::vector<Side>& sides, const std::string& backend) {
-  Machine machine;
+BenchMachine describe(const std::vector<Side>& sides, const std::string& backend) {
+  BenchMachine machine;
   machine.backend = backend;
   machine.libraryPath = sides[0].library->path();
   machine.libraryVersion = sides[0].library->versionText();
@@ -79,15 +79,15 @@ Machine describe(const std::vector<Side>& sides, const std::string& backend) {
   return machine;
 }
 
-std::string toText(const Machine& machine) {
+std::string toText(const BenchMachine& machine) {
   return nlohmann::json{machine.backend,        machine.deviceNames, machine.libraryPath,
                         machine.libraryVersion, machine.otherPath,   machine.otherVersion}
       .dump();
 }
 
-Machine machineFromText(const std::string& text) {
+BenchMachine machineFromText(const std::string& text) {
   nlohmann::json json = nlohmann::json::parse(text);
-  Machine machine;
+  BenchMachine machine;
   json.at(0).get_to(machine.backend);
   json.at(1).get_to(machine.deviceNames);
   json.at(2).get_to(machine.libraryPath);

@@ -26,7 +26,7 @@ void setEnvironment(const BenchOptions& options, int node);
 // Loads the libraries and chooses the backend. Throws unisono::Error.
 std::vector<Side> loadSides(const BenchOptions& options, std::string* backend);
 
-struct Machine {
+struct BenchMachine {
   std::string backend;
   std::vector<std::string> deviceNames;
   std::string libraryPath;
@@ -34,9 +34,9 @@ struct Machine {
   std::string otherPath;
   std::string otherVersion;
 };
-Machine describe(const std::vector<Side>& sides, const std::string& backend);
-std::string toText(const Machine& machine);
-Machine machineFromText(const std::string& text);
+BenchMachine describe(const std::vector<Side>& sides, const std::string& backend);
+std::string toText(const BenchMachine& machine);
+BenchMachine machineFromText(const std::string& text);
 
 // Ranks are numbered node by node, process by process, thread by thread, GPU by GPU.
 struct Placement {

@@ -8,29 +8,31 @@ namespace unisono::bench {
 namespace {
 
 constexpr std::array<OperationInfo, 9> kOperations = {{
-    {Operation::allReduce, "all_reduce", "every rank gets the reduction of all", true, false, true},
-    {Operation::allGather, "all_gather", "every rank gets the blocks of all", false, false, true},
-    {Operation::reduceScatter, "reduce_scatter", "every rank gets its block of the reduction", true,
-     false, true},
-    {Operation::broadcast, "broadcast", "every rank gets the root's data", false, true, true},
-    {Operation::reduce, "reduce", "the root gets the reduction of all", true, true, true},
-    {Operation::sendReceive, "sendrecv",
-     "every rank sends to the next and receives from the previous", false, false, false},
-    {Operation::allToAll, "alltoall", "every rank sends a block to every rank", false, false,
-     false},
-    {Operation::gather, "gather", "the root gets the blocks of all", false, true, true},
-    {Operation::scatter, "scatter", "every rank gets its block of the root's data", false, true,
+    {BenchOperation::allReduce, "all_reduce", "every rank gets the reduction of all", true, false,
      true},
+    {BenchOperation::allGather, "all_gather", "every rank gets the blocks of all", false, false,
+     true},
+    {BenchOperation::reduceScatter, "reduce_scatter", "every rank gets its block of the reduction",
+     true, false, true},
+    {BenchOperation::broadcast, "broadcast", "every rank gets the root's data", false, true, true},
+    {BenchOperation::reduce, "reduce", "the root gets the reduction of all", true, true, true},
+    {BenchOperation::sendReceive, "sendrecv",
+     "every rank sends to the next and receives from the previous", false, false, false},
+    {BenchOperation::allToAll, "alltoall", "every rank sends a block to every rank", false, false,
+     false},
+    {BenchOperation::gather, "gather", "the root gets the blocks of all", false, true, true},
+    {BenchOperation::scatter, "scatter", "every rank gets its block of the root's data", false,
+     true, true},
 }};
 
 // Whether the size in the table covers `ranks` blocks of `count` elements.
-bool sizeIsAllBlocks(Operation operation) {
+bool sizeIsAllBlocks(BenchOperation operation) {
   switch (operation) {
-    case Operation::allGather:
-    case Operation::reduceScatter:
-    case Operation::allToAll:
-    case Operation::gather:
-    case Operation::scatter:
+    case BenchOperation::allGather:
+    case BenchOperation::reduceScatter:
+    case BenchOperation::allToAll:
+    case BenchOperation::gather:
+    case BenchOperation::scatter:
       return true;
     default:
       return false;
@@ -43,33 +45,33 @@ std::span<const OperationInfo> operations() {
   return kOperations;
 }
 
-const OperationInfo& operationInfo(Operation operation) {
+const OperationInfo& operationInfo(BenchOperation operation) {
   return kOperations[static_cast<size_t>(operation)];
 }
 
-const char* reductionName(Reduction reduction) {
+const char* reductionName(BenchReduction reduction) {
   constexpr std::array<const char*, kReductions> kNames = {"sum", "prod", "max",
                                                            "min", "avg",  "mulsum"};
   return kNames[static_cast<size_t>(reduction)];
 }
 
-double busFactor(Operation operation, int ranks) {
+double busFactor(BenchOperation operation, int ranks) {
   double others = static_cast<double>(ranks - 1) / ranks;
-  if (operation == Operation::allReduce) return 2 * others;
+  if (operation == BenchOperation::allReduce) return 2 * others;
   return sizeIsAllBlocks(operation) ? others : 1;
 }
 
-size_t countForBytes(Operation operation, size_t bytes, size_t elementBytes, int ranks) {
+size_t countForBytes(BenchOperation operation, size_t bytes, size_t elementBytes, int ranks) {
   if (bytes == 0) return 0;
   size_t blocks = sizeIsAllBlocks(operation) ? static_cast<size_t>(ranks) : 1;
   return std::max<size_t>(bytes / elementBytes / blocks, 1);
 }
 
-size_t bytesForCount(Operation operation, size_t count, size_t elementBytes, int ranks) {
+size_t bytesForCount(BenchOperation operation, size_t count, size_t elementBytes, int ranks) {
   return count * elementBytes * (sizeIsAllBlocks(operation) ? static_cast<size_t>(ranks) : 1);
 }
 
-RankLayout rankLayout(const Shape& shape, int rank) {
+RankLayout rankLayout(const CallLayout& shape, int rank) {
   const size_t block = shape.count * shape.elementBytes;
   const size_t all = block * static_cast<size_t>(shape.ranks);
   const size_t mine = block * static_cast<size_t>(rank);
@@ -82,55 +84,55 @@ RankLayout rankLayout(const Shape& shape, int rank) {
   size_t receiveInPlace = 0;
   bool inPlace = shape.inPlace;
   switch (shape.operation) {
-    case Operation::allReduce:
+    case BenchOperation::allReduce:
       break;
-    case Operation::sendReceive:
+    case BenchOperation::sendReceive:
       inPlace = false;
       break;
-    case Operation::broadcast:
+    case BenchOperation::broadcast:
       // Only the root's data is read; in place the others have one buffer too.
       if (!isRoot) layout.sendBytes = 0;
       break;
-    case Operation::reduce:
+    case BenchOperation::reduce:
       if (!isRoot) layout.receiveBytes = 0;
       break;
-    case Operation::allGather:
+    case BenchOperation::allGather:
       layout.receiveBytes = all;
       sendInPlace = mine;
       break;
-    case Operation::reduceScatter:
+    case BenchOperation::reduceScatter:
       layout.sendBytes = all;
       receiveInPlace = mine;
       break;
-    case Operation::allToAll:
+    case BenchOperation::allToAll:
       layout.sendBytes = layout.receiveBytes = all;
       inPlace = false;
       break;
-    case Operation::gather:
+    case BenchOperation::gather:
       layout.receiveBytes = isRoot ? all : 0;
       sendInPlace = mine;
       inPlace = inPlace && isRoot;
       break;
-    case Operation::scatter:
+    case BenchOperation::scatter:
       layout.sendBytes = isRoot ? all : 0;
       receiveInPlace = mine;
       inPlace = inPlace && isRoot;
       break;
   }
   if (inPlace) {
-    layout.sendBuffer = Segment::Buffer::receive;
+    layout.sendBuffer = BufferSegment::Buffer::receive;
     layout.sendOffset = sendInPlace;
     layout.receiveOffset = receiveInPlace;
   }
   return layout;
 }
 
-std::vector<Segment> expectedSegments(const Shape& shape, int rank) {
-  using Content = Segment::Content;
-  using Buffer = Segment::Buffer;
+std::vector<BufferSegment> expectedSegments(const CallLayout& shape, int rank) {
+  using Content = BufferSegment::Content;
+  using Buffer = BufferSegment::Buffer;
   const RankLayout layout = rankLayout(shape, rank);
   const size_t block = shape.count * shape.elementBytes;
-  std::vector<Segment> segments;
+  std::vector<BufferSegment> segments;
   auto add = [&](Content content, Buffer buffer, size_t offset, size_t bytes, int source,
                  size_t sourceOffset) {
     if (bytes > 0) segments.push_back({content, buffer, offset, bytes, source, sourceOffset});
@@ -140,27 +142,27 @@ std::vector<Segment> expectedSegments(const Shape& shape, int rank) {
   const size_t at = layout.receiveOffset;
   const size_t mine = block * static_cast<size_t>(rank);
   switch (shape.operation) {
-    case Operation::allReduce:
-    case Operation::reduce:
+    case BenchOperation::allReduce:
+    case BenchOperation::reduce:
       add(Content::reduction, Buffer::receive, at, layout.receiveBytes, -1, 0);
       break;
-    case Operation::reduceScatter:
+    case BenchOperation::reduceScatter:
       add(Content::reduction, Buffer::receive, at, block, -1, mine);
       break;
-    case Operation::broadcast:
+    case BenchOperation::broadcast:
       add(Content::input, Buffer::receive, at, block, shape.root, 0);
       break;
-    case Operation::scatter:
+    case BenchOperation::scatter:
       add(Content::input, Buffer::receive, at, block, shape.root, mine);
       break;
-    case Operation::sendReceive:
+    case BenchOperation::sendReceive:
       add(Content::input, Buffer::receive, at, block, (rank + shape.ranks - 1) % shape.ranks, 0);
       break;
-    case Operation::allGather:
-    case Operation::gather:
-    case Operation::allToAll: {
+    case BenchOperation::allGather:
+    case BenchOperation::gather:
+    case BenchOperation::allToAll: {
       if (layout.receiveBytes == 0) break;
-      size_t from = shape.operation == Operation::allToAll ? mine : 0;
+      size_t from = shape.operation == BenchOperation::allToAll ? mine : 0;
       for (int source = 0; source < shape.ranks; source++) {
         add(Content::input, Buffer::receive, at + block * static_cast<size_t>(source), block,
             source, from);

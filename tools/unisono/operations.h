@@ -10,7 +10,7 @@
 // between algorithm and bus bandwidth. Pure arithmetic.
 namespace unisono::bench {
 
-enum class Operation {
+enum class BenchOperation {
   allReduce,
   allGather,
   reduceScatter,
@@ -23,11 +23,11 @@ enum class Operation {
 };
 
 // Numbered as ncclRedOp_t; preMulSum is created per communicator.
-enum class Reduction : int { sum = 0, prod = 1, max = 2, min = 3, avg = 4, preMulSum = 5 };
+enum class BenchReduction : int { sum = 0, prod = 1, max = 2, min = 3, avg = 4, preMulSum = 5 };
 inline constexpr int kReductions = 6;
 
 struct OperationInfo {
-  Operation operation;
+  BenchOperation operation;
   const char* name;
   const char* meaning;
   bool reduces;
@@ -36,24 +36,24 @@ struct OperationInfo {
 };
 
 std::span<const OperationInfo> operations();
-const OperationInfo& operationInfo(Operation operation);
+const OperationInfo& operationInfo(BenchOperation operation);
 
 // "sum", "prod", "max", "min", "avg", "mulsum".
-const char* reductionName(Reduction reduction);
+const char* reductionName(BenchReduction reduction);
 
 // Bus bandwidth over algorithm bandwidth with `ranks` ranks, as nccl-tests defines it
 // (doc/PERFORMANCE.md there): 2(n-1)/n for all-reduce, (n-1)/n if a rank's own share is not
 // transferred (all-gather, reduce-scatter, all-to-all, gather, scatter), 1 for the others.
-double busFactor(Operation operation, int ranks);
+double busFactor(BenchOperation operation, int ranks);
 
 // The count argument of the call for a message of `bytes` per rank as nccl-tests defines it: the
 // larger of the amounts that a rank sends and receives. At least one element, unless `bytes` is 0.
-size_t countForBytes(Operation operation, size_t bytes, size_t elementBytes, int ranks);
+size_t countForBytes(BenchOperation operation, size_t bytes, size_t elementBytes, int ranks);
 // The inverse: the size that the table shows.
-size_t bytesForCount(Operation operation, size_t count, size_t elementBytes, int ranks);
+size_t bytesForCount(BenchOperation operation, size_t count, size_t elementBytes, int ranks);
 
 // A range of the send or receive buffer of a rank and its expected content after the call.
-struct Segment {
+struct BufferSegment {
   enum class Content {
     input,      // bytes of the input of rank `source`, from `sourceOffset`
     reduction,  // the reduction over all ranks' inputs, from byte `sourceOffset` of each
@@ -70,7 +70,7 @@ struct Segment {
 
 // Where a rank's call reads and writes. In place, everything is in the receive buffer.
 struct RankLayout {
-  Segment::Buffer sendBuffer = Segment::Buffer::send;
+  BufferSegment::Buffer sendBuffer = BufferSegment::Buffer::send;
   size_t sendOffset = 0;
   size_t sendBytes = 0;
   size_t receiveOffset = 0;  // in the receive buffer
@@ -78,8 +78,8 @@ struct RankLayout {
   size_t bufferBytes = 0;    // the size of each of the two buffers
 };
 
-struct Shape {
-  Operation operation;
+struct CallLayout {
+  BenchOperation operation;
   int ranks;
   int root;  // ignored by operations without a root
   size_t count;
@@ -87,9 +87,9 @@ struct Shape {
   bool inPlace;
 };
 
-RankLayout rankLayout(const Shape& shape, int rank);
+RankLayout rankLayout(const CallLayout& shape, int rank);
 
 // The expected content of both buffers of `rank` after the call, without their guards.
-std::vector<Segment> expectedSegments(const Shape& shape, int rank);
+std::vector<BufferSegment> expectedSegments(const CallLayout& shape, int rank);
 
 }  // namespace unisono::bench

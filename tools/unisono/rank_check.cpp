@@ -66,8 +66,8 @@ std::string hexText(const std::byte* data, size_t bytes) {
   return text;
 }
 
-const char* bufferName(Segment::Buffer buffer) {
-  return buffer == Segment::Buffer::send ? "send" : "receive";
+const char* bufferName(BufferSegment::Buffer buffer) {
+  return buffer == BufferSegment::Buffer::send ? "send" : "receive";
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ void RankSet::fill(const CallSpec& call, const Reference& reference, int helpers
   }
 }
 
-void RankSet::verifySegment(const Rank& rank, const Segment& segment, const CallSpec& call,
+void RankSet::verifySegment(const Rank& rank, const BufferSegment& segment, const CallSpec& call,
                             const Reference& reference, int helpers, Contribution& result) {
   const std::byte* source = buffer(rank, segment.buffer).data() + segment.offset;
   const size_t width = call.shape.elementBytes;
@@ -128,7 +128,7 @@ void RankSet::verifySegment(const Rank& rank, const Segment& segment, const Call
     device_.copyToHost(actual.data(), source + at, actual.size());
     checked += actual.size();
     switch (segment.content) {
-      case Segment::Content::poison: {
+      case BufferSegment::Content::poison: {
         size_t first = firstNotPoison(actual.data(), actual.size());
         if (first == actual.size()) return;
         auto wrong = static_cast<uint64_t>(
@@ -136,7 +136,7 @@ void RankSet::verifySegment(const Rank& rank, const Segment& segment, const Call
         return report((wrong + width - 1) / width, at + first,
                       fmt::format("{} bytes outside the result were written", wrong));
       }
-      case Segment::Content::input: {
+      case BufferSegment::Content::input: {
         std::vector<std::byte> expected(actual.size());
         reference.input(segment.source, segment.sourceOffset + at, expected.size(),
                         expected.data());
@@ -144,14 +144,15 @@ void RankSet::verifySegment(const Rank& rank, const Segment& segment, const Call
         uint64_t wrong =
             countDifferent(actual.data(), expected.data(), actual.size(), width, &first);
         if (wrong == 0) return;
-        const bool own = segment.source == rank.rank && segment.buffer == Segment::Buffer::send;
+        const bool own =
+            segment.source == rank.rank && segment.buffer == BufferSegment::Buffer::send;
         return report(wrong, at + first,
                       fmt::format("expected {} of rank {}'s input, found {}{}",
                                   hexText(expected.data() + first, width), segment.source,
                                   hexText(actual.data() + first, width),
                                   own ? "; the call overwrote its own input" : ""));
       }
-      case Segment::Content::reduction: {
+      case BufferSegment::Content::reduction: {
         size_t firstElement = (segment.sourceOffset + at) / width;
         size_t first = 0;
         uint64_t wrong =
@@ -173,14 +174,16 @@ void RankSet::verifySegment(const Rank& rank, const Segment& segment, const Call
 void RankSet::verify(const CallSpec& call, const Reference& reference, int helpers,
                      Contribution& result) {
   for (const Rank& rank : ranks_) {
-    for (const Segment& segment : expectedSegments(call.shape, rank.rank)) {
+    for (const BufferSegment& segment : expectedSegments(call.shape, rank.rank)) {
       verifySegment(rank, segment, call, reference, helpers, result);
     }
     const size_t end = rankLayout(call.shape, rank.rank).bufferBytes;
-    for (Segment::Buffer which : {Segment::Buffer::send, Segment::Buffer::receive}) {
+    for (BufferSegment::Buffer which :
+         {BufferSegment::Buffer::send, BufferSegment::Buffer::receive}) {
       // Before the buffer's start: an offset that wraps around to -kGuardBytes.
-      Segment before{Segment::Content::poison, which, size_t{0} - kGuardBytes, kGuardBytes};
-      Segment after{Segment::Content::poison, which, end, kGuardBytes};
+      BufferSegment before{BufferSegment::Content::poison, which, size_t{0} - kGuardBytes,
+                           kGuardBytes};
+      BufferSegment after{BufferSegment::Content::poison, which, end, kGuardBytes};
       verifySegment(rank, before, call, reference, helpers, result);
       verifySegment(rank, after, call, reference, helpers, result);
     }

@@ -188,13 +188,13 @@ void RankSet::release(bool abort, bool quiet) {
   if (failure && !quiet) std::rethrow_exception(failure);
 }
 
-void RankSet::prepareReduction(const Reference& reference, Reduction reduction) {
+void RankSet::prepareReduction(const Reference& reference, BenchReduction reduction) {
   forEachRank([&](Rank& rank) {
     if (rank.hasScaled) {
       rank.hasScaled = false;
       library_.check(library_.ncclRedOpDestroy(rank.scaled, rank.comm), "ncclRedOpDestroy");
     }
-    if (reduction != Reduction::preMulSum) return;
+    if (reduction != BenchReduction::preMulSum) return;
     auto* create =
         available(library_.ncclRedOpCreatePreMulSum, library_, "ncclRedOpCreatePreMulSum");
     uint64_t scalar = reference.scalarBits(rank.rank);
@@ -206,12 +206,12 @@ void RankSet::prepareReduction(const Reference& reference, Reduction reduction) 
 }
 
 void RankSet::enqueueRank(const CallSpec& call, Rank& rank) {
-  const Shape& shape = call.shape;
+  const CallLayout& shape = call.shape;
   const RankLayout layout = rankLayout(shape, rank.rank);
   const std::byte* send = buffer(rank, layout.sendBuffer).data() + layout.sendOffset;
   std::byte* receive = rank.receive.data() + layout.receiveOffset;
   const auto type = static_cast<ncclDataType_t>(call.type);
-  const ncclRedOp_t op = call.reduction == Reduction::preMulSum
+  const ncclRedOp_t op = call.reduction == BenchReduction::preMulSum
                              ? rank.scaled
                              : static_cast<ncclRedOp_t>(call.reduction);
   const size_t count = shape.count;
@@ -227,26 +227,26 @@ void RankSet::enqueueRank(const CallSpec& call, Rank& rank) {
   };
 
   switch (shape.operation) {
-    case Operation::allReduce:
+    case BenchOperation::allReduce:
       return check(library_.ncclAllReduce(send, receive, count, type, op, comm, stream),
                    "ncclAllReduce");
-    case Operation::allGather:
+    case BenchOperation::allGather:
       return check(library_.ncclAllGather(send, receive, count, type, comm, stream),
                    "ncclAllGather");
-    case Operation::reduceScatter:
+    case BenchOperation::reduceScatter:
       return check(library_.ncclReduceScatter(send, receive, count, type, op, comm, stream),
                    "ncclReduceScatter");
-    case Operation::broadcast:
+    case BenchOperation::broadcast:
       return check(library_.ncclBroadcast(send, receive, count, type, shape.root, comm, stream),
                    "ncclBroadcast");
-    case Operation::reduce:
+    case BenchOperation::reduce:
       return check(library_.ncclReduce(send, receive, count, type, op, shape.root, comm, stream),
                    "ncclReduce");
-    case Operation::sendReceive:
+    case BenchOperation::sendReceive:
       sendTo((rank.rank + 1) % shape.ranks, 0);
       return receiveFrom((rank.rank + shape.ranks - 1) % shape.ranks, 0);
     // Libraries before 2.28 lack the last three.
-    case Operation::allToAll:
+    case BenchOperation::allToAll:
       if (library_.ncclAlltoAll != nullptr) {
         return check(library_.ncclAlltoAll(send, receive, count, type, comm, stream),
                      "ncclAlltoAll");
@@ -256,7 +256,7 @@ void RankSet::enqueueRank(const CallSpec& call, Rank& rank) {
         receiveFrom(peer, block * static_cast<size_t>(peer));
       }
       return;
-    case Operation::gather:
+    case BenchOperation::gather:
       if (library_.ncclGather != nullptr) {
         return check(library_.ncclGather(send, receive, count, type, shape.root, comm, stream),
                      "ncclGather");
@@ -266,7 +266,7 @@ void RankSet::enqueueRank(const CallSpec& call, Rank& rank) {
         receiveFrom(peer, block * static_cast<size_t>(peer));
       }
       return;
-    case Operation::scatter:
+    case BenchOperation::scatter:
       if (library_.ncclScatter != nullptr) {
         return check(library_.ncclScatter(send, receive, count, type, shape.root, comm, stream),
                      "ncclScatter");
@@ -279,10 +279,10 @@ void RankSet::enqueueRank(const CallSpec& call, Rank& rank) {
 }
 
 void RankSet::enqueue(const CallSpec& call) {
-  const Operation operation = call.shape.operation;
-  const bool grouped = ranks_.size() > 1 || operation == Operation::sendReceive ||
-                       operation == Operation::allToAll || operation == Operation::gather ||
-                       operation == Operation::scatter;
+  const BenchOperation operation = call.shape.operation;
+  const bool grouped = ranks_.size() > 1 || operation == BenchOperation::sendReceive ||
+                       operation == BenchOperation::allToAll ||
+                       operation == BenchOperation::gather || operation == BenchOperation::scatter;
   if (!grouped) return forEachRank([&](Rank& rank) { enqueueRank(call, rank); });
   library_.check(library_.ncclGroupStart(), "ncclGroupStart");
   std::exception_ptr failure;

@@ -27,9 +27,9 @@ struct LocalRank {
 
 // One call, the same on all ranks.
 struct CallSpec {
-  Shape shape;
+  CallLayout shape;
   ElementType type;
-  Reduction reduction;
+  BenchReduction reduction;
 };
 
 class RankSet {
@@ -56,7 +56,7 @@ class RankSet {
   void finish();
 
   // Creates the operators that a reference needs (mulsum: one per type and rank).
-  void prepareReduction(const Reference& reference, Reduction reduction);
+  void prepareReduction(const Reference& reference, BenchReduction reduction);
 
   // Writes poison and the inputs of `reference`. verify() then counts the differences from the
   // expected content. `helpers`: number of threads to use.
@@ -97,11 +97,11 @@ class RankSet {
   void registerBuffers();
   void release(bool abort, bool quiet);
   void enqueueRank(const CallSpec& call, Rank& rank);
-  const Buffer& buffer(const Rank& rank, Segment::Buffer which) const {
-    return which == Segment::Buffer::send ? rank.send : rank.receive;
+  const Buffer& buffer(const Rank& rank, BufferSegment::Buffer which) const {
+    return which == BufferSegment::Buffer::send ? rank.send : rank.receive;
   }
   void forEachRank(const std::function<void(Rank&)>& body);
-  void verifySegment(const Rank& rank, const Segment& segment, const CallSpec& call,
+  void verifySegment(const Rank& rank, const BufferSegment& segment, const CallSpec& call,
                      const Reference& reference, int helpers, Contribution& result);
 
   const Library& library_;

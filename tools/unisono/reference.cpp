@@ -59,7 +59,7 @@ uint64_t mixBits(uint64_t seed, uint64_t stream, uint64_t position) {
 Reference::Reference(uint64_t seed, ElementType type, int ranks)
     : seed_(seed), info_(elementInfo(type)), ranks_(ranks) {}
 
-Reference::Reference(uint64_t seed, ElementType type, Reduction reduction, int ranks)
+Reference::Reference(uint64_t seed, ElementType type, BenchReduction reduction, int ranks)
     : seed_(seed), info_(elementInfo(type)), reduction_(reduction), ranks_(ranks), reduces_(true) {
   for (int rank = 0; rank < ranks; rank++) {
     // Small factors that the type represents exactly; for floats powers of two, so that exact
@@ -84,10 +84,10 @@ void Reference::makeIntegerPalette() {
   // 2^62 suffices for the 64-bit types and avoids overflow in the arithmetic here.
   const int64_t largest = (int64_t{1} << std::min(info_.valueBits, 62)) - 1;
   int64_t limit = 0;  // 0: any bits
-  if (reduction_ == Reduction::avg) {
+  if (reduction_ == BenchReduction::avg) {
     limit = std::max<int64_t>(largest / ranks_, 1);
     stride_[0] = static_cast<int>(ceilDivide<int64_t>(ranks_, largest));
-  } else if (reduction_ == Reduction::prod) {
+  } else if (reduction_ == BenchReduction::prod) {
     int terms = std::min(ranks_, kMaxProductTerms);
     stride_[0] = static_cast<int>(ceilDivide<int64_t>(ranks_, terms));
     limit = static_cast<int64_t>(std::pow(static_cast<double>(largest), 1.0 / terms));
@@ -99,7 +99,7 @@ void Reference::makeIntegerPalette() {
     if (limit > 0) {
       int64_t value = random.whole(limit, withSign);
       // A zero factor would hide all the others.
-      if (reduction_ == Reduction::prod && value == 0) value = 1;
+      if (reduction_ == BenchReduction::prod && value == 0) value = 1;
       bits = static_cast<uint64_t>(value);
     }
     bits &= widthMask(info_.bytes);
@@ -109,9 +109,9 @@ void Reference::makeIntegerPalette() {
 
 void Reference::makeFloatPalette() {
   PaletteRandom random(seed_);
-  const bool exactAlways = reduction_ == Reduction::min || reduction_ == Reduction::max;
-  const bool product = reduction_ == Reduction::prod;
-  const bool average = reduction_ == Reduction::avg;
+  const bool exactAlways = reduction_ == BenchReduction::min || reduction_ == BenchReduction::max;
+  const bool product = reduction_ == BenchReduction::prod;
+  const bool average = reduction_ == BenchReduction::avg;
   // Dividing by n keeps whole numbers exact when n is a power of two, and, in the smallest of the
   // types, not too large a one: 1/64 is the smallest normal number of fp8 e4m3.
   const bool exactAverage = (ranks_ & (ranks_ - 1)) == 0 && ranks_ <= 64;
@@ -123,7 +123,7 @@ void Reference::makeFloatPalette() {
   if (!exactAlways) stride_[0] = static_cast<int>(ceilDivide<int64_t>(ranks_, terms));
   // Whole numbers up to 2^p are exact; factors of mulsum are at most 2.
   const int64_t wholeLimit =
-      (int64_t{1} << info_.valueBits) / (reduction_ == Reduction::preMulSum ? 2 : 1);
+      (int64_t{1} << info_.valueBits) / (reduction_ == BenchReduction::preMulSum ? 2 : 1);
   const int64_t wholeEach = std::max<int64_t>(wholeLimit / ranks_, 1);
   if (product) {
     neutral_ = {encodeElement(info_.type, 1), 1};
@@ -154,7 +154,7 @@ void Reference::makeFloatPalette() {
   const double step = info_.unitRoundoff() * (1 + info_.intermediate) + info_.intermediate;
   int roundings = terms;
   if (average) roundings += 2;
-  if (reduction_ == Reduction::preMulSum) roundings += 1;
+  if (reduction_ == BenchReduction::preMulSum) roundings += 1;
   if (info_.type == ElementType::float64) roundings *= 2;
   relativeTolerance_ = std::expm1(roundings * std::log1p(step));
   absoluteTolerance_ = info_.smallest * (product ? 1 : terms);
@@ -208,7 +208,7 @@ void Reference::integerResults(size_t first, size_t count, uint64_t* out) const 
       size_t index = first + i;
       if (i == 0 || index % 4 == 0) hash = mixBits(seed_, static_cast<uint64_t>(rank), index / 4);
       uint64_t value = extend(paletteEntry(hash, rank, index).bits, info_);
-      if (reduction_ == Reduction::preMulSum) value *= scalar;
+      if (reduction_ == BenchReduction::preMulSum) value *= scalar;
       if (rank == 0) {
         out[i] = value;
         continue;
@@ -216,13 +216,13 @@ void Reference::integerResults(size_t first, size_t count, uint64_t* out) const 
       bool less =
           withSign ? static_cast<int64_t>(value) < static_cast<int64_t>(out[i]) : value < out[i];
       switch (reduction_) {
-        case Reduction::prod:
+        case BenchReduction::prod:
           out[i] *= value;
           break;
-        case Reduction::min:
+        case BenchReduction::min:
           out[i] = less ? value : out[i];
           break;
-        case Reduction::max:
+        case BenchReduction::max:
           out[i] = less ? out[i] : value;
           break;
         default:
@@ -231,7 +231,7 @@ void Reference::integerResults(size_t first, size_t count, uint64_t* out) const 
       }
     }
   }
-  if (reduction_ != Reduction::avg) return;
+  if (reduction_ != BenchReduction::avg) return;
   for (size_t i = 0; i < count; i++) {
     auto divisor = static_cast<uint64_t>(ranks_);
     out[i] =
@@ -244,9 +244,9 @@ void Reference::integerResults(size_t first, size_t count, uint64_t* out) const 
 void Reference::floatResults(size_t first, size_t count, double* values, double* tolerances) const {
   // `tolerances` holds the sum of the terms' magnitudes until the end.
   for (int rank = 0; rank < ranks_; rank++) {
-    const double scalar = reduction_ == Reduction::preMulSum
+    const double scalar = reduction_ == BenchReduction::preMulSum
                               ? scalarValues_[static_cast<size_t>(rank)]
-                              : (reduction_ == Reduction::avg ? 1.0 / ranks_ : 1.0);
+                              : (reduction_ == BenchReduction::avg ? 1.0 / ranks_ : 1.0);
     uint64_t hash = 0;
     for (size_t i = 0; i < count; i++) {
       size_t index = first + i;
@@ -258,13 +258,13 @@ void Reference::floatResults(size_t first, size_t count, double* values, double*
         continue;
       }
       switch (reduction_) {
-        case Reduction::prod:
+        case BenchReduction::prod:
           values[i] *= value;
           break;
-        case Reduction::min:
+        case BenchReduction::min:
           values[i] = std::min(values[i], value);
           break;
-        case Reduction::max:
+        case BenchReduction::max:
           values[i] = std::max(values[i], value);
           break;
         default:
@@ -274,12 +274,12 @@ void Reference::floatResults(size_t first, size_t count, double* values, double*
       }
     }
   }
-  const bool exactAlways = reduction_ == Reduction::min || reduction_ == Reduction::max;
+  const bool exactAlways = reduction_ == BenchReduction::min || reduction_ == BenchReduction::max;
   for (size_t i = 0; i < count; i++) {
     if (exactAlways || (hasExact_ && exactElement(first + i))) {
       tolerances[i] = 0;
     } else {
-      double magnitude = reduction_ == Reduction::prod ? std::fabs(values[i]) : tolerances[i];
+      double magnitude = reduction_ == BenchReduction::prod ? std::fabs(values[i]) : tolerances[i];
       tolerances[i] = relativeTolerance_ * magnitude + absoluteTolerance_;
     }
   }

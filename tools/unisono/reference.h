@@ -43,7 +43,7 @@ class Reference {
   static constexpr int kCoarseBits = 4;  // valueBits up to which a float counts as coarse
 
   Reference(uint64_t seed, ElementType type, int ranks);
-  Reference(uint64_t seed, ElementType type, Reduction reduction, int ranks);
+  Reference(uint64_t seed, ElementType type, BenchReduction reduction, int ranks);
 
   bool reduces() const { return reduces_; }
   ElementType type() const { return info_.type; }
@@ -83,7 +83,7 @@ class Reference {
 
   uint64_t seed_;
   const ElementInfo& info_;
-  Reduction reduction_ = Reduction::sum;
+  BenchReduction reduction_ = BenchReduction::sum;
   int ranks_;
   bool reduces_ = false;
   // Of `stride_` neighbouring ranks one contributes to an element; the others have neutral_.

@@ -121,7 +121,7 @@ std::shared_ptr<Mapping> openVmm(const MemoryHandle& handle, int device) {
 
 // The mappings that are in use, so that ranges of one allocation share one. Each payload is unique
 // to an allocation: a ticket holds a random token, and CUDA never gives a handle twice.
-class MappingCache {
+class ImportCache {
  public:
   std::shared_ptr<Mapping> get(const MemoryHandle& handle, int device) {
     bool legacy = handle.kind == MemoryHandle::Kind::legacyIpc;
@@ -164,9 +164,9 @@ class MappingCache {
   std::unordered_map<std::string, std::weak_ptr<Mapping>> mappings_;
 };
 
-MappingCache& mappings() {
+ImportCache& mappings() {
   // Never destroyed: memory of static objects may outlive every destructor of ours.
-  static auto* cache = new MappingCache;
+  static auto* cache = new ImportCache;
   return *cache;
 }
 
