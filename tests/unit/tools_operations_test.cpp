@@ -15,7 +15,7 @@ using Buffer = BufferSegment::Buffer;
 constexpr int kRanks = 4;
 constexpr size_t kWidth = 4;
 
-Shape makeShape(BenchOperation operation, bool inPlace, int root = 2) {
+CallLayout makeLayout(BenchOperation operation, bool inPlace, int root = 2) {
   return {operation, kRanks, root, 10, kWidth, inPlace};
 }
 
@@ -47,7 +47,7 @@ TEST(Operations, SegmentsCoverBothBuffersOnce) {
     for (bool inPlace : {false, true}) {
       if (inPlace && !info.hasInPlace) continue;
       for (int rank = 0; rank < kRanks; rank++) {
-        CallLayout shape = makeShape(info.operation, inPlace);
+        CallLayout shape = makeLayout(info.operation, inPlace);
         RankLayout layout = rankLayout(shape, rank);
         std::vector<int> covered[2];
         covered[0].resize(layout.bufferBytes);
@@ -81,24 +81,24 @@ TEST(Operations, SegmentsNameTheRightSources) {
   for (int rank = 0; rank < kRanks; rank++) {
     const auto at = static_cast<size_t>(rank);
     EXPECT_EQ(
-        sourceAt(expectedSegments(makeShape(BenchOperation::allGather, false), rank), 3 * 40 + 5),
+        sourceAt(expectedSegments(makeLayout(BenchOperation::allGather, false), rank), 3 * 40 + 5),
         Source(3, 5));
-    EXPECT_EQ(sourceAt(expectedSegments(makeShape(BenchOperation::broadcast, false), rank), 7),
+    EXPECT_EQ(sourceAt(expectedSegments(makeLayout(BenchOperation::broadcast, false), rank), 7),
               Source(2, 7));
-    EXPECT_EQ(sourceAt(expectedSegments(makeShape(BenchOperation::scatter, false), rank), 7),
+    EXPECT_EQ(sourceAt(expectedSegments(makeLayout(BenchOperation::scatter, false), rank), 7),
               Source(2, at * 40 + 7));
-    EXPECT_EQ(sourceAt(expectedSegments(makeShape(BenchOperation::allToAll, false), rank), 40 + 7),
+    EXPECT_EQ(sourceAt(expectedSegments(makeLayout(BenchOperation::allToAll, false), rank), 40 + 7),
               Source(1, at * 40 + 7));
-    EXPECT_EQ(sourceAt(expectedSegments(makeShape(BenchOperation::sendReceive, false), rank), 7),
+    EXPECT_EQ(sourceAt(expectedSegments(makeLayout(BenchOperation::sendReceive, false), rank), 7),
               Source((rank + 3) % 4, 7));
-    EXPECT_EQ(sourceAt(expectedSegments(makeShape(BenchOperation::gather, false), rank), 40 + 7),
+    EXPECT_EQ(sourceAt(expectedSegments(makeLayout(BenchOperation::gather, false), rank), 40 + 7),
               rank == 2 ? Source(1, 7) : Source(-1, 0));
   }
 }
 
 TEST(Operations, ReductionsLieWhereTheCallPutsThem) {
   std::vector<BufferSegment> segments =
-      expectedSegments(makeShape(BenchOperation::reduceScatter, true), 3);
+      expectedSegments(makeLayout(BenchOperation::reduceScatter, true), 3);
   ASSERT_EQ(segments[0].content, Content::reduction);
   EXPECT_EQ(segments[0].offset, 120u);
   EXPECT_EQ(segments[0].sourceOffset, 120u);
@@ -106,7 +106,7 @@ TEST(Operations, ReductionsLieWhereTheCallPutsThem) {
   EXPECT_TRUE(std::none_of(segments.begin() + 1, segments.end(),
                            [](const BufferSegment& s) { return s.content == Content::reduction; }));
   for (const BufferSegment& segment :
-       expectedSegments(makeShape(BenchOperation::reduce, false), 0)) {
+       expectedSegments(makeLayout(BenchOperation::reduce, false), 0)) {
     EXPECT_NE(segment.content, Content::reduction) << "only the root gets a result";
   }
 }
