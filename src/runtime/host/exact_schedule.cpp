@@ -75,6 +75,12 @@ ExactSchedule::ExactSchedule(const Schedule& schedule, const MemoryNames& names)
 
 ExactSchedule::TaskState& ExactSchedule::add(const TaskInfo& info, uint64_t number,
                                              const SyncPoint& before) {
+  if (live_.empty()) {
+    // All that was done before is ordered before what comes.
+    states_.clear();
+    memory_.clear();
+    ended_ = nullptr;
+  }
   TaskState& task = states_.emplace_back();
   task.info = info;
   task.number = number;

@@ -72,6 +72,8 @@ class ExactSchedule {
   uint64_t perform(TaskState& task, const Access& access);
   void notePlain(TaskState& task, const void* address, size_t bytes, bool writes);
 
+  void forgetMemory(const void* address, size_t bytes) { memory_.forget(address, bytes); }
+
   void polled(TaskState& task);
   void progressed(TaskState& task);
   // Which of `tasks`, none blocked, runs.

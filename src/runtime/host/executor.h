@@ -90,6 +90,10 @@ class Executor {
   virtual void nameMemory(const void* address, size_t bytes, std::string name) {
     static_cast<void>(address), static_cast<void>(bytes), static_cast<void>(name);
   }
+  // Called by a task for memory that it is about to use for something else, or to free.
+  virtual void forgetMemory(const void* address, size_t bytes) {
+    static_cast<void>(address), static_cast<void>(bytes);
+  }
   // How many tasks a group is run as.
   virtual int rolesPerGroup() const { return 1; }
 

@@ -245,6 +245,10 @@ std::string FiberExecutor::lastSteps() const {
   return exact_ != nullptr ? exact_->lastSteps() : std::string();
 }
 
+void FiberExecutor::forgetMemory(const void* address, size_t bytes) {
+  if (exact_ != nullptr) exact_->forgetMemory(address, bytes);
+}
+
 void FiberExecutor::nameMemory(const void* address, size_t bytes, std::string name) {
   std::lock_guard lock(mutex_);
   names_.add(address, bytes, std::move(name));

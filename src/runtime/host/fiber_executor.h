@@ -101,6 +101,7 @@ class FiberExecutor final : public Executor {
   ScheduleCounts scheduleCounts() const override;
   std::string lastSteps() const override;
   void nameMemory(const void* address, size_t bytes, std::string name) override;
+  void forgetMemory(const void* address, size_t bytes) override;
   int rolesPerGroup() const override { return schedule_.splitsGroups ? kGroupRoles : 1; }
   uint64_t scheduleHash() const override { return hash_.load(std::memory_order_acquire); }
   void setDeadlockIsError(bool value) override { deadlockIsError_ = value; }

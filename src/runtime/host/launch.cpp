@@ -56,15 +56,14 @@ Launch::Launch(const Kernel& kernel, const LaunchShape& shape, const void* argum
       arguments_(shape.argumentBytes),
       shared_(sharedStride_ * static_cast<size_t>(shape.blocks)),
       roles_(rolesPerGroup),
-      groupShared_(rolesPerGroup > 1 ? kGroupSharedBytes *
-                                           static_cast<size_t>(shape.blocks * shape.groupsPerBlock)
-                                     : 0),
+      groupShared_(groupSharedBytes()),
       ended_(static_cast<uint32_t>(shape.blocks * shape.groupsPerBlock * rolesPerGroup)) {
   if (shape.argumentBytes > 0) std::memcpy(arguments_.data(), arguments, shape.argumentBytes);
 }
 
 uint64_t Launch::run(Executor& executor, int device, uint64_t clock) {
   clock_ = clock;
+  executor.forgetMemory(groupShared_.data(), groupSharedBytes());
   for (int block = 0; block < shape_.blocks; block++) {
     for (int group = 0; group < shape_.groupsPerBlock; group++) {
       if (roles_ > 1) {
@@ -90,7 +89,13 @@ uint64_t Launch::run(Executor& executor, int device, uint64_t clock) {
     }
   }
   ended_.wait();
+  executor.forgetMemory(groupShared_.data(), groupSharedBytes());
   return clock_;
+}
+
+size_t Launch::groupSharedBytes() const {
+  if (roles_ == 1) return 0;
+  return kGroupSharedBytes * static_cast<size_t>(shape_.blocks * shape_.groupsPerBlock);
 }
 
 void* Launch::groupShared(int block, int group) const {

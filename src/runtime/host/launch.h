@@ -53,6 +53,7 @@ class Launch {
 
  private:
   void runGroup(int block, int group, int role);
+  size_t groupSharedBytes() const;
   void* groupShared(int block, int group) const;
 
   Kernel kernel_;

@@ -43,6 +43,19 @@ void WeakMemory::clear() {
   tasks_.clear();
   cells_.clear();
   fences_.clear();
+  locationCount_ = 0;
+}
+
+void WeakMemory::forget(const void* address, size_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  const uintptr_t end = begin + bytes;
+  std::erase_if(locations_, [&](const auto& entry) {
+    const auto at = reinterpret_cast<uintptr_t>(entry.first);
+    return at >= begin && at < end;
+  });
+  split(begin);
+  split(end);
+  cells_.erase(cells_.lower_bound(begin), cells_.lower_bound(end));
 }
 
 size_t WeakMemory::addTask(const SharedView& before) {
@@ -59,7 +72,7 @@ WeakMemory::Location& WeakMemory::locate(const Access& access) {
   Location& location = entry->second;
   const uint64_t value = valueInMemory(access);
   if (isNew) {
-    location.index = static_cast<uint32_t>(locations_.size() - 1);
+    location.index = locationCount_++;
     location.bytes = access.bytes;
     location.first = 0;
     location.stores.push_back({value, nullptr});
@@ -67,8 +80,9 @@ WeakMemory::Location& WeakMemory::locate(const Access& access) {
     throw internalError("{} is accessed both {} and {} bytes wide", access.address, location.bytes,
                         access.bytes);
   } else if (location.stores.back().value != value) {
-    // By a thread that is not a task: it orders nothing.
-    append(location, value, nullptr);
+    // By a thread that is not a task, or the memory was freed and used again: visible at once.
+    location.first = location.newest() + 1;
+    location.stores.assign(1, {value, nullptr});
   }
   return location;
 }

@@ -52,6 +52,8 @@ class WeakMemory {
 
   // Forgets everything.
   void clear();
+  // Forgets what a range held: it is about to be used for something else.
+  void forget(const void* address, size_t bytes);
 
   // A task that starts after what `before` has seen; null: after nothing.
   size_t addTask(const SharedView& before);
@@ -108,6 +110,7 @@ class WeakMemory {
   void split(uintptr_t at);
 
   std::unordered_map<const void*, Location> locations_;
+  uint32_t locationCount_ = 0;  // ever
   std::deque<TaskState> tasks_;
   std::map<uintptr_t, Cell> cells_;  // by where they begin
   std::vector<uint32_t> fences_;     // the stores that sequentially consistent fences have seen
