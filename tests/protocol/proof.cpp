@@ -33,6 +33,7 @@ const std::vector<Instance>& instances() {
       {"Staged", "send and receive", Call::send, 2, "apart", 384},
       {"TwoStaged", "send and receive", Call::send, 2, "apart", 256, 2},
       {"TwoMessages", "send and receive", Call::send, 2, "one process", 64, 1, 2},
+      {"TwoSenders3", "send and receive", Call::send, 3, "one process", 64, 2},
       {"AllToAll2", "send and receive", Call::allToAll, 2, "apart", 128},
   };
   return kInstances;
@@ -109,12 +110,28 @@ std::string runAborted(const Instance& instance, const Schedule& schedule, uint6
   std::vector<std::shared_ptr<void>> streams;
   for (int rank = 0; rank < world.ranks(); rank++) {
     streams.push_back(testRuntime().createStream(rank));
-    world.enqueueAbort(rank, below(random, steps), streams.back().get());
+    if (steps > 0) {
+      world.enqueueAbort(rank, below(random, steps), streams.back().get());
+    } else {
+      world.raiseAbort(rank);
+    }
   }
   scenario.enqueue();
+  for (int rank = 0; rank < world.ranks(); rank++) {
+    const RankMemory& memory = memories()[static_cast<size_t>(rank)];
+    runtime::Stream stream =
+        steps > 0 ? world.stream(rank) : streams[static_cast<size_t>(rank)].get();
+    world.enqueueTouch(memory.at(0), memory.used(), stream);
+  }
   std::string wrong;
   for (const std::string& error : world.synchronize()) wrong += error;
-  for (const auto& stream : streams) testRuntime().synchronize(stream.get());
+  for (const auto& stream : streams) {
+    try {
+      testRuntime().synchronize(stream.get());
+    } catch (const std::exception& error) {
+      wrong += error.what();
+    }
+  }
   return withSteps(wrong + scenario.compareGuards());
 }
 

@@ -32,8 +32,9 @@ const Geometry& proofGeometry(const std::string& name);
 // Runs the instance once. Empty, or what is wrong.
 std::string runInstance(const Instance& instance, const runtime::host::Schedule& schedule);
 
-// The same with an abort of every rank within about the first `steps` steps; what the outputs hold
-// does not matter.
+// The same with an abort of every rank within about the first `steps` steps, after which each rank
+// frees its buffers as soon as its own launches have ended. With no steps the aborts come before
+// the launches, and the buffers are freed at any time. What the outputs hold does not matter.
 std::string runAborted(const Instance& instance, const runtime::host::Schedule& schedule,
                        uint64_t steps);
 

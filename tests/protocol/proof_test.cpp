@@ -115,6 +115,20 @@ TEST_P(Proof, Abort) {
   print(fmt::format("{} aborted runs with weak memory", runs), runs);
 }
 
+// A launch that begins after an abort touches no buffer of the user.
+TEST_P(Proof, LaunchAfterAbort) {
+  const Instance& instance = GetParam();
+  runMany(
+      20,
+      [](int64_t seed) {
+        return Schedule{.seed = seed, .memory = Schedule::Memory::weak, .splitsGroups = true};
+      },
+      [&](const Schedule& schedule) {
+        discardWorlds();
+        return runAborted(instance, schedule, 0);
+      });
+}
+
 class Core : public Proof {
  protected:
   // Runs the instance under every schedule, but for such as differ only in the order of independent

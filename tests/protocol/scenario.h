@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@ class RankMemory {
 
   // Empty, or where the first difference is.
   std::string compare() const;
+  size_t used() const { return used_; }
   // Looks at the guard zones only.
   std::string compareGuards() const;
 
@@ -51,7 +53,8 @@ struct ScenarioOptions {
   int mostCalls = 4;  // of one group
 
   // If not 0: exactly so many groups of `calls` calls of so many 4-byte integers, summed where it
-  // reduces; a message goes from rank 0 to rank 1.
+  // reduces. Messages go to rank 1, all into one buffer: from rank 0, and every second one from
+  // rank 2 if there is one.
   int groups = 0;
   int calls = 1;
   uint64_t count = 0;
@@ -102,6 +105,7 @@ class Scenario {
   ScenarioOptions options_;
   std::vector<Group> groups_;
   std::vector<Approximate> approximate_;
+  std::optional<size_t> sharedOutput_;  // of the messages of a fixed scenario
   std::string text_;
 };
 

@@ -349,6 +349,23 @@ void World::raiseAbort(int rank) {
   std::atomic_ref<uint32_t>(*abortFlag(rank)).store(1, std::memory_order_release);
 }
 
+void World::enqueueTouch(void* address, size_t bytes, runtime::Stream on) {
+  struct Range {
+    void* address;
+    size_t bytes;
+  };
+  static const runtime::Kernel kKernel{"touch", nullptr,
+                                       [](const void* arguments, const HostGroupContext& context) {
+                                         const auto& range = *static_cast<const Range*>(arguments);
+                                         if (context.role == 0)
+                                           runtime::host::noteWrite(range.address, range.bytes);
+                                       }};
+  const Range range{address, bytes};
+  runtime::LaunchShape shape;
+  shape.argumentBytes = sizeof(range);
+  testRuntime().launch(kKernel, shape, &range, on);
+}
+
 std::vector<std::string> World::synchronize() {
   std::vector<std::string> errors;
   for (int rank = 0; rank < ranks(); rank++) {

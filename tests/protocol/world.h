@@ -75,6 +75,8 @@ class World {
   // Sets a rank's abort flag about `steps` steps after the stream `other` gets there.
   void enqueueAbort(int rank, uint64_t steps, runtime::Stream other);
   void raiseAbort(int rank);
+  // Enqueues a write of a range, as far as data races are concerned: for a user that frees it.
+  void enqueueTouch(void* address, size_t bytes, runtime::Stream on);
 
   // Waits for every rank; what each one's stream threw, or an empty text.
   std::vector<std::string> synchronize();
