@@ -33,7 +33,10 @@ __global__ void __launch_bounds__(kOneShotThreads, 1)
     oneShot(const __grid_constant__ OneShotArguments arguments) {
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
   const uint32_t epoch = arguments.epochs[block] + 1;
-  if (__syncthreads_or(threadIdx.x == 0 && loadRelaxed(arguments.launchFlag) != 0) != 0) return;
+  // A plain load by every thread, in flight together with that of the epoch: a barrier after the
+  // load of one thread costs several percent of a small call. If the flag changes in between, some
+  // threads leave and the others end at the abort flag.
+  if (*arguments.launchFlag != 0) return;
   const uint64_t lane = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   oneShotAllReduce<Ranks, R>(arguments, epoch, lane, uint64_t{gridDim.x} * blockDim.x, block);
   __syncthreads();  // every lane has read its block's epoch

@@ -190,10 +190,6 @@ TEST_F(CudaRuntimeTest, PreparingWhatIsNoKernelIsAnError) {
       ErrorCode::unhandledCudaError, "no kernel");
 }
 
-TEST_F(CudaRuntimeTest, WrongSettingsAreRefused) {
-  expectError([] { makeRuntime(7); }, ErrorCode::invalidArgument, "NCCL_CUMEM_ENABLE=7");
-}
-
 // Everything that is not work of a stream, as a communicator might do it while another is captured.
 void useEverything(Runtime& runtime) {
   auto memory = runtime.allocate(0, 4096);

@@ -151,21 +151,23 @@ PointerInfo inspectPointer(const void* address) {
   unsigned managed = 0;
   int device = -1;
   unsigned legacy = 0;
-  CUdeviceptr mapped = 0;
   CUpointer_attribute attributes[] = {
       CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-      CU_POINTER_ATTRIBUTE_DEVICE_POINTER};
-  void* values[] = {&type, &managed, &device, &legacy, &mapped};
+      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE};
+  void* values[] = {&type, &managed, &device, &legacy};
   PointerInfo info;
-  if (!quietly(driver().pointerGetAttributes(5, attributes, values, devicePointer(address)))) {
+  if (!quietly(driver().pointerGetAttributes(4, attributes, values, devicePointer(address)))) {
     return info;
   }
   if (managed != 0) {
     info.kind = PointerInfo::Kind::managed;
     info.device = device;
-  } else if (type == CU_MEMORYTYPE_HOST && mapped == devicePointer(address)) {
-    info.kind = PointerInfo::Kind::pinned;
+  } else if (type == CU_MEMORYTYPE_HOST) {
+    // Kernels get the address as it is, so the device must know the memory by the same one.
+    CUdeviceptr mapped = 0;
+    const bool isMapped = quietly(driver().pointerGetAttribute(
+        &mapped, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, devicePointer(address)));
+    if (isMapped && mapped == devicePointer(address)) info.kind = PointerInfo::Kind::pinned;
   } else if (type == CU_MEMORYTYPE_DEVICE) {
     info.kind = PointerInfo::Kind::device;
     info.device = device;
