@@ -12,6 +12,7 @@ namespace {
 
 // Runs `jobs` at once, each on a thread of its own, and throws the first error when all have ended.
 void runTogether(const std::vector<std::function<void()>>& jobs) {
+  if (jobs.empty()) return;
   std::mutex mutex;
   std::optional<Error> first;
   auto run = [&](const std::function<void()>& job) {
@@ -37,7 +38,7 @@ void runTogether(const std::vector<std::function<void()>>& jobs) {
     first = error;
   }
   started.set_value(!first);
-  if (!first && !jobs.empty()) run(jobs.front());
+  if (!first) run(jobs.front());
   for (std::thread& thread : threads) thread.join();
   if (first) throw *first;
 }

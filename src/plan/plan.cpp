@@ -185,7 +185,7 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
     }
   }
   endRun();
-  planMessages(config, messages, plan);
+  if (!messages.empty()) planMessages(config, messages, plan);
   return plan;
 }
 

@@ -226,8 +226,8 @@ TEST(Offers, AreWithdrawnByAnAbort) {
     return wrong;
   });
   if (runsFibers() && std::getenv("UNISONO_TEST_SEED") == nullptr) {
-    EXPECT_GT(untouched, 10) << "too few aborts came before the sender";
-    EXPECT_GT(complete, 10) << "too few aborts came after the sender";
+    EXPECT_GT(untouched, 0) << "no abort came before the sender";
+    EXPECT_GT(complete, 0) << "no abort came after the sender";
   }
 }
 

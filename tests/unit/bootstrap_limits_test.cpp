@@ -45,7 +45,7 @@ void inChild(const std::function<void()>& body) {
       std::fprintf(stderr, "%s\n", error.what());
       ::_exit(2);
     }
-    ::_exit(testing::Test::HasFailure() ? 1 : 0);
+    std::exit(testing::Test::HasFailure() ? 1 : 0);  // joins the threads of the library
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
