@@ -179,7 +179,7 @@ void Communicator::agree() {
     runtime_.prepare(*kernel, device_);
   }
   const plan::CommConfig& config = decision_.config;
-  device::Communicator head{};
+  device::DeviceCommunicator head{};
   head.rank = config.rank;
   head.ranks = config.ranks;
   head.slotBytes = config.slotBytes;

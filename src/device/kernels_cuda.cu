@@ -11,7 +11,7 @@ using namespace cuda_target;
 
 __global__ void __launch_bounds__(kChannelThreads, 1)
     collective(const __grid_constant__ CollectiveArguments arguments) {
-  Group group(kChannelThreads / kWarpSize, 0, 1);
+  ThreadGroup group(kChannelThreads / kWarpSize, 0, 1);
   collectiveBlock(group, static_cast<int>(blockIdx.x), arguments);
 }
 
@@ -20,10 +20,10 @@ __global__ void __launch_bounds__(kChannelThreads, 1)
   constexpr int kSendWarps = kChannelThreads / kWarpSize / 2;
   constexpr int kReceiveWarps = kChannelThreads / kWarpSize - kSendWarps;
   if (threadIdx.x < kSendWarps * kWarpSize) {
-    Group group(kSendWarps, 0, 1);
+    ThreadGroup group(kSendWarps, 0, 1);
     messageBlock(group, true, static_cast<int>(blockIdx.x), arguments);
   } else {
-    Group group(kReceiveWarps, kSendWarps, 4);
+    ThreadGroup group(kReceiveWarps, kSendWarps, 4);
     messageBlock(group, false, static_cast<int>(blockIdx.x), arguments);
   }
 }

@@ -10,12 +10,12 @@ namespace {
 using namespace host_target;
 
 void collective(const void* arguments, const runtime::HostGroupContext& context) {
-  Group group(context);
+  ThreadGroup group(context);
   collectiveBlock(group, context.block, *static_cast<const CollectiveArguments*>(arguments));
 }
 
 void sendReceive(const void* arguments, const runtime::HostGroupContext& context) {
-  Group group(context);
+  ThreadGroup group(context);
   const auto& launch = *static_cast<const SendReceiveArguments*>(arguments);
   messageBlock(group, context.group == 0, context.block, launch);
 }
@@ -24,7 +24,7 @@ void oneShot(const void* arguments, const runtime::HostGroupContext& context) {
   const auto& launch = *static_cast<const OneShotArguments*>(arguments);
   // The roles of a group are the lanes of a block.
   const int lanes = context.roles;
-  Group group(context);
+  ThreadGroup group(context);
   if (group.isPoster() && loadRelaxed(launch.launchFlag) != 0) group.setAborted();
   group.syncAll();
   if (group.aborted()) return;

@@ -96,7 +96,7 @@ struct RingChannel {
 
 // A communicator in device memory. The tables grow as connections are made: entries of unconnected
 // peers are null.
-struct Communicator {
+struct DeviceCommunicator {
   int32_t rank;
   int32_t ranks;
   uint32_t slotBytes;      // of rings
@@ -154,7 +154,7 @@ struct SendReceiveWork {
 // The launches. Their arguments hold all that a replay of a CUDA graph needs, by value.
 inline constexpr int kMaxCollectiveWorks = 36;
 struct CollectiveArguments {
-  Communicator* communicator;
+  DeviceCommunicator* communicator;
   // Nonzero after an abort. Cheap to read on the device: every kernel looks at it before it touches
   // memory of the user, who may have freed it by then.
   const uint32_t* launchFlag;
@@ -164,7 +164,7 @@ struct CollectiveArguments {
 
 inline constexpr int kMaxSendReceiveWorks = 40;
 struct SendReceiveArguments {
-  Communicator* communicator;
+  DeviceCommunicator* communicator;
   const uint32_t* launchFlag;
   int32_t works;
   SendReceiveWork work[kMaxSendReceiveWorks];

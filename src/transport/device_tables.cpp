@@ -24,12 +24,12 @@ class Pieces {
 }  // namespace
 
 DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, memory::Arena& arena,
-                           const Sizes& sizes, device::Communicator head)
+                           const Sizes& sizes, device::DeviceCommunicator head)
     : runtime_(runtime), sizes_(sizes) {
   const size_t ranks = static_cast<size_t>(sizes.ranks), rings = static_cast<size_t>(sizes.rings),
                peers = ranks * static_cast<size_t>(sizes.peerChannels);
   Pieces pieces;
-  const size_t communicator = pieces.add<device::Communicator>(1);
+  const size_t communicator = pieces.add<device::DeviceCommunicator>(1);
   const size_t ringTable = pieces.add<device::RingChannel>(rings);
   const size_t sendTable = pieces.add<device::Connection>(peers);
   const size_t receiveTable = pieces.add<device::Connection>(peers);
@@ -37,7 +37,7 @@ DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, memory::Arena&
   stream_ = runtime.createStream(device);
 
   std::byte* base = arena.allocate(pieces.bytes()).address;
-  communicator_ = reinterpret_cast<device::Communicator*>(base + communicator);
+  communicator_ = reinterpret_cast<device::DeviceCommunicator*>(base + communicator);
   rings_ = reinterpret_cast<device::RingChannel*>(base + ringTable);
   send_ = reinterpret_cast<device::Connection*>(base + sendTable);
   receive_ = reinterpret_cast<device::Connection*>(base + receiveTable);

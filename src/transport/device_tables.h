@@ -10,8 +10,9 @@
 
 namespace unisono::transport {
 
-// The communicator's tables in device memory: device::Communicator and everything it points to.
-// Kernels keep counters in them, so each entry is written only once, when its connection is made.
+// The communicator's tables in device memory: device::DeviceCommunicator and everything it points
+// to. Kernels keep counters in them, so each entry is written only once, when its connection is
+// made.
 class DeviceTables {
  public:
   struct Sizes {
@@ -22,9 +23,9 @@ class DeviceTables {
 
   // Allocates from `arena`, which must live longer. `head` is copied except for its table pointers.
   DeviceTables(runtime::Runtime& runtime, int device, memory::Arena& arena, const Sizes& sizes,
-               device::Communicator head);
+               device::DeviceCommunicator head);
 
-  device::Communicator* address() const { return communicator_; }
+  device::DeviceCommunicator* address() const { return communicator_; }
 
   // `order` as in device::RingChannel, one entry per rank.
   void setRing(int channel, const device::Connection& receive, const device::Connection& send,
@@ -38,7 +39,7 @@ class DeviceTables {
   runtime::Runtime& runtime_;
   Sizes sizes_;
   std::shared_ptr<void> stream_;
-  device::Communicator* communicator_;
+  device::DeviceCommunicator* communicator_;
   device::RingChannel* rings_;
   int32_t* orders_;
   device::Connection* send_;

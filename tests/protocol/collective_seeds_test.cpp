@@ -81,7 +81,7 @@ TEST(Links, MemoryLiesWhereTheLinkSays) {
   const auto deviceOf = [](const void* address) { return testRuntime().inspect(address).device; };
   int read = 0, through = 0;
   for (int rank = 0; rank < kRanks; rank++) {
-    const device::Communicator& tables = world.tables(rank);
+    const device::DeviceCommunicator& tables = world.tables(rank);
     const auto check = [&](const device::Connection& send, int peer) {
       const transport::PeerLink link = world.link(rank, peer);
       read += link.read;

@@ -432,7 +432,7 @@ TEST(Litmus, BarriersOfAGroup) {
     return report;
   };
   const std::string ordered = run([](const void*, const HostGroupContext& context) {
-    Group group(context);
+    ThreadGroup group(context);
     for (int round = 0; round < 3; round++) {
       if (group.isWaiter()) noteWrite(&shared, sizeof(shared));
       group.syncReady();
@@ -444,14 +444,14 @@ TEST(Litmus, BarriersOfAGroup) {
   });
   EXPECT_EQ(ordered, "");
   const std::string unordered = run([](const void*, const HostGroupContext& context) {
-    Group group(context);
+    ThreadGroup group(context);
     if (group.isWaiter()) noteWrite(&shared, sizeof(shared));
     group.syncDone();  // not the waiter's
     if (group.isWorker()) noteRead(&shared, sizeof(shared));
   });
   EXPECT_NE(unordered.find("Data race"), std::string::npos) << unordered;
   const std::string stuck = run([](const void*, const HostGroupContext& context) {
-    Group group(context);
+    ThreadGroup group(context);
     if (group.isWorker()) group.syncAll();
   });
   EXPECT_NE(stuck.find("the other roles of its group"), std::string::npos) << stuck;

@@ -53,8 +53,9 @@ Reduced addAllReduce(World& world, Memories& memories, Random& random, DataType 
     static constexpr double kFactors[] = {1, 2, -1, 0.5};
     reduced.op.factors.push_back({kFactors[below(random, 4)], random()});
     std::vector<std::byte> data(count * size);
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
       writeElement(data.data(), i, size, randomElement(type, random));
+    }
     const size_t input = memories[r].take(count * size, size, random);
     memories[r].set(input, data.data(), data.size());
     reduced.inputs.push_back(std::move(data));

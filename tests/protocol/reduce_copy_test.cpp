@@ -23,8 +23,8 @@ namespace {
 using device::DataType;
 using device::Reduction;
 using device::ReductionSpec;
-using device::host_target::Group;
 using device::host_target::ReduceCopy;
+using device::host_target::ThreadGroup;
 using Random = std::mt19937_64;
 
 constexpr size_t kGuard = 32;
@@ -142,7 +142,7 @@ void check(const Case& test, DataType type, Reduction reduction, Random& random)
     work.destination[d] = buffers[static_cast<size_t>(buffer)].data();
   }
 
-  Group group;
+  ThreadGroup group;
   reduceCopy(group, spec, work);
 
   // finish belongs to the last step of a reduction only.

@@ -137,7 +137,7 @@ void World::nameMemory() const {
   };
   for (int rank = 0; rank < ranks(); rank++) {
     const Member& member = members_[index(rank)];
-    const device::Communicator& sender = tables(rank);
+    const device::DeviceCommunicator& sender = tables(rank);
     runtime.nameMemory(abortFlag(rank), sizeof(uint32_t), fmt::format("abort flag of {}", rank));
     runtime.nameMemory(&sender.stopped, sizeof(sender.stopped), fmt::format("stopped of {}", rank));
     for (int channel = 0; ranks() > 1 && channel < geometry_.channels; channel++) {
@@ -188,7 +188,7 @@ void World::makeMember(int rank, int ranks) {
   config.directBytes = geometry_.directBytes;
 
   member.abortFlag = runtime.allocatePinned(sizeof(uint32_t));
-  device::Communicator head{};
+  device::DeviceCommunicator head{};
   head.rank = rank;
   head.ranks = ranks;
   head.slotBytes = head.peerSlotBytes = geometry_.slotBytes;
@@ -281,7 +281,7 @@ void World::resetOneShot(Random& random) {
 
 void World::reset(Random& random) {
   for (Member& member : members_) {
-    device::Communicator& tables = *member.tables->address();
+    device::DeviceCommunicator& tables = *member.tables->address();
     const int rank = tables.rank;
     for (int channel = 0; ranks() > 1 && channel < geometry_.channels; channel++) {
       const int next = tables.rings[channel].order[1];
@@ -292,7 +292,7 @@ void World::reset(Random& random) {
       for (int channel = 0; channel < geometry_.peerChannels; channel++) {
         device::Connection& send = tables.send[peer * geometry_.peerChannels + channel];
         if (send.slots == nullptr) continue;
-        device::Communicator& theirs = *members_[index(peer)].tables->address();
+        device::DeviceCommunicator& theirs = *members_[index(peer)].tables->address();
         resetConnection(send, theirs.receive[rank * geometry_.peerChannels + channel], random);
       }
     }
@@ -357,8 +357,9 @@ void World::enqueueTouch(void* address, size_t bytes, runtime::Stream on) {
   static const runtime::Kernel kKernel{"touch", nullptr,
                                        [](const void* arguments, const HostGroupContext& context) {
                                          const auto& range = *static_cast<const Range*>(arguments);
-                                         if (context.role == 0)
+                                         if (context.role == 0) {
                                            runtime::host::noteWrite(range.address, range.bytes);
+                                         }
                                        }};
   const Range range{address, bytes};
   runtime::LaunchShape shape;

@@ -59,7 +59,7 @@ class World {
   const Geometry& geometry() const { return geometry_; }
   runtime::Stream stream(int rank) const { return members_[index(rank)].stream.get(); }
   const plan::CommConfig& shape(int rank) const { return members_[index(rank)].config; }
-  const device::Communicator& tables(int rank) const {
+  const device::DeviceCommunicator& tables(int rank) const {
     return *members_[index(rank)].tables->address();
   }
   transport::PeerLink link(int a, int b) const;

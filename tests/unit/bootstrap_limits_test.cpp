@@ -90,7 +90,7 @@ TEST(DescriptorLimit, IsRaisedWhereverADescriptorIsMade) {
   const Wait wait(std::chrono::seconds(1), never);
   inChild([] {
     useUpDescriptors();
-    const runtime::host::Segment segment(100);
+    const runtime::host::MemorySegment segment(100);
   });
   inChild([&] {
     useUpDescriptors();
@@ -124,7 +124,7 @@ TEST(DescriptorLimit, IsNamedWhenItIsReached) {
     rlimit limit = {64, 64};
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
     while (::dup(STDIN_FILENO) >= 0) continue;
-    EXPECT_THAT(errorOf([] { runtime::host::Segment(100); }),
+    EXPECT_THAT(errorOf([] { runtime::host::MemorySegment(100); }),
                 AllOf(HasSubstr("memfd_create"), HasSubstr("64 open files")));
   });
 }

@@ -22,8 +22,8 @@ UNISONO_DEVICE ChannelPart channelPart(const CollectiveWork& work, int channel) 
 
 class RingCollective {
  public:
-  UNISONO_DEVICE RingCollective(Group& group, const Communicator& communicator, int channel,
-                                const CollectiveWork& work)
+  UNISONO_DEVICE RingCollective(ThreadGroup& group, const DeviceCommunicator& communicator,
+                                int channel, const CollectiveWork& work)
       : work_(work),
         ring_(communicator.rings[channel]),
         ranks_(communicator.ranks),
@@ -190,7 +190,7 @@ class RingCollective {
 };
 
 // One rank alone: the reduction of its own input.
-UNISONO_DEVICE void localCollective(Group& group, int channel, const CollectiveWork& work) {
+UNISONO_DEVICE void localCollective(ThreadGroup& group, int channel, const CollectiveWork& work) {
   ChannelPart part = channelPart(work, channel);
   const uint64_t bytes = part.offset * elementBytes(work.reduction.type);
   ReduceCopy copy{};
@@ -205,9 +205,9 @@ UNISONO_DEVICE void localCollective(Group& group, int channel, const CollectiveW
 }
 
 // What one block does: the works that cover its channel, in order.
-UNISONO_DEVICE void collectiveBlock(Group& group, int channel,
+UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, int channel,
                                     const CollectiveArguments& arguments) {
-  const Communicator& communicator = *arguments.communicator;
+  const DeviceCommunicator& communicator = *arguments.communicator;
   stayStopped(group, communicator, arguments.launchFlag);
   for (int w = 0; w < arguments.works; w++) {
     const CollectiveWork& work = arguments.work[w];

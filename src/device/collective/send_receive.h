@@ -27,8 +27,8 @@ UNISONO_DEVICE MessagePart partOf(const Message& message, int channel) {
 }
 
 // Through the slots of the connection.
-UNISONO_DEVICE void transfer(SimpleProtocol& protocol, const Communicator& communicator, bool sends,
-                             std::byte* buffer, uint64_t bytes) {
+UNISONO_DEVICE void transfer(SimpleProtocol& protocol, const DeviceCommunicator& communicator,
+                             bool sends, std::byte* buffer, uint64_t bytes) {
   const uint64_t most = uint64_t{communicator.peerSlotBytes} * communicator.slicesPerChunk;
   uint64_t done = 0;
   do {
@@ -39,8 +39,8 @@ UNISONO_DEVICE void transfer(SimpleProtocol& protocol, const Communicator& commu
   } while (done < bytes);
 }
 
-UNISONO_DEVICE void sendMessage(Group& group, const Communicator& communicator, int channel,
-                                const SendReceiveWork& work, MessagePart part) {
+UNISONO_DEVICE void sendMessage(ThreadGroup& group, const DeviceCommunicator& communicator,
+                                int channel, const SendReceiveWork& work, MessagePart part) {
   const Message& message = work.send;
   std::byte* from = message.buffer + part.offset;
   if (message.peer == communicator.rank) {  // to oneself: the receive half does nothing
@@ -69,8 +69,8 @@ UNISONO_DEVICE void sendMessage(Group& group, const Communicator& communicator, 
   protocol.finish();
 }
 
-UNISONO_DEVICE void receiveMessage(Group& group, const Communicator& communicator, int channel,
-                                   const SendReceiveWork& work, MessagePart part) {
+UNISONO_DEVICE void receiveMessage(ThreadGroup& group, const DeviceCommunicator& communicator,
+                                   int channel, const SendReceiveWork& work, MessagePart part) {
   const Message& message = work.receive;
   if (message.peer == communicator.rank) return;
   Connection& connection = communicator.receive[message.peer * communicator.peerChannels + channel];
@@ -90,9 +90,9 @@ UNISONO_DEVICE void receiveMessage(Group& group, const Communicator& communicato
 }
 
 // All messages that the group of one direction has on a channel.
-UNISONO_DEVICE void messageBlock(Group& group, bool sends, int channel,
+UNISONO_DEVICE void messageBlock(ThreadGroup& group, bool sends, int channel,
                                  const SendReceiveArguments& arguments) {
-  Communicator& communicator = *arguments.communicator;
+  DeviceCommunicator& communicator = *arguments.communicator;
   stayStopped(group, communicator, arguments.launchFlag);
   for (int w = 0; w < arguments.works; w++) {
     const SendReceiveWork& work = arguments.work[w];

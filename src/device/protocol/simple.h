@@ -64,14 +64,14 @@ class FifoEnd {
 // At the beginning and the end of what a group does in a launch; the end follows a syncAll().
 // Nothing before stayStopped touches the user's memory, and nothing after it if the communicator
 // was aborted.
-UNISONO_DEVICE void stayStopped(Group& group, const Communicator& communicator,
+UNISONO_DEVICE void stayStopped(ThreadGroup& group, const DeviceCommunicator& communicator,
                                 const uint32_t* launchFlag) {
   if (group.isPoster() && (loadRelaxed(launchFlag) | loadRelaxed(&communicator.stopped)) != 0) {
     group.setAborted();
   }
   group.syncAll();
 }
-UNISONO_DEVICE void keepStopped(Group& group, Communicator& communicator) {
+UNISONO_DEVICE void keepStopped(ThreadGroup& group, DeviceCommunicator& communicator) {
   if (group.isPoster() && group.aborted()) storeRelaxed(&communicator.stopped, uint32_t{1});
 }
 
@@ -79,9 +79,9 @@ class SimpleProtocol {
  public:
   // Either connection may be null; both have slots of `slotBytes`. `receivePeer` and `sendPeer`
   // name the other ends in reports.
-  UNISONO_DEVICE SimpleProtocol(Group& group, const Communicator& communicator, int channel,
-                                uint32_t slotBytes, Connection* receive, int receivePeer,
-                                Connection* send, int sendPeer)
+  UNISONO_DEVICE SimpleProtocol(ThreadGroup& group, const DeviceCommunicator& communicator,
+                                int channel, uint32_t slotBytes, Connection* receive,
+                                int receivePeer, Connection* send, int sendPeer)
       : group_(group),
         abortFlag_(communicator.abortFlag),
         rank_(communicator.rank),
@@ -238,7 +238,7 @@ class SimpleProtocol {
     group_.syncReady();
   }
 
-  Group& group_;
+  ThreadGroup& group_;
   const uint32_t* abortFlag_;
   int rank_, receivePeer_, sendPeer_, channel_;
   uint32_t slices_;

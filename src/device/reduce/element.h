@@ -85,8 +85,9 @@ struct Float16 {
     return result;
 #else
     uint32_t exponent = (bits >> 10) & 31, mantissa = bits & 0x3ffu;
-    if (exponent == 31)
+    if (exponent == 31) {
       return bitsAs<float>(uint32_t{bits} >> 15 << 31 | 0x7f800000u | mantissa << 13);
+    }
     return widenFloat<5, 10>(bits >> 15, exponent, mantissa);
 #endif
   }

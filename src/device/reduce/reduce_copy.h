@@ -60,8 +60,8 @@ UNISONO_DEVICE typename R::Element resultOf(const R& reducer, typename R::Accumu
 }
 
 template <typename R>
-UNISONO_DEVICE void reduceElements(const Group& group, const R& reducer, const ReduceCopy& work,
-                                   uint64_t begin, uint64_t end) {
+UNISONO_DEVICE void reduceElements(const ThreadGroup& group, const R& reducer,
+                                   const ReduceCopy& work, uint64_t begin, uint64_t end) {
   using Element = typename R::Element;
   for (uint64_t i = begin + group.rank(); i < end; i += group.size()) {
     auto value =
@@ -84,8 +84,9 @@ inline constexpr int kReduceVectors = sizeof(Element) >= 4 ? 4 : static_cast<int
 // Vectors `begin` to `end`, kVectors at a time a lane. More than one: only as far as they fill
 // whole rounds of the group. Returns where it stopped.
 template <int kVectors, typename R>
-UNISONO_DEVICE uint64_t reduceVectors(const Group& group, const R& reducer, const ReduceCopy& work,
-                                      uint64_t firstElement, uint64_t begin, uint64_t end) {
+UNISONO_DEVICE uint64_t reduceVectors(const ThreadGroup& group, const R& reducer,
+                                      const ReduceCopy& work, uint64_t firstElement, uint64_t begin,
+                                      uint64_t end) {
   using Element = typename R::Element;
   constexpr int kPerVector = 16 / sizeof(Element);
   const uint64_t stride = group.size();
@@ -133,7 +134,7 @@ UNISONO_DEVICE uint64_t reduceVectors(const Group& group, const R& reducer, cons
 }
 
 template <typename Element, Reduction kReduction>
-UNISONO_DEVICE_CALL void reduceWith(const Group& group, const ReductionSpec& spec,
+UNISONO_DEVICE_CALL void reduceWith(const ThreadGroup& group, const ReductionSpec& spec,
                                     const ReduceCopy& work) {
   const Reducer<Element, kReduction> reducer(spec);
   constexpr int kPerVector = 16 / sizeof(Element);
@@ -147,7 +148,7 @@ UNISONO_DEVICE_CALL void reduceWith(const Group& group, const ReductionSpec& spe
 
 // Called through tables, by DataType: the compiler would inline a switch over direct calls, and
 // give every one of them stack of its own.
-using ReduceFunction = void (*)(const Group&, const ReductionSpec&, const ReduceCopy&);
+using ReduceFunction = void (*)(const ThreadGroup&, const ReductionSpec&, const ReduceCopy&);
 
 template <Reduction kReduction>
 UNISONO_DEVICE_TABLE ReduceFunction kReduceFunctions[kDataTypes] = {
@@ -184,7 +185,7 @@ UNISONO_DEVICE ReduceFunction reduceFunction(const ReductionSpec& spec) {
 }
 
 template <typename Word>
-UNISONO_DEVICE void copyWords(const Group& group, const ReduceCopy& work, uint64_t begin,
+UNISONO_DEVICE void copyWords(const ThreadGroup& group, const ReduceCopy& work, uint64_t begin,
                               uint64_t end) {
   for (uint64_t i = begin + group.rank(); i < end; i += group.size()) {
     Word word = static_cast<const Word*>(work.source[0])[i];
@@ -193,7 +194,8 @@ UNISONO_DEVICE void copyWords(const Group& group, const ReduceCopy& work, uint64
 }
 
 // A copy of `bytes` bytes from one source; the widest word that all alignments allow.
-UNISONO_DEVICE_CALL void copyBytes(const Group& group, const ReduceCopy& work, uint64_t bytes) {
+UNISONO_DEVICE_CALL void copyBytes(const ThreadGroup& group, const ReduceCopy& work,
+                                   uint64_t bytes) {
   ReduceCopy asBytes = work;
   asBytes.elements = bytes;
   uint64_t before = elementsBeforeVectors<uint8_t>(asBytes);
@@ -240,7 +242,7 @@ UNISONO_DEVICE bool needsArithmetic(const ReductionSpec& spec, const ReduceCopy&
          (spec.reduction == Reduction::sumPostDivide && work.finish);
 }
 
-UNISONO_DEVICE_CALL void reduceCopy(const Group& group, const ReductionSpec& spec,
+UNISONO_DEVICE_CALL void reduceCopy(const ThreadGroup& group, const ReductionSpec& spec,
                                     const ReduceCopy& work) {
   if (work.elements == 0 || work.destinations == 0) return;
   const uint64_t bytes = work.elements * elementBytes(spec.type);

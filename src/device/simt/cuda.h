@@ -21,9 +21,9 @@ inline constexpr int kMaxGroups = 2;
 // to them. Both run beside the workers, so that neither the polls before a slice nor the release
 // behind it, which waits for outstanding stores, cost the workers time. `barrier` is the first of
 // three named barriers of the group (0 is the block's own).
-class Group {
+class ThreadGroup {
  public:
-  UNISONO_DEVICE Group(int warps, int firstWarp, int barrier)
+  UNISONO_DEVICE ThreadGroup(int warps, int firstWarp, int barrier)
       : rank_(static_cast<int>(threadIdx.x) - firstWarp * kWarpSize),
         workers_((warps - 2) * kWarpSize),
         barrier_(barrier),

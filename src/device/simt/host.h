@@ -54,10 +54,10 @@ inline void noteWrite(const void* address, uint64_t bytes) {
   runtime::host::noteWrite(address, bytes);
 }
 
-class Group {
+class ThreadGroup {
  public:
-  Group() = default;
-  explicit Group(const runtime::HostGroupContext& context)
+  ThreadGroup() = default;
+  explicit ThreadGroup(const runtime::HostGroupContext& context)
       : role_(context.roles == 1 ? Role::all : static_cast<Role>(context.role)),
         shared_(static_cast<Shared*>(context.groupShared)) {}
   int rank() const { return 0; }

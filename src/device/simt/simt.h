@@ -6,7 +6,7 @@
 // one library can hold both.
 //
 //   UNISONO_DEVICE           qualifier of every device function; UNISONO_DEVICE_CALL: never inlined
-//   Group                    threads that work on one role: rank() and size() of the workers, and
+//   ThreadGroup              threads that work on one role: rank() and size() of the workers, and
 //                            the duties of waiting for and posting to peers beside them
 //   load/store with order    loadRelaxed, loadAcquire, storeRelaxed, storeRelease, exchange
 //                            (system scope)

@@ -35,8 +35,9 @@ DeviceProperties propertiesOf(std::string busId, int computeCapability) {
   properties.computeCapability = computeCapability;
   properties.multiprocessors = multiprocessorsOf(computeCapability);
   uint64_t state = 0;
-  for (char letter : properties.busId)
+  for (char letter : properties.busId) {
     state = mix64(state + static_cast<unsigned char>(letter) + 1);
+  }
   for (size_t i = 0; i < properties.uuid.size(); i += sizeof(uint64_t)) {
     uint64_t part = splitMix64(state);
     std::memcpy(properties.uuid.data() + i, &part, sizeof(part));

@@ -29,17 +29,17 @@ std::unique_ptr<Executor> createExecutor(const Settings& settings) {
 }
 
 void Latch::arrive() {
-  std::vector<Task*> ready;
+  std::vector<HostTask*> ready;
   {
     std::lock_guard lock(mutex_);
-    if (Task* self = Task::current()) self->publish(arrived_);
+    if (HostTask* self = HostTask::current()) self->publish(arrived_);
     if (--count_ == 0) ready.swap(waiting_);
   }
-  for (Task* task : ready) task->wake();
+  for (HostTask* task : ready) task->wake();
 }
 
 void Latch::wait() {
-  Task* self = Task::current();
+  HostTask* self = HostTask::current();
   {
     std::lock_guard lock(mutex_);
     if (count_ == 0) return self->observe(arrived_);

@@ -120,7 +120,7 @@ class Latch {
  private:
   std::mutex mutex_;
   uint32_t count_;
-  std::vector<Task*> waiting_;
+  std::vector<HostTask*> waiting_;
   SyncPoint arrived_;
 };
 

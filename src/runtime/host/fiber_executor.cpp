@@ -40,7 +40,7 @@ ExceptionState& exceptionState() {
 }  // namespace
 
 FiberTask::FiberTask(FiberExecutor& executor, TaskRequest request)
-    : Task(request.info, request.clock),
+    : HostTask(request.info, request.clock),
       executor_(executor),
       request_(std::move(request)),
       stack_(executor.stacks_.take()),
@@ -54,7 +54,7 @@ FiberTask::~FiberTask() {
 }
 
 void FiberTask::enter(transfer_t from) {
-  auto* self = static_cast<FiberTask*>(Task::current());
+  auto* self = static_cast<FiberTask*>(HostTask::current());
   sanitizer::finishSwitch(nullptr, nullptr, nullptr);
   sanitizer::acquire(self);
   self->scheduler_ = from.fctx;
@@ -183,7 +183,7 @@ FiberExecutor::~FiberExecutor() {
 
 void FiberExecutor::spawn(TaskRequest request) {
   auto* task = new FiberTask(*this, std::move(request));
-  auto* starter = static_cast<FiberTask*>(Task::current());
+  auto* starter = static_cast<FiberTask*>(HostTask::current());
   task->isRoot_ = starter == nullptr;
   if (starter != nullptr) starter->publish(task->before_);
   alive_++;

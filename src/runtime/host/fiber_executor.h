@@ -32,7 +32,7 @@ struct ExceptionState {
 
 // A task on a stack of its own. Who writes which member matters: the scheduler and the fiber share
 // a thread, but ThreadSanitizer orders only the switch from the fiber to the scheduler.
-class FiberTask final : public Task {
+class FiberTask final : public HostTask {
  public:
   FiberTask(FiberExecutor& executor, TaskRequest request);
   ~FiberTask() override;

@@ -17,11 +17,11 @@ constexpr size_t kLargestPooled = 1 << 20;
 // Somebody else's range, or another owner's in this process.
 class MappedRange final : public MappedMemory {
  public:
-  MappedRange(std::shared_ptr<Segment> segment, void* address)
+  MappedRange(std::shared_ptr<MemorySegment> segment, void* address)
       : MappedMemory(address), segment_(std::move(segment)) {}
 
  private:
-  std::shared_ptr<Segment> segment_;
+  std::shared_ptr<MemorySegment> segment_;
 };
 
 static_assert(sizeof(DescriptorTicket) <= sizeof(MemoryHandle::payload));
@@ -46,7 +46,7 @@ void insertFree(std::map<size_t, size_t>& free, size_t offset, size_t bytes) {
 
 class MemoryManager::Allocation final : public DeviceMemory {
  public:
-  Allocation(std::shared_ptr<MemoryManager> manager, std::shared_ptr<Segment> segment,
+  Allocation(std::shared_ptr<MemoryManager> manager, std::shared_ptr<MemorySegment> segment,
              void* address, size_t bytes, size_t reserved, int device)
       : DeviceMemory(address, bytes, device),
         manager_(std::move(manager)),
@@ -54,17 +54,17 @@ class MemoryManager::Allocation final : public DeviceMemory {
         reserved_(reserved) {}
   ~Allocation() override { manager_->free(*this); }
 
-  const std::shared_ptr<Segment>& segment() const { return segment_; }
+  const std::shared_ptr<MemorySegment>& segment() const { return segment_; }
   size_t reserved() const { return reserved_; }
 
  private:
   std::shared_ptr<MemoryManager> manager_;
-  std::shared_ptr<Segment> segment_;
+  std::shared_ptr<MemorySegment> segment_;
   size_t reserved_;
 };
 
 std::shared_ptr<DeviceMemory> MemoryManager::allocate(int device, size_t bytes) {
-  std::shared_ptr<Segment> segment;
+  std::shared_ptr<MemorySegment> segment;
   std::byte* address;
   size_t reserved = std::max<size_t>(bytes, 1);
   std::unique_lock lock(mutex_);
@@ -73,7 +73,7 @@ std::shared_ptr<DeviceMemory> MemoryManager::allocate(int device, size_t bytes) 
     address = takeFromPool(device, reserved, segment);
   } else {
     lock.unlock();
-    segment = std::make_shared<Segment>(bytes);
+    segment = std::make_shared<MemorySegment>(bytes);
     address = segment->address();
     lock.lock();
   }
@@ -85,7 +85,7 @@ std::shared_ptr<DeviceMemory> MemoryManager::allocate(int device, size_t bytes) 
 }
 
 std::byte* MemoryManager::takeFromPool(int device, size_t bytes,
-                                       std::shared_ptr<Segment>& segment) {
+                                       std::shared_ptr<MemorySegment>& segment) {
   auto& pools = pools_[device];
   auto take = [&](Pool& pool) -> std::byte* {
     for (auto& [offset, available] : pool.free) {
@@ -104,7 +104,7 @@ std::byte* MemoryManager::takeFromPool(int device, size_t bytes,
   }
   auto& pool = pools.emplace_back(std::make_unique<Pool>());
   try {
-    pool->segment = std::make_shared<Segment>(kPoolBytes);
+    pool->segment = std::make_shared<MemorySegment>(kPoolBytes);
   } catch (...) {
     pools.pop_back();
     throw;
@@ -116,7 +116,7 @@ std::byte* MemoryManager::takeFromPool(int device, size_t bytes,
 void MemoryManager::free(const Allocation& allocation) {
   if (forks_ != forkCount()) return;
   auto* address = static_cast<std::byte*>(allocation.address());
-  const Segment* segment = allocation.segment().get();
+  const MemorySegment* segment = allocation.segment().get();
   std::lock_guard lock(mutex_);
   ranges_.erase(reinterpret_cast<uintptr_t>(address));
   auto& pools = pools_[allocation.device()];
@@ -147,7 +147,7 @@ PointerInfo MemoryManager::inspect(const void* address) {
 }
 
 MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {
-  std::shared_ptr<Segment> segment;
+  std::shared_ptr<MemorySegment> segment;
   int device = -1;
   {
     std::lock_guard lock(mutex_);
@@ -197,18 +197,18 @@ std::shared_ptr<MappedMemory> MemoryManager::importMemory(const MemoryHandle& ha
     }
     return std::make_shared<MappedRange>(range->second.segment, address);
   }
-  std::shared_ptr<Segment> segment = mapped(handle);
+  std::shared_ptr<MemorySegment> segment = mapped(handle);
   std::byte* address = segment->address() + (handle.address - handle.base);
   return std::make_shared<MappedRange>(std::move(segment), address);
 }
 
-std::shared_ptr<Segment> MemoryManager::mapped(const MemoryHandle& handle) {
+std::shared_ptr<MemorySegment> MemoryManager::mapped(const MemoryHandle& handle) {
   DescriptorTicket ticket;
   std::memcpy(&ticket, handle.payload.data(), sizeof(ticket));
-  auto cached = [&]() -> std::shared_ptr<Segment> {
+  auto cached = [&]() -> std::shared_ptr<MemorySegment> {
     auto entry = imported_.find(ticket.token);
     if (entry == imported_.end()) return nullptr;
-    std::shared_ptr<Segment> segment = entry->second.lock();
+    std::shared_ptr<MemorySegment> segment = entry->second.lock();
     if (segment != nullptr && segment->bytes() != handle.baseBytes) {
       throw invalidArgument("A memory handle says {} bytes of an allocation of {}",
                             handle.baseBytes, segment->bytes());
@@ -222,7 +222,7 @@ std::shared_ptr<Segment> MemoryManager::mapped(const MemoryHandle& handle) {
   UniqueDescriptor descriptor = fetchDescriptor(ticket);
   std::lock_guard lock(mutex_);
   if (auto segment = cached()) return segment;
-  auto segment = std::make_shared<Segment>(descriptor, static_cast<size_t>(handle.baseBytes));
+  auto segment = std::make_shared<MemorySegment>(descriptor, static_cast<size_t>(handle.baseBytes));
   std::erase_if(imported_, [](const auto& entry) { return entry.second.expired(); });
   imported_[ticket.token] = segment;
   return segment;

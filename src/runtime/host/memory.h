@@ -30,26 +30,26 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
 
   // A segment that small allocations of a device share.
   struct Pool {
-    std::shared_ptr<Segment> segment;
+    std::shared_ptr<MemorySegment> segment;
     std::map<size_t, size_t> free;  // offset: bytes
   };
   struct Range {
     size_t bytes;
     int device;
-    std::shared_ptr<Segment> segment;
+    std::shared_ptr<MemorySegment> segment;
   };
 
-  std::byte* takeFromPool(int device, size_t bytes, std::shared_ptr<Segment>& segment);
+  std::byte* takeFromPool(int device, size_t bytes, std::shared_ptr<MemorySegment>& segment);
   void free(const Allocation& allocation);
   std::map<uintptr_t, Range>::const_iterator find(const void* address) const;
-  std::shared_ptr<Segment> mapped(const MemoryHandle& handle);
+  std::shared_ptr<MemorySegment> mapped(const MemoryHandle& handle);
 
   const int forks_ = forkCount();  // of the process that made this
   std::mutex mutex_;
   std::map<uintptr_t, Range> ranges_;  // by start
   std::map<int, std::vector<std::unique_ptr<Pool>>> pools_;
   // Segments of other processes, by the secret of their ticket, each mapped once.
-  std::map<std::array<std::byte, 16>, std::weak_ptr<Segment>> imported_;
+  std::map<std::array<std::byte, 16>, std::weak_ptr<MemorySegment>> imported_;
 };
 
 }  // namespace unisono::runtime::host

@@ -67,30 +67,30 @@ uint64_t performNow(const Access& access) {
   return access.bytes == 4 ? performAs<uint32_t>(access) : performAs<uint64_t>(access);
 }
 
-thread_local constinit std::atomic<Task*> Task::current_{nullptr};
+thread_local constinit std::atomic<HostTask*> HostTask::current_{nullptr};
 
 namespace detail {
 
 constinit std::atomic<bool> seeded{false};
 
 void schedulePointSlow() {
-  if (Task* task = Task::current()) task->access({});
+  if (HostTask* task = HostTask::current()) task->access({});
 }
 
 uint64_t perform(const Access& access) {
-  Task* task = Task::current();
+  HostTask* task = HostTask::current();
   return task != nullptr ? task->access(access) : performNow(access);
 }
 
 void notePlain(const void* address, size_t bytes, bool writes) {
-  Task* task = Task::current();
+  HostTask* task = HostTask::current();
   if (task != nullptr && bytes > 0) task->notePlain(address, bytes, writes);
 }
 
 }  // namespace detail
 
 void poll(const WaitReason& reason) {
-  if (Task* task = Task::current()) {
+  if (HostTask* task = HostTask::current()) {
     task->poll(reason);
   } else {
     std::this_thread::yield();
@@ -98,16 +98,16 @@ void poll(const WaitReason& reason) {
 }
 
 void progress() {
-  if (Task* task = Task::current()) task->progress();
+  if (HostTask* task = HostTask::current()) task->progress();
 }
 
 uint64_t virtualClock() {
-  Task* task = Task::current();
+  HostTask* task = HostTask::current();
   return task != nullptr ? task->clock() : threadClock;
 }
 
 void raiseVirtualClock(uint64_t to) {
-  if (Task* task = Task::current()) {
+  if (HostTask* task = HostTask::current()) {
     task->setClock(std::max(task->clock(), to));
   } else {
     threadClock = std::max(threadClock, to);

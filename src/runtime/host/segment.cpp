@@ -22,7 +22,7 @@ size_t roundUpToPages(size_t bytes) {
   return roundUp(bytes, page);
 }
 
-Segment::Segment(size_t bytes)
+MemorySegment::MemorySegment(size_t bytes)
     : descriptor_(openDescriptor(
           [] { return ::memfd_create("unisono-device", MFD_CLOEXEC | MFD_ALLOW_SEALING); },
           "memfd_create")),
@@ -36,7 +36,7 @@ Segment::Segment(size_t bytes)
   map(descriptor_.get());
 }
 
-Segment::Segment(const UniqueDescriptor& descriptor, size_t bytes) : bytes_(bytes) {
+MemorySegment::MemorySegment(const UniqueDescriptor& descriptor, size_t bytes) : bytes_(bytes) {
   struct stat status {};
   if (::fstat(descriptor.get(), &status) != 0) throw systemError(errno, "fstat");
   int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
@@ -48,12 +48,12 @@ Segment::Segment(const UniqueDescriptor& descriptor, size_t bytes) : bytes_(byte
   map(descriptor.get());
 }
 
-Segment::~Segment() {
+MemorySegment::~MemorySegment() {
   // In a child something else may be at these addresses.
   if (address_ != nullptr && forks_ == forkCount()) ::munmap(address_, bytes_);
 }
 
-void Segment::map(int descriptor) {
+void MemorySegment::map(int descriptor) {
   void* address =
       ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (address == MAP_FAILED) throw systemError(errno, "mmap of simulated device memory");
@@ -64,13 +64,13 @@ void Segment::map(int descriptor) {
   }
 }
 
-const DescriptorTicket& Segment::ticket() {
+const DescriptorTicket& MemorySegment::ticket() {
   std::lock_guard lock(mutex_);
   if (offer_ == nullptr) offer_ = offerDescriptor(descriptor_.get());
   return offer_->ticket();
 }
 
-void Segment::clear(size_t offset, size_t bytes) {
+void MemorySegment::clear(size_t offset, size_t bytes) {
   size_t end = offset + bytes;
   size_t firstPage = std::min(roundUpToPages(offset), end);
   size_t lastPage = std::max(end / pageBytes() * pageBytes(), firstPage);

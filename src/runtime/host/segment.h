@@ -14,15 +14,15 @@ namespace unisono::runtime::host {
 // A mapped memfd: the unit that other processes map. Pages that were never written cost nothing.
 // Its size is sealed, so that nobody's mapping of it can be cut short. A child that is forked off
 // has no mapping of it.
-class Segment {
+class MemorySegment {
  public:
   // Throws Error(systemError).
-  explicit Segment(size_t bytes);
+  explicit MemorySegment(size_t bytes);
   // Maps a descriptor of another process's segment; throws Error if it is not one of `bytes`.
-  Segment(const UniqueDescriptor& descriptor, size_t bytes);
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
-  ~Segment();
+  MemorySegment(const UniqueDescriptor& descriptor, size_t bytes);
+  MemorySegment(const MemorySegment&) = delete;
+  MemorySegment& operator=(const MemorySegment&) = delete;
+  ~MemorySegment();
 
   std::byte* address() const { return address_; }
   size_t bytes() const { return bytes_; }

@@ -118,7 +118,7 @@ void HostStream::wakeWaiters(bool driverEnded) {
     return waiter->target > completed_ || (!driverEnded && waiter->target == enqueued_);
   });
   if (ready == waiters_.end()) return;
-  for (auto waiter = ready; waiter != waiters_.end(); ++waiter) {
+  for (auto waiter = ready; waiter != waiters_.end(); waiter++) {
     executor_.closeGate();
     (*waiter)->done.store(true, std::memory_order_release);
   }
@@ -127,7 +127,7 @@ void HostStream::wakeWaiters(bool driverEnded) {
 }
 
 void HostStream::synchronize() {
-  if (Task::current() != nullptr) {
+  if (HostTask::current() != nullptr) {
     throw invalidUsage("Device code cannot synchronize a stream");
   }
   std::unique_lock lock(mutex_);

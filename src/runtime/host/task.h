@@ -29,12 +29,12 @@ using SyncPoint = std::shared_ptr<const void>;
 uint64_t performNow(const Access& access);
 
 // The thread of execution that an executor runs: one group of one block, or the driver of a stream.
-class Task {
+class HostTask {
  public:
-  Task(const TaskInfo& info, uint64_t clock) : info_(info), clock_(clock) {}
-  Task(const Task&) = delete;
-  Task& operator=(const Task&) = delete;
-  virtual ~Task() = default;
+  HostTask(const TaskInfo& info, uint64_t clock) : info_(info), clock_(clock) {}
+  HostTask(const HostTask&) = delete;
+  HostTask& operator=(const HostTask&) = delete;
+  virtual ~HostTask() = default;
 
   // Called by the task itself.
   virtual void poll(const WaitReason& reason) = 0;
@@ -58,14 +58,14 @@ class Task {
   void setClock(uint64_t nanoseconds) { clock_ = nanoseconds; }
 
   // The task that runs on the calling thread, or null.
-  static Task* current() { return current_.load(std::memory_order_relaxed); }
+  static HostTask* current() { return current_.load(std::memory_order_relaxed); }
 
  protected:
-  static void setCurrent(Task* task) { current_.store(task, std::memory_order_relaxed); }
+  static void setCurrent(HostTask* task) { current_.store(task, std::memory_order_relaxed); }
 
  private:
   // Atomic because a scheduler and its fibers, which ThreadSanitizer holds apart, share the thread.
-  static thread_local constinit std::atomic<Task*> current_;
+  static thread_local constinit std::atomic<HostTask*> current_;
 
   TaskInfo info_;
   uint64_t clock_;

@@ -134,8 +134,9 @@ void ThreadExecutor::lookForProgress() {
   // A thread that the machine has not let run for long is not stuck; nor is one at its end, which
   // may still wake others.
   if (running_ != tasks_.size()) return;
-  for (ThreadTask* task : tasks_)
+  for (ThreadTask* task : tasks_) {
     if (!task->waits(moves)) return;
+  }
   std::vector<Waiter> waiters;
   for (ThreadTask* task : tasks_) {
     std::lock_guard taskLock(task->mutex_);

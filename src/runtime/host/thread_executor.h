@@ -17,10 +17,10 @@ namespace unisono::runtime::host {
 class ThreadExecutor;
 
 // A task on an operating system's thread of its own.
-class ThreadTask final : public Task {
+class ThreadTask final : public HostTask {
  public:
   ThreadTask(ThreadExecutor& executor, TaskRequest request)
-      : Task(request.info, request.clock), executor_(executor), request_(std::move(request)) {}
+      : HostTask(request.info, request.clock), executor_(executor), request_(std::move(request)) {}
 
   void poll(const WaitReason& reason) override;
   void progress() override;
