@@ -89,8 +89,8 @@ bool CallGroup::end() {
     // One of them may have been aborted since its call was added.
     for (const Calls& entry : calls) entry.handle->getActive();
     for (Calls& entry : calls) entry.prepared = entry.communicator->prepare(entry.tasks);
-    const bool allReady = initAll(initJobs);
-    return runAll(std::move(calls)) && allReady;
+    const bool complete = initAll(initJobs);
+    return runAll(std::move(calls)) && complete;
   } catch (...) {
     drop(initJobs);
     throw;
@@ -125,7 +125,7 @@ void CallGroup::checkBlocking(const std::vector<InitJob>& initJobs,
 }
 
 bool CallGroup::initAll(std::vector<InitJob>& initJobs) {
-  bool allReady = true;
+  bool complete = true;
   std::vector<std::function<void()>> jobs;
   for (InitJob& job : initJobs) {
     if (job.handle->blocking()) {
@@ -135,7 +135,7 @@ bool CallGroup::initAll(std::vector<InitJob>& initJobs) {
       });
     } else {
       job.handle->initAsync(std::exchange(job.init, {}));
-      allReady = false;
+      complete = false;
     }
   }
   runTogether(jobs);
@@ -144,7 +144,7 @@ bool CallGroup::initAll(std::vector<InitJob>& initJobs) {
     releaseIfLive(job.handleId);
     *job.id = nullptr;
   }
-  return allReady;
+  return complete;
 }
 
 bool CallGroup::runAll(std::vector<Calls> calls) {

@@ -11,6 +11,10 @@ namespace unisono::comm {
 
 // The calls between ncclGroupStart and ncclGroupEnd of one thread; a call outside is a group of
 // one.
+//
+//   start -> add ... -> end: check -> prepare -> initialize -> connect -> launch
+//               |                |                  |
+//               +-> refuse ------+-> nothing done   +-> every communicator of the calls has failed
 class CallGroup {
  public:
   // This thread's.

@@ -14,8 +14,13 @@
 
 namespace unisono::comm {
 
-// What a user's ncclComm_t stands for: a communicator in one of its states. Handles are looked up,
-// never dereferenced unseen, so a stale one is an error and not a crash.
+// The object that a user's ncclComm_t names. Handles are validated by lookup and never dereferenced
+// directly, so a stale handle is an error rather than a crash.
+//
+//   initialize / initAsync      finalize           ncclCommDestroy, ncclCommAbort
+//   initializing ------> active ------> finalized ------> released
+//        |                 |                |                ^
+//        +-----------------+--- failed -----+----------------+
 //
 // An operation of a nonblocking communicator (initialization, calls that have to connect,
 // finalization) runs in the background and owns the handle until it is done. The state is
