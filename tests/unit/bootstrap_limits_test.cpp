@@ -45,7 +45,7 @@ void inChild(const std::function<void()>& body) {
       std::fprintf(stderr, "%s\n", error.what());
       ::_exit(2);
     }
-    std::exit(testing::Test::HasFailure() ? 1 : 0);  // joins the threads of the library
+    ::_exit(testing::Test::HasFailure() ? 1 : 0);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
@@ -217,7 +217,7 @@ class Victim {
       if (::write(id_[1], &id, sizeof(id)) < 0 || ::read(go_[0], &go, 1) != 1) ::_exit(2);
       unused.clear();
       bootstrap::runRanks(2, settings, id, [](bootstrap::Bootstrap& ranks) { ranks.barrier(); });
-      ::_exit(testing::Test::HasFailure() ? 1 : 0);
+      std::exit(testing::Test::HasFailure() ? 1 : 0);  // joins the threads of the library
     }
     if (::read(id_[0], &id, sizeof(id)) != sizeof(id)) throw std::runtime_error("no id");
   }
