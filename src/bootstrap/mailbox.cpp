@@ -29,7 +29,7 @@ constexpr const char* kLookAtPeer = "Look for the first error in the output of t
 
 }  // namespace
 
-Mailbox::Connection::Connection(Socket opened, const Secret& secret)
+Mailbox::PeerSocket::PeerSocket(Socket opened, const Secret& secret)
     : socket(std::move(opened)),
       reader(secret, {{FrameKind::hello, 0},
                       {FrameKind::welcome, 0},
@@ -67,7 +67,7 @@ Mailbox::~Mailbox() {
   }
   reactor_.remove(number_);
   // Closing a connection with unread data resets it, which could lose what was sent last.
-  const std::map<int, ConnectionPointer> connections = connections_;
+  const std::map<int, PeerSocketPointer> connections = connections_;
   for (const auto& [descriptor, connection] : connections) {
     readFrom(connection);
     reactor_.forget(descriptor);
@@ -156,7 +156,7 @@ void Mailbox::serve(int descriptor) {
     if (descriptor == listener_.descriptor()) {
       acceptAll();
     } else if (const auto found = connections_.find(descriptor); found != connections_.end()) {
-      const ConnectionPointer connection = found->second;
+      const PeerSocketPointer connection = found->second;
       if (connection->stage == Stage::connecting) {
         finishConnecting(connection);
       } else {
@@ -173,7 +173,7 @@ void Mailbox::serve(int descriptor) {
 void Mailbox::tick() {
   const Lock lock(mutex_);
   while (!strangers_.empty() && strangers_.front()->deadline <= Clock::now()) {
-    refuse(ConnectionPointer(strangers_.front()), "it sent nothing for too long");
+    refuse(PeerSocketPointer(strangers_.front()), "it sent nothing for too long");
   }
   if (!paused_) return;
   paused_.reset();
@@ -199,7 +199,7 @@ void Mailbox::acceptAll() {
     }
     if (!socket) return;
     if (Stranger::count() >= Stranger::max()) makeRoomForStranger();
-    auto connection = std::make_shared<Connection>(std::move(*socket), session_);
+    auto connection = std::make_shared<PeerSocket>(std::move(*socket), session_);
     connection->stranger.emplace();
     connection->deadline = Clock::now() + kStrangerTimeout;
     const int descriptor = connection->socket.descriptor();
@@ -213,7 +213,7 @@ void Mailbox::acceptAll() {
 // Closes the oldest stranger of this listener, unless it proves to be a rank.
 void Mailbox::makeRoomForStranger() {
   if (strangers_.empty()) return;
-  const ConnectionPointer oldest = strangers_.front();
+  const PeerSocketPointer oldest = strangers_.front();
   readFrom(oldest);
   if (oldest->stranger) refuse(oldest, "there are too many connections that send nothing");
 }
@@ -221,14 +221,14 @@ void Mailbox::makeRoomForStranger() {
 // Reads what has arrived but was not noticed by the reactor's thread yet.
 void Mailbox::readEverything() {
   acceptAll();
-  const std::map<int, ConnectionPointer> connections = connections_;
+  const std::map<int, PeerSocketPointer> connections = connections_;
   for (const auto& [descriptor, connection] : connections) {
     if (connection->stage != Stage::connecting) readFrom(connection);
   }
   changed_.notify_all();
 }
 
-void Mailbox::readFrom(const ConnectionPointer& connection) {
+void Mailbox::readFrom(const PeerSocketPointer& connection) {
   try {
     while (connection->stage == Stage::greeting || connection->stage == Stage::open) {
       const FrameReader::Status status = connection->reader.read(connection->socket);
@@ -246,7 +246,7 @@ void Mailbox::readFrom(const ConnectionPointer& connection) {
   }
 }
 
-void Mailbox::deliver(const ConnectionPointer& connection, Frame frame) {
+void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
   const FrameHeader& header = frame.header;
   if (connection->stranger) {
     if (header.kind != FrameKind::hello) {
@@ -277,7 +277,7 @@ void Mailbox::deliver(const ConnectionPointer& connection, Frame frame) {
 }
 
 // A stranger has shown that it is a rank.
-void Mailbox::identify(const ConnectionPointer& connection, int sender) {
+void Mailbox::identify(const PeerSocketPointer& connection, int sender) {
   connection->stranger.reset();
   std::erase(strangers_, connection);
   connection->peer = sender;
@@ -285,7 +285,7 @@ void Mailbox::identify(const ConnectionPointer& connection, int sender) {
   enqueue(connection, {.kind = FrameKind::welcome}, {});
 }
 
-void Mailbox::welcomed(const ConnectionPointer& connection) {
+void Mailbox::welcomed(const PeerSocketPointer& connection) {
   connection->stage = Stage::open;
   Peer& state = peerOf(*connection->peer);
   state.openConnections++;
@@ -296,16 +296,16 @@ void Mailbox::welcomed(const ConnectionPointer& connection) {
   changed_.notify_all();
 }
 
-void Mailbox::refuse(const ConnectionPointer& connection, std::string_view reason) {
+void Mailbox::refuse(const PeerSocketPointer& connection, std::string_view reason) {
   if (connection->stage == Stage::closed) return;
   logWarn("rank {}: refused the connection from {}: {}", rank_,
           connection->socket.peerAddress().text(), reason);
   drop(connection);
 }
 
-void Mailbox::drop(const ConnectionPointer& connection) {
+void Mailbox::drop(const PeerSocketPointer& connection) {
   if (connection->stage == Stage::closed) return;
-  const ConnectionPointer keep = connection;
+  const PeerSocketPointer keep = connection;
   const Stage before = std::exchange(keep->stage, Stage::closed);
   keep->unsent.clear();
   reactor_.forget(keep->socket.descriptor());
@@ -342,7 +342,7 @@ void Mailbox::markGone(int peer, std::string text) {
 // Starts to connect to a peer; the reactor goes on with it.
 void Mailbox::startAttempt(int peer) {
   const Address& address = addresses_[static_cast<size_t>(peer)];
-  auto connection = std::make_shared<Connection>(Socket::startConnecting(address), session_);
+  auto connection = std::make_shared<PeerSocket>(Socket::startConnecting(address), session_);
   connection->stage = Stage::connecting;
   connection->peer = peer;
   const int descriptor = connection->socket.descriptor();
@@ -351,7 +351,7 @@ void Mailbox::startAttempt(int peer) {
   peerOf(peer).attempt = connection;
 }
 
-void Mailbox::finishConnecting(const ConnectionPointer& connection) {
+void Mailbox::finishConnecting(const PeerSocketPointer& connection) {
   const int peer = *connection->peer;
   const int error = connection->socket.finishConnecting();
   if (error == 0) {
@@ -378,7 +378,7 @@ void Mailbox::finishConnecting(const ConnectionPointer& connection) {
 }
 
 // Returns the connection on which to send to `peer`, and opens it when there is none.
-Mailbox::ConnectionPointer Mailbox::connectionTo(int peer, const Wait& wait, bool evenIfFailed,
+Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, bool evenIfFailed,
                                                  Lock& lock) {
   Peer& state = peerOf(peer);
   Reminder reminder(times_.reportInterval);
@@ -426,7 +426,7 @@ void Mailbox::sendFailure(int peer, const Failure& failure) {
          std::as_bytes(std::span(std::string_view(failure.text).substr(0, kLongestText))));
 }
 
-void Mailbox::sendOn(const ConnectionPointer& connection, int peer, FrameKind kind, uint64_t tag,
+void Mailbox::sendOn(const PeerSocketPointer& connection, int peer, FrameKind kind, uint64_t tag,
                      std::span<const std::byte> payload) {
   if (connection->stage == Stage::open) enqueue(connection, {.kind = kind, .tag = tag}, payload);
   if (connection->stage != Stage::open) {
@@ -437,7 +437,7 @@ void Mailbox::sendOn(const ConnectionPointer& connection, int peer, FrameKind ki
   }
 }
 
-void Mailbox::enqueue(const ConnectionPointer& connection, const FrameHeader& header,
+void Mailbox::enqueue(const PeerSocketPointer& connection, const FrameHeader& header,
                       std::span<const std::byte> payload) {
   FrameHeader complete = header;
   complete.secret = session_;
@@ -447,7 +447,7 @@ void Mailbox::enqueue(const ConnectionPointer& connection, const FrameHeader& he
   if (connection->unsent.size() == 1) writeUnsent(connection);
 }
 
-void Mailbox::writeUnsent(const ConnectionPointer& connection) {
+void Mailbox::writeUnsent(const PeerSocketPointer& connection) {
   while (connection->stage != Stage::closed && !connection->unsent.empty()) {
     const auto rest = std::span(connection->unsent.front()).subspan(connection->unsentOffset);
     const Transfer transfer = connection->socket.write(rest);

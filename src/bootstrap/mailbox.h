@@ -72,8 +72,8 @@ class Mailbox final : private Reactor::Handler {
 
   enum class Stage { connecting, greeting, open, closed };
 
-  struct Connection {
-    Connection(Socket opened, const Secret& secret);
+  struct PeerSocket {
+    PeerSocket(Socket opened, const Secret& secret);
     Socket socket;
     FrameReader reader;
     Stage stage = Stage::greeting;
@@ -84,11 +84,11 @@ class Mailbox final : private Reactor::Handler {
     size_t unsentOffset = 0;  // bytes of the first that are sent
     bool watchesWrite = false;
   };
-  using ConnectionPointer = std::shared_ptr<Connection>;
+  using PeerSocketPointer = std::shared_ptr<PeerSocket>;
 
   struct Peer {
-    ConnectionPointer out;      // where messages are sent, once one is open
-    ConnectionPointer attempt;  // the one that we are opening
+    PeerSocketPointer out;      // where messages are sent, once one is open
+    PeerSocketPointer attempt;  // the one that we are opening
     Clock::time_point nextAttempt = {};
     int rejections = 0;  // connections in a row that it closed without a welcome
     int openConnections = 0;
@@ -108,23 +108,23 @@ class Mailbox final : private Reactor::Handler {
 
   void acceptAll();
   void readEverything();
-  void readFrom(const ConnectionPointer& connection);
-  void deliver(const ConnectionPointer& connection, Frame frame);
-  void identify(const ConnectionPointer& connection, int sender);
-  void refuse(const ConnectionPointer& connection, std::string_view reason);
-  void drop(const ConnectionPointer& connection);
+  void readFrom(const PeerSocketPointer& connection);
+  void deliver(const PeerSocketPointer& connection, Frame frame);
+  void identify(const PeerSocketPointer& connection, int sender);
+  void refuse(const PeerSocketPointer& connection, std::string_view reason);
+  void drop(const PeerSocketPointer& connection);
   void makeRoomForStranger();
-  void welcomed(const ConnectionPointer& connection);
-  void enqueue(const ConnectionPointer& connection, const FrameHeader& header,
+  void welcomed(const PeerSocketPointer& connection);
+  void enqueue(const PeerSocketPointer& connection, const FrameHeader& header,
                std::span<const std::byte> payload);
-  void writeUnsent(const ConnectionPointer& connection);
+  void writeUnsent(const PeerSocketPointer& connection);
   bool hasUnsent() const;
 
-  ConnectionPointer connectionTo(int peer, const Wait& wait, bool evenIfFailed, Lock& lock);
+  PeerSocketPointer connectionTo(int peer, const Wait& wait, bool evenIfFailed, Lock& lock);
   void startAttempt(int peer);
-  void finishConnecting(const ConnectionPointer& connection);
+  void finishConnecting(const PeerSocketPointer& connection);
   void markGone(int peer, std::string text);
-  void sendOn(const ConnectionPointer& connection, int peer, FrameKind kind, uint64_t tag,
+  void sendOn(const PeerSocketPointer& connection, int peer, FrameKind kind, uint64_t tag,
               std::span<const std::byte> payload);
 
   const int rank_;
@@ -138,8 +138,8 @@ class Mailbox final : private Reactor::Handler {
   std::condition_variable changed_;
   Listener listener_;
   std::optional<Stranger> paused_;  // while there is no descriptor for a connection in the queue
-  std::map<int, ConnectionPointer> connections_;  // by descriptor
-  std::deque<ConnectionPointer> strangers_;       // oldest first
+  std::map<int, PeerSocketPointer> connections_;  // by descriptor
+  std::deque<PeerSocketPointer> strangers_;       // oldest first
   std::vector<Peer> peers_;
   std::map<Key, std::deque<std::vector<std::byte>>> inbox_;
   std::optional<Failure> failure_;

@@ -22,14 +22,14 @@ namespace {
 constexpr size_t kMostRemembered = 32;
 
 // The graphs of the GPUs that reach each other without the network.
-struct Domain {
+struct NodeDomain {
   topology::Topology topology;
   topology::GraphSet graphs;
   std::vector<int> deviceOf;  // by node of the topology: index of the device, -1 for other nodes
 };
 
 struct NodeChannels {
-  std::vector<Domain> domains;
+  std::vector<NodeDomain> domains;
   std::vector<int> domainOf;            // by device
   std::vector<std::string> affinityOf;  // by device: cores near it, see cpuAffinityOf
   // By devices, the lower first; `through` is a device.
@@ -87,7 +87,7 @@ NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopolog
     if (node.domainOf[first] >= 0) continue;
     const topology::Machine machine =
         topology::trimMachine(whole, question.rules, static_cast<int>(first), question.gpusInAll);
-    Domain domain;
+    NodeDomain domain;
     domain.topology = machine.topology;
     domain.deviceOf.assign(machine.topology.nodes.size(), -1);
     for (const int gpu : machine.topology.of(topology::NodeType::gpu)) {
@@ -208,7 +208,7 @@ NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Setting
          devices[own].ranks.end()) {
     own++;
   }
-  const Domain& domain = node->domains[static_cast<size_t>(node->domainOf[own])];
+  const NodeDomain& domain = node->domains[static_cast<size_t>(node->domainOf[own])];
   std::vector<std::vector<int>> ranksOf(domain.deviceOf.size());
   int first = rank;
   for (size_t i = 0; i < ranksOf.size(); i++) {

@@ -39,7 +39,7 @@ class Detector {
     for (size_t index = 0; index < gpus_.size(); index++) addGpu(index);
     agreeOnLinks();
     ports_ = request_.ports ? *request_.ports : findPorts(sysfs_);
-    for (const Port& port : ports_) {
+    for (const NicPort& port : ports_) {
       if (const BusId busId = pciDeviceOf(port.device); busId != topology::kNoBusId) {
         fillPort(nicOf(tree_.device(busId)), port);
       }
@@ -47,7 +47,7 @@ class Detector {
 
     XmlNode system = readFiles();
     mergeTopology(system, tree_.system());
-    for (const Port& port : ports_) {
+    for (const NicPort& port : ports_) {
       if (pciDeviceOf(port.device) == topology::kNoBusId) addPlainPort(system, port);
     }
     topology::trimToKept(system);
@@ -185,7 +185,7 @@ class Detector {
     return parent.addChild("nic");
   }
 
-  static void fillPort(XmlNode& nic, const Port& port) {
+  static void fillPort(XmlNode& nic, const NicPort& port) {
     XmlNode& net = nic.addChild("net");
     net.set("name", port.name);
     net.set("dev", std::to_string(port.dev));
@@ -199,7 +199,7 @@ class Detector {
   }
 
   // A port that is not a PCI device is attached where the file has it, or else to the first CPU.
-  void addPlainPort(XmlNode& system, const Port& port) {
+  void addPlainPort(XmlNode& system, const NicPort& port) {
     XmlNode added;
     fillPort(added, port);
     for (XmlNode& cpu : system.children) {
@@ -275,7 +275,7 @@ class Detector {
   const Sysfs sysfs_;
   PciTree tree_;
   std::vector<GpuRequest> gpus_;
-  std::vector<Port> ports_;
+  std::vector<NicPort> ports_;
   std::string source_ = "this machine";
   Detected result_;
 };

@@ -30,7 +30,7 @@ struct DetectRequest {
   std::filesystem::path root = "/";  // of the machine's files
   NvmlSource* nvml = nullptr;        // null: no NVLink and no compute capability is found
   std::vector<GpuRequest> gpus;      // empty: all of NVML's, or all of NVIDIA's that sysfs shows
-  std::optional<std::vector<Port>> ports;  // unset: findPorts
+  std::optional<std::vector<NicPort>> ports;  // unset: findPorts
   std::string topologyFile;  // NCCL_TOPO_FILE; empty: the platform's own below `root`, if any
   std::string dumpFile;      // NCCL_TOPO_DUMP_FILE; empty: no file is written
   uint64_t hostHash = 0;     // 0: the topology names no host

@@ -54,8 +54,8 @@ long long knownSpeed(double megabits) {
   return megabits > 0 && megabits <= kMostMegabits ? static_cast<long long>(megabits) : 0;
 }
 
-std::vector<Port> findRdmaPorts(const Sysfs& sysfs) {
-  std::vector<Port> ports;
+std::vector<NicPort> findRdmaPorts(const Sysfs& sysfs) {
+  std::vector<NicPort> ports;
   const bool gdr = hasGpuDirect(sysfs);
   const auto all = sysfs.at("sys/class/infiniband");
   for (const std::string& name : Sysfs::list(all)) {
@@ -64,7 +64,7 @@ std::vector<Port> findRdmaPorts(const Sysfs& sysfs) {
       const auto folder = adapter / "ports" / number;
       const auto state = Sysfs::attribute(folder, "state");  // "4: ACTIVE"
       if (!state || state->find("ACTIVE") == std::string::npos) continue;
-      Port port;
+      NicPort port;
       port.name = name;
       port.dev = static_cast<int>(ports.size());
       if (const auto device = Sysfs::resolve(adapter / "device")) port.device = *device;
@@ -98,8 +98,8 @@ bool isUp(const std::filesystem::path& interface) {
   return !state || (*state != "down" && *state != "notpresent" && *state != "lowerlayerdown");
 }
 
-std::vector<Port> findSocketPorts(const Sysfs& sysfs) {
-  std::vector<Port> ports;
+std::vector<NicPort> findSocketPorts(const Sysfs& sysfs) {
+  std::vector<NicPort> ports;
   const auto all = sysfs.at("sys/class/net");
   for (const std::string& name : Sysfs::list(all)) {
     const auto interface = all / name;
@@ -108,7 +108,7 @@ std::vector<Port> findSocketPorts(const Sysfs& sysfs) {
         !isUp(interface)) {
       continue;
     }
-    Port port;
+    NicPort port;
     port.name = name;
     port.dev = static_cast<int>(ports.size());
     port.guid = static_cast<uint64_t>(port.dev);  // as in NCCL's files
@@ -124,8 +124,8 @@ std::vector<Port> findSocketPorts(const Sysfs& sysfs) {
 
 }  // namespace
 
-std::vector<Port> findPorts(const Sysfs& sysfs) {
-  std::vector<Port> ports = findRdmaPorts(sysfs);
+std::vector<NicPort> findPorts(const Sysfs& sysfs) {
+  std::vector<NicPort> ports = findRdmaPorts(sysfs);
   return ports.empty() ? findSocketPorts(sysfs) : ports;
 }
 

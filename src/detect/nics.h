@@ -11,7 +11,7 @@
 namespace unisono::detect {
 
 // A network port that traffic between hosts can use.
-struct Port {
+struct NicPort {
   std::string name;              // "mlx5_1", "eth0"
   int dev = -1;                  // its number among the ports
   std::filesystem::path device;  // of its adapter in sysfs, links followed; empty: none
@@ -24,6 +24,6 @@ struct Port {
 
 // The InfiniBand and RoCE ports that are up; where there is none, the interfaces for sockets that
 // are up. The loopback, containers' bridges and members of a bridge or bond are left out.
-std::vector<Port> findPorts(const Sysfs& sysfs);
+std::vector<NicPort> findPorts(const Sysfs& sysfs);
 
 }  // namespace unisono::detect

@@ -37,7 +37,7 @@ SearchTry::Outcome SearchTry::run(const Attempt& attempt, Solution& solution, lo
   Outcome outcome;
   pushMoves();
   while (!frames_.empty()) {
-    Frame& frame = frames_.back();
+    SearchStep& frame = frames_.back();
     if (frame.applied) {
       undo(moves_[frame.cursor - 1]);
       frame.applied = false;

@@ -61,7 +61,7 @@ class SearchTry {
     int gpu = -1;
     int net = -1;
   };
-  struct Frame {
+  struct SearchStep {
     size_t begin = 0, cursor = 0;  // of its moves
     bool applied = false;          // the move before the cursor is in force
   };
@@ -102,7 +102,7 @@ class SearchTry {
   bool closed_ = false;     // a ring is closed, a head's reservations are made
   bool working_ = false;    // the last of channels_ is in work
   int hops_ = 0;
-  std::vector<Frame> frames_;
+  std::vector<SearchStep> frames_;
   std::vector<Move> moves_;
   std::vector<int> startNets_;
   std::vector<std::vector<int>> leaveNets_;  // by GPU, filled when first asked for

@@ -207,7 +207,7 @@ class Checker {
     reader_.numberOr(node, "latency", 0, 1e9, 0);
     const std::string* name = node.find("name");
     if (dev < 0) return;
-    const Port port{name ? *name : "", numa_};
+    const NetDevice port{name ? *name : "", numa_};
     const auto [at, isNew] = netDevices_.try_emplace({host_, dev}, port);
     if (isNew) return;
     // Dumps of virtual machines repeat a port that is not a PCI device below each CPU.
@@ -241,11 +241,11 @@ class Checker {
   int gpuCount_ = 0, portCount_ = 0, pciCount_ = 0, numaNodeCount_ = 0;
   std::map<uint64_t, int> numaNodesOfHost_;
   std::set<std::pair<uint64_t, long long>> numaNodes_, gpuDevices_;
-  struct Port {
+  struct NetDevice {
     std::string name;
     long long numa = -1;  // of the CPU that it was seen below last
   };
-  std::map<std::pair<uint64_t, long long>, Port> netDevices_;
+  std::map<std::pair<uint64_t, long long>, NetDevice> netDevices_;
   long long numa_ = -1;
   std::map<std::pair<uint64_t, BusId>, const XmlNode*> devices_;
   std::set<std::pair<uint64_t, BusId>> gpus_;

@@ -386,7 +386,7 @@ TEST(Detect, OnlyWhatWasAskedForStays) {
   buildServer(root, nvml);
   DetectRequest request = requestFor(root, &nvml);
   request.gpus = {{topology::parseBusId("0000:83:00.0"), -1, 0, 5, true}};
-  request.ports = std::vector<Port>();
+  request.ports = std::vector<NicPort>();
   const Detected detected = detectMachine(request);
   ASSERT_EQ(detected.topology.system.children.size(), 1u);
   const auto gpus = topology::gpusOf(detected.topology);
