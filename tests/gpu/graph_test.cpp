@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls of one communicator on streams that nothing else orders, plain and in CUDA graphs: each
 // rank makes them in the same order.
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -80,6 +81,42 @@ TEST_P(Graphs, MixWithPlainCallsAndOtherGraphs) {
     first.expect(1, "first graph");
     second.expect(2, "second graph");
     plain.expect(3, "plain call");
+  });
+}
+
+// Captures of two graphs are open at once, and the first goes on on a second stream, which only
+// depends on the beginning of the capture.
+TEST_P(Graphs, KeepTheirOrderInInterleavedCaptures) {
+  const size_t count = GetParam().first;
+  const ncclUniqueId id = newId();
+  onThreads(kRanks, [&](int rank) {
+    Member member(id, rank, kRanks);
+    const DeviceStream first(deviceOf(rank)), forked(deviceOf(rank)), second(deviceOf(rank));
+    Sum before(rank, count), between(rank, count), after(rank, count);
+    before.setInput(1);
+    between.setInput(2);
+    after.setInput(3);
+    std::optional<CudaGraph> inner;
+    const CudaGraph outer(
+        first,
+        [&] {
+          test::joinCapture(forked, first);
+          before.call(member.comm, first);
+          inner.emplace(second, [&] { between.call(member.comm, second); });
+          after.call(member.comm, forked);
+          test::joinCapture(first, forked);
+        },
+        cudaStreamCaptureModeRelaxed);  // so that the inner graph can be instantiated
+    if (!outer.ordersKernels()) throw std::runtime_error("the calls of one capture have no order");
+    for (int round = 0; round < 20; round++) {
+      outer.launch(first);
+      inner->launch(second);
+    }
+    first.synchronize();
+    second.synchronize();
+    before.expect(1, "call before the other capture");
+    between.expect(2, "call of the other capture");
+    after.expect(3, "call after the other capture");
   });
 }
 

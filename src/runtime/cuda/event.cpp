@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -56,24 +57,39 @@ class CudaEvent final : public Event {
   const int device_;
   cudaEvent_t event_ = nullptr;
 
-  // Of the last capture seen.
-  unsigned long long captureId_ = 0;
-  cudaStream_t captured_ = nullptr;        // the stream of the last recordInGraph
-  std::vector<cudaGraphNode_t> recorded_;  // the nodes that precede the point
-  cudaGraphNode_t recordNode_ = nullptr;
+  // The point as it moves through one capture.
+  struct PointInCapture {
+    unsigned long long id;                  // of the capture, unique in the process
+    cudaStream_t stream;                    // the stream of the last recordInGraph
+    std::vector<cudaGraphNode_t> recorded;  // the nodes that precede the point
+    cudaGraphNode_t recordNode = nullptr;
+  };
+  // Returns the point of a capture, or null if this event has not been used in it.
+  PointInCapture* find(unsigned long long id);
+
+  // Several captures may be open at once. Nothing tells when one ends, so the oldest are dropped.
+  static constexpr size_t kMaxCaptures = 256;
+  std::deque<PointInCapture> captures_;
 };
+
+CudaEvent::PointInCapture* CudaEvent::find(unsigned long long id) {
+  const auto point =
+      std::find_if(captures_.rbegin(), captures_.rend(),
+                   [id](const PointInCapture& candidate) { return candidate.id == id; });
+  return point == captures_.rend() ? nullptr : &*point;
+}
 
 void CudaEvent::makeGraphWait(Stream stream) {
   auto* captured = static_cast<cudaStream_t>(stream);
   const Capture capture(captured);
-  if (capture.id != captureId_) {
+  const PointInCapture* point = find(capture.id);
+  if (point == nullptr) {
     check(cudaStreamWaitEvent(captured, event_, cudaEventWaitExternal), "cudaStreamWaitEvent");
-    captureId_ = capture.id;
-    captured_ = captured;
-    recorded_.clear();
-    recordNode_ = nullptr;
-  } else if (captured != captured_ && !recorded_.empty()) {
-    check(cudaStreamUpdateCaptureDependencies(captured, recorded_.data(), nullptr, recorded_.size(),
+    if (captures_.size() == kMaxCaptures) captures_.pop_front();
+    captures_.push_back({capture.id, captured, {}});
+  } else if (captured != point->stream && !point->recorded.empty()) {
+    auto* nodes = const_cast<cudaGraphNode_t*>(point->recorded.data());
+    check(cudaStreamUpdateCaptureDependencies(captured, nodes, nullptr, point->recorded.size(),
                                               cudaStreamAddCaptureDependencies),
           "cudaStreamUpdateCaptureDependencies");
   }
@@ -82,23 +98,26 @@ void CudaEvent::makeGraphWait(Stream stream) {
 // One node for a capture, which moves on with the work. It is a leaf, so that work that follows
 // does not wait for it.
 void CudaEvent::recordInGraph(Stream stream) {
-  captured_ = static_cast<cudaStream_t>(stream);
-  Capture capture(captured_);
-  if (recordNode_ == nullptr) {
-    check(cudaGraphAddEventRecordNode(&recordNode_, capture.graph, capture.tail.data(),
+  auto* captured = static_cast<cudaStream_t>(stream);
+  Capture capture(captured);
+  PointInCapture* point = find(capture.id);
+  if (point == nullptr) throw internalError("A capture was recorded in before it was waited for");
+  point->stream = captured;
+  if (point->recordNode == nullptr) {
+    check(cudaGraphAddEventRecordNode(&point->recordNode, capture.graph, capture.tail.data(),
                                       capture.tail.size(), event_),
           "cudaGraphAddEventRecordNode");
   } else {
-    const std::vector<cudaGraphNode_t> to(std::max(recorded_.size(), capture.tail.size()),
-                                          recordNode_);
-    check(cudaGraphRemoveDependencies(capture.graph, recorded_.data(), to.data(), nullptr,
-                                      recorded_.size()),
+    const std::vector<cudaGraphNode_t> to(std::max(point->recorded.size(), capture.tail.size()),
+                                          point->recordNode);
+    check(cudaGraphRemoveDependencies(capture.graph, point->recorded.data(), to.data(), nullptr,
+                                      point->recorded.size()),
           "cudaGraphRemoveDependencies");
     check(cudaGraphAddDependencies(capture.graph, capture.tail.data(), to.data(), nullptr,
                                    capture.tail.size()),
           "cudaGraphAddDependencies");
   }
-  recorded_ = std::move(capture.tail);
+  point->recorded = std::move(capture.tail);
 }
 
 }  // namespace
