@@ -206,6 +206,39 @@ PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const Path
   return first;
 }
 
+PxnVerdict checkMessagePxn(const Topology& topology, const PathTable& paths,
+                           const PathSettings& settings, int gpu, int net) {
+  if (settings.pxnDisable) return {false, -1, "NCCL_PXN_DISABLE forbids it"};
+  if (settings.p2pPxnLevel == 0) return {false, -1, "NCCL_P2P_PXN_LEVEL=0 forbids it"};
+  const Path& path = paths.path(gpu, net);
+  if (settings.p2pPxnLevel == 1) {
+    const bool used = path.type <= PathType::pxn;
+    return {used, used ? (path.type == PathType::pxn ? path.via : gpu) : -1,
+            fmt::format("the path is {}, and NCCL_P2P_PXN_LEVEL=1 allows up to PXN",
+                        nameOf(path.type))};
+  }
+  const std::vector<int>& near = paths.nearest(net);
+  if (near.empty()) return {false, -1, "no GPU is near the port"};
+  const int through = near.front();
+  const Path wire = paths.wirePath(through, net);
+  const std::string name = topology.nameOf(through);
+  if (through != gpu && paths.wirePath(through, gpu).type > PathType::nvl) {
+    return {false, -1, fmt::format("no NVLink leads to {}, the GPU near the port", name)};
+  }
+  if (wire.type > (settings.pxnC2c ? PathType::p2c : PathType::pxb)) {
+    return {
+        false, -1,
+        fmt::format("{}, the nearest GPU, reaches the port over {} only", name, nameOf(wire.type))};
+  }
+  if (const GdrVerdict gdr = checkGdr(topology, paths, settings, through, net, false);
+      !gdr.allowed) {
+    return {false, -1, fmt::format("{} cannot use GPUDirect with the port: {}", name, gdr.reason)};
+  }
+  return {true, through,
+          through == gpu ? "the port is near the GPU"
+                         : fmt::format("{} is near the port and forwards them", name)};
+}
+
 Verdict preferNet(const Topology& topology, const PathTable& paths, int gpuA, int gpuB) {
   const Path& direct = paths.path(gpuA, gpuB);
   const auto widest = [&](int gpu) {
@@ -284,6 +317,8 @@ std::string explainPath(const Topology& topology, const PathTable& paths,
                                    topology.nameOf(gpu), gdr.reason));
     if (sends) {
       say("PXN", pxn.used, pxn.reason);
+      const PxnVerdict message = checkMessagePxn(topology, paths, settings, gpu, net);
+      say("messages to other machines through this port", message.used, message.reason);
     }
   }
   return text;

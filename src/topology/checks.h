@@ -47,6 +47,12 @@ struct PxnVerdict {
 PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const PathSettings& settings,
                     int gpu, int net);
 
+// Whether messages of a GPU to a GPU of another machine leave through `net`, the port that the
+// receiver's place has on this machine, so that they stay on one rail. `through` is the GPU that
+// forwards them, or `gpu` itself.
+PxnVerdict checkMessagePxn(const Topology& topology, const PathTable& paths,
+                           const PathSettings& settings, int gpu, int net);
+
 // Whether two GPUs of one machine should talk over their NICs because that is wider than the way
 // between them.
 Verdict preferNet(const Topology& topology, const PathTable& paths, int gpuA, int gpuB);

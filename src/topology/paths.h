@@ -33,6 +33,7 @@ struct PathSettings {
   bool gdrC2c = true;                // NCCL_NET_GDR_C2C
   bool pxnDisable = false;           // NCCL_PXN_DISABLE
   bool pxnC2c = true;                // NCCL_PXN_C2C
+  int p2pPxnLevel = 2;               // NCCL_P2P_PXN_LEVEL
   bool nvbDisable = false;           // NCCL_NVB_DISABLE
   bool multiNodeNvlink = true;       // NCCL_MNNVL_ENABLE
   std::map<int, RankInfo> ranks;     // by rank

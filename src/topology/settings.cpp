@@ -36,6 +36,7 @@ PathSettings pathSettingsOf(const Settings& settings) {
   paths.gdrC2c = settings.gdrC2c;
   paths.pxnDisable = settings.pxnDisable;
   paths.pxnC2c = settings.pxnC2c;
+  paths.p2pPxnLevel = static_cast<int>(settings.p2pPxnLevel);
   paths.nvbDisable = settings.nvbDisable;
   paths.multiNodeNvlink = settings.multiNodeNvlink != 0;
   return paths;

@@ -389,6 +389,38 @@ TEST(Checks, OfPxnGiveTheirReason) {
   EXPECT_EQ(check(cards, {}).reason, "no NVLink leads to GPU/5, the GPU near the port");
 }
 
+TEST(Checks, OfMessagesThroughTheReceiversPort) {
+  const auto check = [](const MachineDescription& description, const PathSettings& settings,
+                        int port) {
+    const Machine machine = machineOf(description, settings);
+    const PxnVerdict verdict = checkMessagePxn(machine.topology, machine.paths, settings,
+                                               gpu(machine, 0), net(machine, port));
+    return std::pair(verdict.used && verdict.through == gpu(machine, port), verdict.reason);
+  };
+  const MachineDescription h100 = preset("dgx-h100");
+  EXPECT_EQ(check(h100, {}, 0), std::pair(true, std::string("the port is near the GPU")));
+  EXPECT_EQ(check(h100, {}, 5),
+            std::pair(true, std::string("GPU/5 is near the port and forwards them")));
+  PathSettings settings;
+  settings.p2pPxnLevel = 1;
+  EXPECT_EQ(check(h100, settings, 5),
+            std::pair(true, std::string("the path is PXN, and NCCL_P2P_PXN_LEVEL=1 allows up to "
+                                        "PXN")));
+  settings.p2pPxnLevel = 0;
+  EXPECT_EQ(check(h100, settings, 5),
+            std::pair(false, std::string("NCCL_P2P_PXN_LEVEL=0 forbids it")));
+  settings.p2pPxnLevel = 2;
+  settings.pxnDisable = true;
+  EXPECT_EQ(check(h100, settings, 5), std::pair(false, std::string("NCCL_PXN_DISABLE forbids it")));
+  settings = {};
+  settings.gdrLevel = PathType::loc;
+  EXPECT_FALSE(check(h100, settings, 5).first);
+  MachineDescription cards = h100;
+  cards.switchNvlinks = 0;
+  EXPECT_EQ(check(cards, {}, 5),
+            std::pair(false, std::string("no NVLink leads to GPU/5, the GPU near the port")));
+}
+
 TEST(Checks, TwoGpusOfAnAmdMachineReachAcrossSockets) {
   MachineDescription two = preset("a100-pcie-x4");
   two.gpus = 2;
