@@ -137,11 +137,11 @@ constexpr Row kRows[] = {
     {"NCCL_BUFFSIZE", Number{&S::bufferBytes, 1, kUnlimited, OutOfRange::useDefault, "bytes"},
      "automatic", "size of the FIFO of each connection"},
     {"NCCL_ALGO", Text{&S::algorithm, "list"}, "automatic",
-     "algorithms to use: ring, direct and NCCL's other names (which fall back to ring); a leading "
-     "^ excludes them; allreduce:ring sets those of one collective, ; separates collectives"},
+     "algorithms to use: Tree, Ring, CollNetDirect, CollNetChain, NVLS, NVLSTree, PAT, Direct, "
+     "TwoShot; a leading ^ excludes them; allreduce:ring sets those of one operation, ; separates "
+     "operations; where they leave nothing that can run, others are used"},
     {"NCCL_PROTO", Text{&S::protocol, "list"}, "automatic",
-     "protocols to use: LL, LL128, Simple, in the syntax of NCCL_ALGO; checked, but without effect "
-     "until there is more than one to choose from"},
+     "protocols to use: LL, LL128, Simple, in the syntax of NCCL_ALGO"},
     {"NCCL_CUMEM_ENABLE", OptionalFlag{&S::cuMem}, "automatic",
      "share GPU memory through CUDA VMM (1) or legacy CUDA IPC (0)"},
     {"NCCL_GRAPH_FILE", Text{&S::graphFile, "file"}, "none",

@@ -12,7 +12,7 @@ namespace unisono::comm {
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 232 && bootstrap::kProtocolVersion == 2,
+static_assert(sizeof(RankFacts) == 248 && bootstrap::kProtocolVersion == 3,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -132,12 +132,10 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
         std::clamp(buffer / defaults.slots / kSlotGrain * kSlotGrain, kSlotGrain, kMostSlotBytes);
   }
 
-  tuning::AllowedAlgorithms allowed;
+  tuning::Allowed allowed = ranks.front().allowed;
   bool allReach = true;
   for (const RankFacts& facts : ranks) {
-    for (int a = 0; a < tuning::kAlgorithms; a++) {
-      allowed.allowed[a] = allowed.allowed[a] && facts.algorithms.allowed[a];
-    }
+    allowed = tuning::intersect(allowed, facts.allowed);
     allReach = allReach && facts.reachesPeers != 0;
   }
 

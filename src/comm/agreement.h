@@ -34,14 +34,15 @@ struct RankFacts {
   int32_t multiRankDevice;
   // The settings that shape the communicator, 0 where automatic.
   int64_t minChannels, maxChannels, bufferBytes;
-  tuning::AllowedAlgorithms algorithms;
+  tuning::Allowed allowed;
+  uint32_t unused;
   uint64_t sharedMemory;  // device of /dev/shm: equal where processes can share host memory
   uint64_t fabric;        // NVLink fabric across hosts: equal where GPUs are in the same; 0: none
   // Second look: whether this rank's device reaches all others directly.
   int32_t reachesPeers;
 };
 
-inline constexpr uint32_t kRankFactsLayout = 2 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 3 << 16 | sizeof(RankFacts);
 
 // Throws Error(invalidUsage) when the ranks cannot form a communicator: different versions or
 // backends, two ranks on one device (unless allowed), machines with no transport between them,

@@ -139,8 +139,7 @@ RankFacts Communicator::facts() const {
   facts.minChannels = bounds.min;
   facts.maxChannels = bounds.max;
   facts.bufferBytes = settings_.bufferBytes;
-  facts.algorithms = tuning::parseAlgorithms(settings_.algorithm);
-  tuning::checkProtocols(settings_.protocol);
+  facts.allowed = tuning::parseAllowed(settings_.algorithm, settings_.protocol);
   return facts;
 }
 

@@ -224,8 +224,10 @@ NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Setting
     writeDump(settings.graphDumpFile, "NCCL_GRAPH_DUMP_FILE",
               topology::writeGraphs(topology::namedGraphs(domain.graphs), domain.topology));
   }
-  return {topology::placeOf(domain.graphs, ranksOf, rank, static_cast<uint64_t>(first)),
-          linksOf(*node, devices), node->affinityOf[own]};
+  topology::RankPlace place =
+      topology::placeOf(domain.graphs, ranksOf, rank, static_cast<uint64_t>(first));
+  place.machine = topology::machineFactsOf(domain.topology);
+  return {place, linksOf(*node, devices), node->affinityOf[own]};
 }
 
 }  // namespace unisono::comm

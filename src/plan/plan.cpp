@@ -176,7 +176,7 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
     if (task.count == 0) continue;
     const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
     if (task.call == Call::allReduce && config.ranks > 1 &&
-        tuning::chooseAllReduce(config.tuningInput, bytes) == tuning::Algorithm::oneShot) {
+        tuning::chooseAllReduce(config.tuningInput, bytes) == device::Algorithm::direct) {
       endRun();
       plan.launches.emplace_back(oneShotLaunch(config, task, bytes));
       plan.usesOneShot = true;

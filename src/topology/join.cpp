@@ -29,7 +29,8 @@ GraphFacts factsOf(const ChannelGraph& graph) {
           graph.sameChannels ? 1 : 0,
           graph.crossNic,
           graph.speedIntra,
-          graph.speedInter};
+          graph.speedInter,
+          static_cast<int64_t>(graph.latencyInterUs * 1000 + 0.5)};
 }
 
 // The weaker of two in every respect. Patterns of trees may differ from node to node.
@@ -41,7 +42,18 @@ GraphFacts weakest(const GraphFacts& a, const GraphFacts& b) {
           std::min(a.sameChannels, b.sameChannels),
           std::max(a.crossNic, b.crossNic),
           std::min(a.speedIntra, b.speedIntra),
-          std::min(a.speedInter, b.speedInter)};
+          std::min(a.speedInter, b.speedInter),
+          std::max(a.latencyInterNs, b.latencyInterNs)};
+}
+
+MachineFacts together(const MachineFacts& a, const MachineFacts& b) {
+  MachineFacts result = a;
+  if (a.cpuArchitecture != b.cpuArchitecture) result.cpuArchitecture = MachineFacts::kMixed;
+  if (a.cpuVendor != b.cpuVendor) result.cpuVendor = MachineFacts::kMixed;
+  result.lowestSm = std::min(a.lowestSm, b.lowestSm);
+  result.highestSm = std::max(a.highestSm, b.highestSm);
+  result.switches = std::min(a.switches, b.switches);
+  return result;
 }
 
 using Positions = std::array<uint16_t, kMostChannels>;
@@ -88,12 +100,27 @@ void hashInto(Fnv& hash, const GraphFacts& facts) {
   for (const int64_t value :
        {int64_t{facts.pattern}, int64_t{facts.channels}, int64_t{facts.typeIntra},
         int64_t{facts.typeInter}, int64_t{facts.sameChannels}, int64_t{facts.crossNic},
-        facts.speedIntra, facts.speedInter}) {
+        facts.speedIntra, facts.speedInter, facts.latencyInterNs}) {
     hash.add(static_cast<uint64_t>(value));
   }
 }
 
 }  // namespace
+
+MachineFacts machineFactsOf(const Topology& topology) {
+  MachineFacts facts;
+  if (!topology.of(NodeType::cpu).empty()) {
+    const CpuInfo& cpu = topology.node(topology.of(NodeType::cpu).front()).cpu;
+    facts.cpuArchitecture = static_cast<int32_t>(cpu.architecture);
+    facts.cpuVendor = static_cast<int32_t>(cpu.vendor);
+  }
+  facts.lowestSm = topology.lowestSm();
+  for (const int gpu : topology.of(NodeType::gpu)) {
+    facts.highestSm = std::max(facts.highestSm, topology.node(gpu).gpu.sm);
+  }
+  facts.switches = topology.of(NodeType::nvs).empty() ? 0 : 1;
+  return facts;
+}
 
 RankPlace placeOf(const GraphSet& graphs, const std::vector<std::vector<int>>& ranksOf, int rank,
                   uint64_t node) {
@@ -160,6 +187,7 @@ class Joiner {
     joined_.collnetGraph_ = first.collnetChain;
     joined_.collnetDirect_ = first.collnetDirect;
     joined_.nvls_ = first.nvls;
+    joined_.machine_ = first.machine;
     joined_.alternate_ = true;
     for (size_t r = 0; r < places_.size(); r++) {
       const RankPlace& place = places_[r];
@@ -167,7 +195,7 @@ class Joiner {
       const RankPlace& same = places_[at(fellow)];
       if (place.ring != same.ring || place.tree != same.tree ||
           place.collnetChain != same.collnetChain || place.collnetDirect != same.collnetDirect ||
-          place.nvls != same.nvls) {
+          place.nvls != same.nvls || place.machine != same.machine) {
         throw disagreement(fellow, static_cast<int>(r));
       }
       if (fellow != static_cast<int>(r)) continue;
@@ -176,6 +204,7 @@ class Joiner {
       joined_.collnetGraph_ = weakest(joined_.collnetGraph_, place.collnetChain);
       joined_.collnetDirect_ = weakest(joined_.collnetDirect_, place.collnetDirect);
       joined_.nvls_ = weakest(joined_.nvls_, place.nvls);
+      joined_.machine_ = together(joined_.machine_, place.machine);
       joined_.alternate_ = joined_.alternate_ && place.ring.crossNic == 2;
       joined_.treePattern_.push_back(static_cast<Pattern>(place.tree.pattern));
     }
@@ -345,6 +374,11 @@ JoinedHash hashOf(const Joined& joined) {
   for (const GraphFacts* facts : {&joined.ring(), &joined.tree(), &joined.collnetChain(),
                                   &joined.collnetDirect(), &joined.nvls()}) {
     hashInto(graphs, *facts);
+  }
+  const MachineFacts& machine = joined.machine();
+  for (const int32_t value : {machine.cpuArchitecture, machine.cpuVendor, machine.lowestSm,
+                              machine.highestSm, machine.switches}) {
+    graphs.add(static_cast<uint64_t>(value));
   }
   channels.add(static_cast<uint64_t>(joined.channels()));
   const int sources = std::min(joined.ring().channels, joined.tree().channels);

@@ -19,15 +19,30 @@ inline constexpr int kMostChannels = 64;
 struct GraphFacts {
   int32_t pattern, channels, typeIntra, typeInter, sameChannels, crossNic;
   Bandwidth speedIntra, speedInter;
+  int64_t latencyInterNs = 0;
 
   bool operator==(const GraphFacts&) const = default;
 };
+
+// What the cost model needs to know of a machine besides its graphs. Plain data.
+struct MachineFacts {
+  static constexpr int32_t kMixed = -1;  // machines that differ
+
+  int32_t cpuArchitecture = 0, cpuVendor = 0;  // CpuArchitecture and CpuVendor, or kMixed
+  int32_t lowestSm = 0, highestSm = 0;         // of the GPUs of the communicator
+  int32_t switches = 0;                        // 1: there are NVSwitches
+  int32_t unused = 0;
+
+  bool operator==(const MachineFacts&) const = default;
+};
+MachineFacts machineFactsOf(const Topology& topology);
 
 // What a rank tells all others of itself and its node. Plain data of fixed size. A rank tells only
 // its own place in the channels; the ranks of a node together tell the channels.
 struct RankPlace {
   uint64_t node;  // equal on the ranks that reach each other without the network
   GraphFacts ring, tree, collnetChain, collnetDirect, nvls;
+  MachineFacts machine;
   // By channel: how many ranks of the node come before this one.
   std::array<uint16_t, kMostChannels> ringPosition, treePosition, collnetPosition;
   uint64_t collnetHeadOf, nvlsHeadOf;  // bit c: the head of channel c
@@ -36,6 +51,7 @@ struct RankPlace {
 // The place of a rank in the graphs of its node. `ranksOf` lists for each node of the topology that
 // the graphs are of the ranks that use it, in order: none for other nodes than GPUs, several where
 // ranks share a GPU (they follow each other, and the first is the head where the GPU is one).
+// Leaves RankPlace::machine to the caller.
 RankPlace placeOf(const GraphSet& graphs, const std::vector<std::vector<int>>& ranksOf, int rank,
                   uint64_t node);
 
@@ -91,6 +107,11 @@ class Joined {
   const GraphFacts& collnetDirect() const { return collnetDirect_; }
   const GraphFacts& collnetChain() const { return collnetGraph_; }
   const GraphFacts& nvls() const { return nvls_; }
+  // Of all nodes together: the widest range of GPUs, switches where all nodes have them.
+  const MachineFacts& machine() const { return machine_; }
+  int ranksOf(int node) const {
+    return start_[static_cast<size_t>(node) + 1] - start_[static_cast<size_t>(node)];
+  }
 
  private:
   friend class Joiner;
@@ -107,6 +128,7 @@ class Joined {
   std::vector<std::vector<int>> rings_, trees_, collnet_;  // by source channel
   std::vector<std::vector<int>> collnetHeads_, nvlsHeads_;
   GraphFacts ring_{}, tree_{}, collnetGraph_{}, collnetDirect_{}, nvls_{};
+  MachineFacts machine_;
 };
 
 // Joins the nodes. Rings enter and leave a node once. Channels are doubled, so that both trees are

@@ -1,46 +1,102 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
+#include <string>
+#include <vector>
 
-// Which algorithm carries a call, and over how many channels. Pure.
+#include "tuning/model.h"
+
+// Which algorithm and protocol carry a call, with how many channels and threads. Pure.
 namespace unisono::tuning {
 
-enum class Algorithm : int { ring = 0, oneShot = 1 };
-inline constexpr int kAlgorithms = 2;
-
-// The algorithms that a user allows.
-struct AllowedAlgorithms {
-  bool allowed[kAlgorithms] = {true, true};
-  bool operator[](Algorithm algorithm) const { return allowed[static_cast<int>(algorithm)]; }
+struct Question {
+  Operation operation = Operation::allReduce;
+  uint64_t bytes = 0;  // the larger of what a rank sends and receives, as nccl-tests counts
+  device::DataType type = device::DataType::float32;
+  device::Reduction reduction = device::Reduction::sum;
+  int calls = 1;  // calls like this one that run together
 };
 
-// The algorithms that NCCL_ALGO allows for all-reduce, the only collective with a choice so far.
-// Ring is always left for the calls that nothing else can carry.
-//
-// The syntax is NCCL's, with "direct" as an additional name: names separated by commas, of any
-// case, which a leading ^ excludes; the list applies to all collectives, or after "allreduce:" to
-// one. Several such lists are separated by semicolons, where only the first may lack the
-// collective. Empty allows all. NCCL's other algorithms are accepted and fall back to ring.
-// Anything else throws Error(invalidUsage) that lists what is allowed.
-AllowedAlgorithms parseAlgorithms(std::string_view text);
+struct Choice {
+  Algorithm algorithm = Algorithm::ring;
+  Protocol protocol = Protocol::simple;
+  int channels = 1;
+  int threads = 0;          // of each channel
+  uint64_t chunkBytes = 0;  // of one step of a connection; 0: unknown
+  double timeUs = 0;
+  // False where NCCL_ALGO and NCCL_PROTO leave nothing that can carry the call.
+  bool allowed = true;
 
-// Checks NCCL_PROTO, which has the same syntax, with the names LL, LL128 and Simple. There is no
-// choice of protocol yet.
-void checkProtocols(std::string_view text);
+  // Bytes of the call by time, GB/s.
+  double bandwidth(uint64_t bytes) const {
+    return timeUs > 0 ? static_cast<double>(bytes) / timeUs / 1000 : 0;
+  }
+};
 
-// What the choice depends on; the same on every rank.
+// Times by device::Algorithm and device::Protocol, in microseconds; kExcluded for what cannot carry
+// the call.
+constexpr float kExcluded = -1;
+using TimeTable = std::array<std::array<float, device::kProtocols>, device::kNcclAlgorithms>;
+
+// Someone who knows better than the model: a tuner plug-in.
+class Advisor {
+ public:
+  virtual ~Advisor() = default;
+  // May change the times of the algorithms that NCCL has, where they are not kExcluded. Returns the
+  // number of channels to use, or 0.
+  virtual int advise(const Question& question, TimeTable& times) const = 0;
+  // May change the size of a chunk.
+  virtual uint64_t adviseChunk(const Question& question, const Choice& choice) const = 0;
+};
+
+// The fastest of what can carry the call and is allowed. Where the user's settings leave nothing,
+// the fastest of what respects one of NCCL_ALGO and NCCL_PROTO, else of all. Takes well under a
+// microsecond without an advisor, at any number of ranks.
+Choice choose(const CostModel& model, const Question& question, const Advisor* advisor = nullptr);
+
+// One row of the explanation: an algorithm and protocol that could carry the operation.
+struct CandidateReport {
+  Algorithm algorithm;
+  Protocol protocol;
+  Exclusion exclusion;
+  bool allowed;
+  bool chosen;
+  double timeUs;       // also of what is excluded, where the model has a time; 0: none
+  bool measured;       // the time comes from measurements
+  std::string reason;  // why it lost or is excluded; empty for the choice
+};
+// The same choice with all candidates of the operation: the choice first, then by time, then those
+// excluded.
+struct Explanation {
+  Choice choice;
+  std::vector<CandidateReport> candidates;
+};
+Explanation explain(const CostModel& model, const Question& question,
+                    const Advisor* advisor = nullptr);
+
+// A range of sizes with one choice. The channels are those at both ends.
+struct ChoiceRange {
+  uint64_t firstBytes, lastBytes;
+  Algorithm algorithm;
+  Protocol protocol;
+  int firstChannels, lastChannels;
+  double firstTimeUs, lastTimeUs;
+};
+// How the choice changes over sizes from `lowest` to `highest` bytes, with borders found to the
+// byte as far as a search between powers of two (and 64 steps between them) sees them.
+std::vector<ChoiceRange> choicesBySize(const CostModel& model, Question question, uint64_t lowest,
+                                       uint64_t highest);
+
+// What plans depend on; the same on every rank.
 struct TuningInput {
   int ranks = 1;
   int channels = 1;               // channels of the rings
   size_t oneShotMaxBytes = 0;     // 0: not every pair of ranks can map each other's memory
   size_t minBytesPerChannel = 1;  // a channel with less is not worth its start
-  AllowedAlgorithms allowed;
+  Allowed allowed;
 };
 
-// For an all-reduce of `bytes` bytes.
+// For an all-reduce of `bytes` bytes: Algorithm::direct or Algorithm::ring.
 Algorithm chooseAllReduce(const TuningInput& tuningInput, size_t bytes);
 
 // Channels for collectives that together move `bytes` bytes: between 1 and tuningInput.channels.

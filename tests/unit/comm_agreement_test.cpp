@@ -133,7 +133,7 @@ TEST(Decision, IsTheSameOnEveryRank) {
         facts.bufferBytes = static_cast<int64_t>((uint64_t{random()} << random() % 31)) - 5;
       }
       if (random() % 8 == 0) facts.reachesPeers = 0;
-      if (random() % 8 == 0) facts.algorithms = tuning::parseAlgorithms("ring");
+      if (random() % 8 == 0) facts.allowed = tuning::parseAllowed("ring", "");
     }
     std::vector<DecisionSummary> summaries;
     for (int rank = 0; rank < n; rank++) {

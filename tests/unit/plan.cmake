@@ -1,4 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 unisono_test(plan_test SOURCES plan_test.cpp DEPENDS unisono_plan LABELS unit)
 unisono_test(plan_messages_test SOURCES plan_messages_test.cpp DEPENDS unisono_plan LABELS unit)
-unisono_test(tuning_choice_test SOURCES tuning_choice_test.cpp DEPENDS unisono_tuning LABELS unit)

@@ -1,98 +1,234 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tuning/choice.h"
 
-#include <gtest/gtest.h>
+#include <chrono>
 
-#include <string>
-
-#include "base/error.h"
+#include "tuning_testing.h"
 
 namespace unisono::tuning {
 namespace {
 
-std::string allowed(std::string_view text) {
-  const AllowedAlgorithms result = parseAlgorithms(text);
-  return std::string(result[Algorithm::ring] ? "ring " : "") +
-         (result[Algorithm::oneShot] ? "direct " : "");
+using device::DataType;
+using device::Reduction;
+using testing::inputOf;
+
+constexpr uint64_t kKilo = 1024, kMega = 1 << 20, kGiga = 1 << 30;
+
+Question allReduceOf(uint64_t bytes) {
+  return {Operation::allReduce, bytes};
 }
 
-TEST(Choice, ParsesAlgorithms) {
-  EXPECT_EQ(allowed(""), "ring direct ");
-  EXPECT_EQ(allowed("ring"), "ring ");
-  EXPECT_EQ(allowed("Direct"), "direct ");
-  EXPECT_EQ(allowed("RING,direct"), "ring direct ");
-  EXPECT_EQ(allowed("^direct"), "ring ");
-  EXPECT_EQ(allowed("^ring,direct"), "");
+ModelInput ncclInput(const std::string& preset, int nodes) {
+  ModelInput input = inputOf(preset, nodes);
+  input.registry = &ncclRegistry();
+  input.facts.reachAll = false;
+  return input;
 }
 
-TEST(Choice, ParsesAlgorithmsOfOneCollective) {
-  EXPECT_EQ(allowed("allreduce:ring"), "ring ");
-  EXPECT_EQ(allowed("AllReduce:^Direct"), "ring ");
-  EXPECT_EQ(allowed("broadcast:tree"), "ring direct ");
-  EXPECT_EQ(allowed("allreduce:ring,tree;broadcast:ring"), "ring ");
-  EXPECT_EQ(allowed("ring;allreduce:direct"), "direct ");
-  EXPECT_EQ(allowed("allreduce:ring;reduce:direct;allgather:nvls"), "ring ");
+std::string namesOf(const Choice& choice) {
+  return fmt::format("{} {}", nameOf(choice.algorithm), nameOf(choice.protocol));
 }
 
-// As NCCL, which splits with strtok.
-TEST(Choice, SkipsEmptyNames) {
-  EXPECT_EQ(allowed("ring,"), "ring ");
-  EXPECT_EQ(allowed(",,ring"), "ring ");
-  EXPECT_EQ(allowed("^"), "ring direct ");
-  EXPECT_EQ(allowed(";"), "ring direct ");
+TEST(Choice, SmallAllReducesGoDirectWhereThatIsPossible) {
+  ModelInput input = inputOf("hgx-h200x8", 1);
+  const CostModel model = makeModel(input);
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(8))), "Direct LL");
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(256 * kKilo))), "Direct LL");
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(256 * kKilo + 1))), "Ring Simple");
+  EXPECT_EQ(namesOf(choose(model, {Operation::allGather, 8})), "Ring Simple");
+  input.allowed = parseAllowed("ring", "");
+  EXPECT_EQ(namesOf(choose(makeModel(input), allReduceOf(8))), "Ring Simple");
+  input.allowed = parseAllowed("", "simple");
+  EXPECT_EQ(namesOf(choose(makeModel(input), allReduceOf(8))), "Ring Simple");
+  EXPECT_EQ(namesOf(choose(makeModel(inputOf("hgx-h200x8", 2)), allReduceOf(8))), "Ring Simple");
 }
 
-template <typename Parse>
-void expectRefused(Parse parse, const char* text, const char* part) {
-  try {
-    parse(text);
-    ADD_FAILURE() << text << " was accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalidUsage);
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+TEST(Choice, SomethingCarriesEveryCallWhateverTheUserSets) {
+  ModelInput input = inputOf("hgx-h200x8", 1);
+  const auto chosen = [&](const char* algorithms, const char* protocols, uint64_t bytes) {
+    input.allowed = parseAllowed(algorithms, protocols);
+    const Choice choice = choose(makeModel(input), allReduceOf(bytes));
+    return namesOf(choice) + (choice.allowed ? "" : ", not allowed");
+  };
+  EXPECT_EQ(chosen("nvls", "", 8), "Direct LL, not allowed");
+  EXPECT_EQ(chosen("nvls", "", kMega), "Ring Simple, not allowed");
+  EXPECT_EQ(chosen("direct", "", kMega), "Ring Simple, not allowed") << "too large";
+  EXPECT_EQ(chosen("ring", "LL", 8), "Ring Simple, not allowed") << "the algorithm is kept";
+  EXPECT_EQ(chosen("nvls", "simple", 8), "Ring Simple, not allowed") << "the protocol is kept";
+  EXPECT_EQ(chosen("^ring", "LL128", 8), "Direct LL, not allowed");
+  EXPECT_EQ(chosen("ring,nvls", "", 8), "Ring Simple");
+  input.facts.ranks = 1;
+  EXPECT_EQ(chosen("tree", "", 8), "Ring Simple, not allowed");
+  EXPECT_EQ(chosen("", "", 8), "Ring Simple");
+}
+
+// Known winners of NCCL: trees for small calls between nodes, rings for large ones on few nodes,
+// NVLS on one node of NVSwitches.
+TEST(Choice, NcclsAlgorithmsWinWhereTheyDoInNccl) {
+  ModelInput input = ncclInput("dgx-h100", 1);
+  CostModel model = makeModel(input);
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(8))), "Ring LL");
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(kGiga))), "Ring Simple");
+  input.facts.multicast = true;
+  EXPECT_EQ(namesOf(choose(makeModel(input), allReduceOf(kGiga))), "NVLS Simple");
+  model = makeModel(ncclInput("dgx-h100", 8));
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(8))), "Tree LL");
+  EXPECT_EQ(choose(model, allReduceOf(kMega)).algorithm, Algorithm::tree);
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(4 * kGiga))), "Ring Simple");
+}
+
+TEST(Choice, WhatMulticastCannotReduceGoesElsewhere) {
+  ModelInput input = ncclInput("dgx-h100", 1);
+  input.facts.multicast = true;
+  const CostModel model = makeModel(input);
+  const auto chosen = [&](DataType type, Reduction reduction) {
+    return choose(model, {Operation::allReduce, kGiga, type, reduction}).algorithm;
+  };
+  EXPECT_EQ(chosen(DataType::float32, Reduction::sum), Algorithm::nvls);
+  EXPECT_EQ(chosen(DataType::float32, Reduction::max), Algorithm::ring);
+  EXPECT_EQ(chosen(DataType::bfloat16, Reduction::max), Algorithm::nvls);
+  EXPECT_EQ(chosen(DataType::bfloat16, Reduction::prod), Algorithm::ring);
+  EXPECT_EQ(chosen(DataType::int8, Reduction::sum), Algorithm::ring);
+  // An all-gather reduces nothing.
+  const auto gathers = explain(model, {Operation::allGather, kGiga, DataType::int8}).candidates;
+  EXPECT_TRUE(std::any_of(gathers.begin(), gathers.end(), [](const CandidateReport& row) {
+    return row.algorithm == Algorithm::nvls && row.exclusion == Exclusion::none;
+  }));
+}
+
+TEST(Choice, LongRingsOfFloat8AreAvoided) {
+  const CostModel model = makeModel(ncclInput("dgx-h100", 2));
+  EXPECT_EQ(choose(model, {Operation::allReduce, kGiga, DataType::float8e4m3}).algorithm,
+            Algorithm::tree);
+  EXPECT_EQ(choose(model, {Operation::allReduce, 4 * kGiga, DataType::float16}).algorithm,
+            Algorithm::ring);
+}
+
+TEST(Choice, ChannelsAndThreadsGrowWithTheBytes) {
+  ModelInput input = inputOf("hgx-h200x8", 1);
+  input.allowed = parseAllowed("ring", "");
+  const CostModel model = makeModel(input);
+  const auto shape = [&](uint64_t bytes) {
+    const Choice choice = choose(model, {Operation::broadcast, bytes});
+    return std::pair(choice.channels, choice.threads);
+  };
+  EXPECT_EQ(shape(0), std::pair(1, 96)) << "two warps and the one that waits, at least three";
+  EXPECT_EQ(shape(16 * kKilo), std::pair(1, 256 + 32));
+  EXPECT_EQ(shape(32 * kKilo), std::pair(1, 512 + 32));
+  EXPECT_EQ(shape(96 * kKilo), std::pair(3, 512 + 32));
+  EXPECT_EQ(shape(kGiga), std::pair(model.facts.channels, 512 + 32));
+  EXPECT_EQ(shape(~uint64_t{0}).first, model.facts.channels);
+  // All-reduce moves each byte twice around the ring.
+  EXPECT_EQ(choose(model, allReduceOf(96 * kKilo)).channels, 6);
+}
+
+TEST(Choice, MeasuredTimesReplaceThoseOfTheModel) {
+  ModelInput input = inputOf("hgx-h200x8", 1);
+  input.measured =
+      replaceCurves(builtinMeasurements(), parseMeasurements("AllReduce Ring Simple 1 8 1024 1.0\n"
+                                                             "AllReduce Ring Simple 1 8 65536 64.0",
+                                                             "file"));
+  const CostModel model = makeModel(input);
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(kKilo))), "Ring Simple");
+  EXPECT_EQ(choose(model, allReduceOf(kKilo)).timeUs, 1.0);
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(64 * kKilo))), "Direct LL");
+}
+
+TEST(Choice, ExplainsEveryCandidate) {
+  ModelInput input = inputOf("hgx-h200x8", 1);
+  const Explanation all = explain(makeModel(input), allReduceOf(kMega));
+  ASSERT_FALSE(all.candidates.empty());
+  EXPECT_TRUE(all.candidates[0].chosen);
+  EXPECT_EQ(namesOf(all.choice), "Ring Simple");
+  int chosen = 0;
+  for (const CandidateReport& row : all.candidates) {
+    chosen += row.chosen ? 1 : 0;
+    EXPECT_EQ(row.reason.empty(), row.chosen);
+    if (row.algorithm == Algorithm::direct && row.protocol == Protocol::ll) {
+      EXPECT_EQ(row.reason, "more bytes than its buffers hold");
+      EXPECT_TRUE(row.measured);
+    }
+    if (row.algorithm == Algorithm::tree) {
+      EXPECT_EQ(row.reason, "not implemented yet");
+      EXPECT_GT(row.timeUs, 0);
+    }
+    if (row.algorithm == Algorithm::nvls) {
+      EXPECT_EQ(row.reason, "no NVLink multicast");
+    }
   }
+  EXPECT_EQ(chosen, 1);
+  input.allowed = parseAllowed("ring", "");
+  const Explanation ring = explain(makeModel(input), allReduceOf(8));
+  EXPECT_EQ(ring.candidates[1].reason, "excluded by NCCL_ALGO or NCCL_PROTO");
+  const Explanation lost = explain(makeModel(inputOf("hgx-h200x8", 1)), allReduceOf(8));
+  EXPECT_NE(lost.candidates[1].reason.find("times the time of the choice"), std::string::npos);
 }
 
-TEST(Choice, RefusesUnknownAlgorithms) {
-  for (const char* text : {"fast", "ring direct", "^^ring", "ring,fast", "allreduce:fast",
-                           "broadcast:fast", "allreduce:ring:direct"}) {
-    expectRefused(parseAlgorithms, text, "Use ring, direct, tree");
+TEST(Choice, BordersAreFoundToTheByte) {
+  const CostModel model = makeModel(inputOf("hgx-h200x8", 1));
+  const auto ranges = choicesBySize(model, allReduceOf(0), 1, 8 * kGiga);
+  ASSERT_EQ(ranges.size(), 2u);
+  EXPECT_EQ(ranges[0].firstBytes, 1u);
+  EXPECT_EQ(ranges[0].lastBytes, 256 * kKilo);
+  EXPECT_EQ(ranges[1].firstBytes, 256 * kKilo + 1);
+  EXPECT_EQ(ranges[1].lastBytes, 8 * kGiga);
+  EXPECT_EQ(ranges[1].lastChannels, model.facts.channels);
+  EXPECT_EQ(choicesBySize(model, allReduceOf(0), 5, 5).size(), 1u);
+}
+
+class FixedAdvisor : public Advisor {
+ public:
+  int advise(const Question&, TimeTable& times) const override {
+    for (size_t a = 0; a < times.size(); a++) {
+      for (size_t p = 0; p < device::kProtocols; p++) {
+        if (times[a][p] == kExcluded) continue;
+        seen++;
+        if (a == algorithm && p == protocol) times[a][p] = 0;
+      }
+    }
+    return channels;
   }
-  expectRefused(parseAlgorithms, "alltoall:ring", "not a collective");
-  expectRefused(parseAlgorithms, "allreduce:ring;direct", "without a collective");
-}
-
-TEST(Choice, ChecksProtocols) {
-  for (const char* text : {"", "LL", "ll128,SIMPLE", "^LL128", "allreduce:LL;reduce:^simple"}) {
-    EXPECT_NO_THROW(checkProtocols(text)) << text;
+  uint64_t adviseChunk(const Question&, const Choice& choice) const override {
+    return choice.chunkBytes * 2;
   }
-  expectRefused(checkProtocols, "LL256", "Use ll, ll128, simple");
-  expectRefused(checkProtocols, "ring", "NCCL_PROTO=ring");
+  size_t algorithm = static_cast<size_t>(Algorithm::ring);
+  size_t protocol = static_cast<size_t>(Protocol::simple);
+  int channels = 3;
+  mutable int seen = 0;
+};
+
+TEST(Choice, AnAdvisorChangesTheTimes) {
+  ModelInput input = inputOf("hgx-h200x8", 1);
+  input.facts.chunkBytes.fill(1000);
+  const CostModel model = makeModel(input);
+  FixedAdvisor advisor;
+  const Choice choice = choose(model, allReduceOf(8), &advisor);
+  EXPECT_EQ(namesOf(choice), "Ring Simple");
+  EXPECT_EQ(advisor.seen, 1) << "only what can run is offered";
+  EXPECT_EQ(choice.channels, 3);
+  EXPECT_EQ(choice.chunkBytes, 1000u) << "not more than the buffer";
+  advisor.channels = 1000;
+  EXPECT_EQ(choose(model, allReduceOf(8), &advisor).channels, model.facts.channels);
+  // What cannot run stays out.
+  advisor.algorithm = static_cast<size_t>(Algorithm::nvls);
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(8), &advisor)), "Direct LL");
 }
 
-TEST(Choice, SmallAllReducesGoDirectWhereAllowed) {
-  TuningInput tuningInput;
-  tuningInput.ranks = 4;
-  tuningInput.oneShotMaxBytes = 1024;
-  EXPECT_EQ(chooseAllReduce(tuningInput, 1), Algorithm::oneShot);
-  EXPECT_EQ(chooseAllReduce(tuningInput, 1024), Algorithm::oneShot);
-  EXPECT_EQ(chooseAllReduce(tuningInput, 1025), Algorithm::ring);
-  tuningInput.allowed = parseAlgorithms("ring");
-  EXPECT_EQ(chooseAllReduce(tuningInput, 1), Algorithm::ring);
-  tuningInput.allowed = {};
-  tuningInput.oneShotMaxBytes = 0;
-  EXPECT_EQ(chooseAllReduce(tuningInput, 1), Algorithm::ring);
-}
-
-TEST(Choice, ChannelsGrowWithTheBytes) {
-  TuningInput tuningInput;
-  tuningInput.channels = 16;
-  tuningInput.minBytesPerChannel = 1000;
-  EXPECT_EQ(chooseChannels(tuningInput, 0), 1);
-  EXPECT_EQ(chooseChannels(tuningInput, 1999), 1);
-  EXPECT_EQ(chooseChannels(tuningInput, 2000), 2);
-  EXPECT_EQ(chooseChannels(tuningInput, 16'000), 16);
-  EXPECT_EQ(chooseChannels(tuningInput, ~size_t{0}), 16);
+TEST(Choice, IsCheap) {
+  const CostModel model = makeModel(ncclInput("dgx-h100", 64));
+  constexpr int kCalls = 20'000;
+  double best = 1e9, sink = 0;
+  for (int repeat = 0; repeat < 5; repeat++) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; i++) {
+      sink += choose(model, allReduceOf(static_cast<uint64_t>(i) * 1000)).timeUs;
+    }
+    const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
+    best = std::min(best, time.count() / kCalls);
+  }
+  EXPECT_GT(sink, 0);
+  RecordProperty("nanoseconds", static_cast<int>(best));
+  EXPECT_LT(best, 3000) << "ns per choice, with room for sanitizers and busy machines";
 }
 
 }  // namespace

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuning/measured.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/error.h"
+
+namespace unisono::tuning {
+namespace {
+
+constexpr int64_t kMaxNumber = int64_t{1} << 50;
+constexpr double kMaxTimeUs = 1e12;
+
+bool sameKind(const MeasuredCurve& a, const MeasuredCurve& b) {
+  return a.operation == b.operation && a.algorithm == b.algorithm && a.protocol == b.protocol;
+}
+
+// The words of a line, without its comment.
+std::vector<std::string_view> wordsOf(std::string_view line) {
+  line = line.substr(0, line.find('#'));
+  std::vector<std::string_view> words;
+  constexpr std::string_view kBlank = " \t\r";
+  while (true) {
+    const size_t begin = line.find_first_not_of(kBlank);
+    if (begin == std::string_view::npos) return words;
+    line.remove_prefix(begin);
+    const size_t length = std::min(line.find_first_of(kBlank), line.size());
+    words.push_back(line.substr(0, length));
+    line.remove_prefix(length);
+  }
+}
+
+// Parses one line of the file.
+class LineParser {
+ public:
+  LineParser(std::string_view source, size_t number, std::vector<std::string_view> words)
+      : source_(source), number_(number), words_(std::move(words)) {
+    constexpr size_t kWords = 7;
+    if (words_.size() != kWords) {
+      throw invalidUsage("{}:{} has {} words instead of {}", source_, number_, words_.size(),
+                         kWords)
+          .remedy("Write: operation algorithm protocol nodes ranks bytes microseconds");
+    }
+  }
+
+  MeasuredCurve curve() const {
+    return {static_cast<Operation>(element(0, "an operation", findOperation, operationNames())),
+            static_cast<Algorithm>(element(1, "an algorithm", findAlgorithm, algorithmNames())),
+            static_cast<Protocol>(element(2, "a protocol", findProtocol, protocolNames())),
+            static_cast<int>(number(3, 1, 1 << 20)),
+            static_cast<int>(number(4, 2, 1 << 20)),
+            {{static_cast<uint64_t>(number(5, 0, kMaxNumber)), time(6)}}};
+  }
+
+ private:
+  int element(size_t word, std::string_view kind, int (*find)(std::string_view),
+              const std::string& names) const {
+    const int index = find(words_[word]);
+    if (index < 0) {
+      throw invalidUsage("{}:{}: \"{}\" is not {}", source_, number_, words_[word], kind)
+          .remedy(fmt::format("Use one of {}", names));
+    }
+    return index;
+  }
+
+  template <typename Value>
+  bool parse(size_t word, Value& value) const {
+    const std::string_view text = words_[word];
+    const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return problem == std::errc() && end == text.data() + text.size();
+  }
+
+  int64_t number(size_t word, int64_t lowest, int64_t highest) const {
+    int64_t value = 0;
+    if (!parse(word, value) || value < lowest || value > highest) {
+      throw invalidUsage("{}:{}: \"{}\" is not a number from {} to {}", source_, number_,
+                         words_[word], lowest, highest);
+    }
+    return value;
+  }
+
+  double time(size_t word) const {
+    double value = 0;
+    if (!parse(word, value) || !(value > 0) || !(value < kMaxTimeUs)) {
+      throw invalidUsage("{}:{}: \"{}\" is not a time in microseconds", source_, number_,
+                         words_[word]);
+    }
+    return value;
+  }
+
+  std::string_view source_;
+  size_t number_;
+  std::vector<std::string_view> words_;
+};
+
+// Points with the sizes of both curves, at the time that a line through the times of the two
+// numbers of ranks has at `ranks`.
+std::vector<MeasuredPoint> interpolate(const MeasuredCurve& a, const MeasuredCurve& b, int ranks) {
+  std::vector<uint64_t> sizes;
+  for (const MeasuredCurve* curve : {&a, &b}) {
+    for (const MeasuredPoint& point : curve->points) sizes.push_back(point.bytes);
+  }
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  std::vector<MeasuredPoint> points;
+  const double share = static_cast<double>(ranks - a.ranks) / (b.ranks - a.ranks);
+  for (const uint64_t bytes : sizes) {
+    const double low = measuredTime(a.points, bytes), high = measuredTime(b.points, bytes);
+    // Noise may make fewer ranks slower.
+    points.push_back({bytes, std::max(low + share * (high - low), std::min(low, high))});
+  }
+  return points;
+}
+
+}  // namespace
+
+const MeasuredTable& builtinMeasurements() {
+  constexpr uint64_t kKilo = 1024;
+  // H200, CUDA graphs of 20 calls, float sum, one process per GPU (docs/results/2026-11-21-h200.md;
+  // 256 KB from the ratio to NCCL there).
+  static const MeasuredTable table = {
+      {Operation::allReduce,
+       Algorithm::direct,
+       Protocol::ll,
+       1,
+       2,
+       {{kKilo, 2.12},
+        {4 * kKilo, 2.40},
+        {16 * kKilo, 2.53},
+        {64 * kKilo, 2.82},
+        {256 * kKilo, 4.10}}},
+      {Operation::allReduce,
+       Algorithm::direct,
+       Protocol::ll,
+       1,
+       4,
+       {{kKilo, 2.46},
+        {4 * kKilo, 3.00},
+        {16 * kKilo, 3.08},
+        {64 * kKilo, 3.84},
+        {256 * kKilo, 7.20}}},
+  };
+  return table;
+}
+
+MeasuredTable parseMeasurements(std::string_view text, std::string_view source) {
+  MeasuredTable table;
+  for (size_t number = 1; !text.empty(); number++) {
+    const size_t length = std::min(text.find('\n'), text.size());
+    std::vector<std::string_view> words = wordsOf(text.substr(0, length));
+    text.remove_prefix(std::min(length + 1, text.size()));
+    if (words.empty()) continue;
+    const MeasuredCurve line = LineParser(source, number, std::move(words)).curve();
+    auto curve = std::find_if(table.begin(), table.end(), [&](const MeasuredCurve& other) {
+      return sameKind(line, other) && line.nodes == other.nodes && line.ranks == other.ranks;
+    });
+    if (curve == table.end()) {
+      table.push_back(line);
+      continue;
+    }
+    const auto at = std::lower_bound(
+        curve->points.begin(), curve->points.end(), line.points.front(),
+        [](const MeasuredPoint& a, const MeasuredPoint& b) { return a.bytes < b.bytes; });
+    if (at != curve->points.end() && at->bytes == line.points.front().bytes) {
+      throw invalidUsage("{}:{} repeats a size of an earlier line", source, number);
+    }
+    curve->points.insert(at, line.points.front());
+  }
+  return table;
+}
+
+MeasuredTable replaceCurves(const MeasuredTable& base, const MeasuredTable& table) {
+  MeasuredTable result = table;
+  for (const MeasuredCurve& curve : base) {
+    const bool replaced = std::any_of(table.begin(), table.end(), [&](const MeasuredCurve& other) {
+      return sameKind(curve, other);
+    });
+    if (!replaced) result.push_back(curve);
+  }
+  return result;
+}
+
+std::vector<MeasuredPoint> pointsFor(const MeasuredTable& table, Operation operation,
+                                     Algorithm algorithm, Protocol protocol, int nodes, int ranks) {
+  std::vector<const MeasuredCurve*> curves;
+  for (const MeasuredCurve& curve : table) {
+    if (curve.operation != operation || curve.algorithm != algorithm ||
+        curve.protocol != protocol || curve.nodes != nodes) {
+      continue;
+    }
+    if (curve.ranks == ranks) return curve.points;
+    curves.push_back(&curve);
+  }
+  const bool direct = algorithm == Algorithm::direct || algorithm == Algorithm::twoShot;
+  if (!direct || nodes != 1 || curves.size() < 2) return {};
+  std::sort(curves.begin(), curves.end(),
+            [](const MeasuredCurve* a, const MeasuredCurve* b) { return a->ranks < b->ranks; });
+  size_t upper = 1;
+  while (upper + 1 < curves.size() && curves[upper]->ranks < ranks) upper++;
+  return interpolate(*curves[upper - 1], *curves[upper], ranks);
+}
+
+double measuredTime(const std::vector<MeasuredPoint>& points, uint64_t bytes) {
+  const auto above = std::lower_bound(
+      points.begin(), points.end(), bytes,
+      [](const MeasuredPoint& point, uint64_t value) { return point.bytes < value; });
+  if (above == points.begin()) return points.front().timeUs;
+  const MeasuredPoint& low = *(above - 1);
+  if (above == points.end()) {
+    return low.timeUs * static_cast<double>(bytes) /
+           static_cast<double>(std::max<uint64_t>(low.bytes, 1));
+  }
+  const double share =
+      static_cast<double>(bytes - low.bytes) / static_cast<double>(above->bytes - low.bytes);
+  return low.timeUs + share * (above->timeUs - low.timeUs);
+}
+
+}  // namespace unisono::tuning

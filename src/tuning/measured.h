@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "tuning/names.h"
+
+// Measured times of calls. They replace the estimates of the cost model, and are all that is known
+// of the direct algorithms. Pure.
+namespace unisono::tuning {
+
+struct MeasuredPoint {
+  uint64_t bytes;  // the larger of what a rank sends and receives, as nccl-tests counts
+  double timeUs;
+};
+
+// The times of one operation by one algorithm and protocol, by ascending bytes.
+struct MeasuredCurve {
+  Operation operation;
+  Algorithm algorithm;
+  Protocol protocol;
+  int nodes, ranks;
+  std::vector<MeasuredPoint> points;
+};
+using MeasuredTable = std::vector<MeasuredCurve>;
+
+// The times of the direct algorithms on NVSwitch machines (docs/results).
+const MeasuredTable& builtinMeasurements();
+
+// Parses the text of UNISONO_TUNING_FILE: lines of "operation algorithm protocol nodes ranks bytes
+// microseconds", in any order; # starts a comment. Throws Error(invalidUsage) that names the line
+// and lists what is accepted.
+MeasuredTable parseMeasurements(std::string_view text, std::string_view source);
+
+// `base`, in which the curves of `table` replace all of the same operation, algorithm and protocol.
+MeasuredTable replaceCurves(const MeasuredTable& base, const MeasuredTable& table);
+
+// The points for a communicator, empty if there are none. Those of the direct algorithms inside one
+// node are interpolated between numbers of ranks, and extrapolated beyond them: each rank talks to
+// all others, so that the time is linear in the ranks.
+std::vector<MeasuredPoint> pointsFor(const MeasuredTable& table, Operation operation,
+                                     Algorithm algorithm, Protocol protocol, int nodes, int ranks);
+
+// The time of a call: linear between points, that of the first point below it, and at the last
+// point's bandwidth beyond it. `points` must not be empty.
+double measuredTime(const std::vector<MeasuredPoint>& points, uint64_t bytes);
+
+}  // namespace unisono::tuning

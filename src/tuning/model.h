@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "topology/join.h"
+#include "tuning/allowed.h"
+#include "tuning/measured.h"
+#include "tuning/registry.h"
+
+// The cost model: what each algorithm and protocol costs on a communicator. The formulas and the
+// numbers are those of NCCL 2.30, so that our choices can be compared with its. Pure.
+namespace unisono::tuning {
+
+// The numbers of the model that a tuner plug-in may change (ABI v5 and later): the layout is that
+// of the plug-in interface. Times in microseconds, bandwidths in GB/s.
+struct CostConstants {
+  using ByProtocol = std::array<double, device::kProtocols>;
+  using ByAlgorithm = std::array<ByProtocol, device::kNcclAlgorithms>;
+  using ByScale = std::array<double, 3>;        // one node, two, more
+  using ByGeneration = std::array<ByScale, 4>;  // Volta, Ampere, Hopper, Blackwell
+
+  ByAlgorithm baseLatency;
+  std::array<ByAlgorithm, 3> hopLatency;  // NVLink, PCI, network
+  ByGeneration llMax;                     // of all channels
+  ByGeneration ringLl128PerChannel, treeLl128PerChannel, treePerChannel, nvlsTreePerChannel;
+
+  bool operator==(const CostConstants&) const = default;
+};
+const CostConstants& defaultConstants();
+
+// What the user may set. Plain data; all ranks must have the same. The names are NCCL's variables.
+struct TuningSettings {
+  static constexpr int kThresholds = 6;
+  int64_t threads = 0;       // NCCL_NTHREADS; 0: automatic
+  int64_t ll128Threads = 0;  // NCCL_LL128_NTHREADS; 0: automatic
+  // NCCL_THREAD_THRESHOLDS: bytes per thread of tree LL, LL128, Simple and ring LL, LL128, Simple;
+  // -1: automatic.
+  std::array<int64_t, kThresholds> thresholds{-1, -1, -1, -1, -1, -1};
+  int64_t netOverheadNs = -1;  // NCCL_NET_OVERHEAD; -1: by processor
+  int64_t ll128C2c = 1;        // NCCL_LL128_C2C
+  int64_t patEnable = 2;       // NCCL_PAT_ENABLE; 2: with one rank per node
+
+  bool operator==(const TuningSettings&) const = default;
+};
+
+// What the model knows of a communicator; the same on every rank.
+struct CommFacts {
+  int ranks = 1, nodes = 1;
+  int maxRanksPerNode = 1;
+  int channels = 1;  // of rings and trees
+  topology::GraphFacts ring{}, tree{}, collnetDirect{}, collnetChain{}, nvls{};
+  bool plainTrees = false;  // some node has all its network traffic at the first GPU of its tree
+  int nvlsChannels = 0;     // blocks of NVLS
+  int collnetHeads = 0;
+  topology::MachineFacts machine;
+  bool multicast = false;  // NVLink multicast is there and allowed
+  bool collnet = false;    // the network reduces, and the user wants it
+  // All ranks are on one node and map each other's memory.
+  bool reachAll = false;
+  int directMaxRanks = 0;
+  // The largest call by algorithm and protocol; 0: no limit.
+  std::array<std::array<uint64_t, device::kProtocols>, device::kAlgorithms> maxBytes{};
+  // The payload of one step of a connection, by protocol.
+  std::array<uint64_t, device::kProtocols> chunkBytes{};
+};
+CommFacts factsOf(const topology::Joined& joined);
+
+// The cost of an operation by one algorithm and protocol.
+struct Estimate {
+  Exclusion exclusion = Exclusion::operation;
+  bool allowed = false;                 // by NCCL_ALGO and NCCL_PROTO
+  double latencyUs = 0;                 // of a call of no bytes
+  double bandwidth = 0;                 // GB/s; bytes / time of a long call
+  std::vector<MeasuredPoint> measured;  // replaces both where not empty
+};
+
+// The costs of everything on one communicator.
+struct CostModel {
+  CommFacts facts;
+  CostConstants constants{};
+  std::array<std::array<std::array<Estimate, device::kProtocols>, device::kAlgorithms>,
+             kCollectives>
+      estimates;
+  int maxThreads[device::kAlgorithms][device::kProtocols] = {};
+  int64_t bytesPerThread[device::kAlgorithms][device::kProtocols] = {};
+  // By operation: what choose() looks at, of descending preference where times are equal. The last
+  // resort is for calls that nothing in the first list can carry.
+  struct Candidate {
+    Algorithm algorithm;
+    Protocol protocol;
+  };
+  std::array<std::vector<Candidate>, kCollectives> candidates;
+  std::array<std::vector<std::vector<Candidate>>, kCollectives> lastResorts;
+
+  const Estimate& of(Operation operation, Algorithm algorithm, Protocol protocol) const {
+    return estimates[static_cast<size_t>(operation)][static_cast<size_t>(algorithm)]
+                    [static_cast<size_t>(protocol)];
+  }
+};
+
+struct ModelInput {
+  CommFacts facts;
+  Allowed allowed;
+  TuningSettings settings;
+  CostConstants constants = defaultConstants();
+  const Registry* registry = &libraryRegistry();
+  MeasuredTable measured = builtinMeasurements();
+};
+CostModel makeModel(const ModelInput& input);
+
+// Texts for the user about NCCL_ALGO and NCCL_PROTO: operations for which they leave nothing that
+// can run here (something else carries them), and LL128 forced where its lines may be split.
+std::vector<std::string> warningsOf(const ModelInput& input, const CostModel& model);
+
+// Changes with everything that a choice depends on.
+uint64_t hashOf(const CostModel& model);
+
+}  // namespace unisono::tuning

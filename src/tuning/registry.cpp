@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuning/registry.h"
+
+namespace unisono::tuning {
+namespace {
+
+constexpr Operation kOperations[kCollectives] = {Operation::allReduce, Operation::allGather,
+                                                 Operation::reduceScatter, Operation::broadcast,
+                                                 Operation::reduce};
+
+struct Implemented {
+  Algorithm algorithm;
+  Protocol protocol;
+  bool of[kCollectives];  // by device::Operation
+};
+// clang-format off
+constexpr Implemented kImplemented[] = {
+    //                                   AllReduce AllGather ReduceScatter Broadcast Reduce
+    {Algorithm::ring,   Protocol::simple, {true,    true,     true,         true,     true}},
+    {Algorithm::direct, Protocol::ll,     {true,    false,    false,        false,    false}},
+};
+// clang-format on
+
+}  // namespace
+
+std::string_view reasonOf(Exclusion exclusion) {
+  switch (exclusion) {
+    case Exclusion::none:
+      return "";
+    case Exclusion::operation:
+      return "does not do this operation";
+    case Exclusion::protocol:
+      return "does not use this protocol";
+    case Exclusion::notImplemented:
+      return "not implemented yet";
+    case Exclusion::oneRank:
+      return "one rank has nothing to transfer";
+    case Exclusion::oneNode:
+      return "only for several nodes";
+    case Exclusion::severalNodes:
+      return "only inside one node";
+    case Exclusion::ranksPerNode:
+      return "only with one rank per node";
+    case Exclusion::patDisabled:
+      return "disabled by NCCL_PAT_ENABLE=0";
+    case Exclusion::noMulticast:
+      return "no NVLink multicast";
+    case Exclusion::noCollnet:
+      return "the network does not reduce (CollNet)";
+    case Exclusion::noSwitch:
+      return "no NVSwitch";
+    case Exclusion::tooManyRanks:
+      return "too many ranks on a node";
+    case Exclusion::noChannels:
+      return "the search found too few channels";
+    case Exclusion::unreachable:
+      return "some ranks cannot access each other's memory";
+    case Exclusion::splitLines:
+      return "stores of 128 bytes may be split on this path";
+    case Exclusion::tooLarge:
+      return "more bytes than its buffers hold";
+    case Exclusion::type:
+      return "multicast does not reduce this type";
+    case Exclusion::reduction:
+      return "does not apply this operator";
+    case Exclusion::notMeasured:
+      return "no measured time for this machine";
+    case Exclusion::tuner:
+      return "ruled out by the tuner plug-in";
+  }
+  return "";
+}
+
+Exclusion definitionOf(Operation operation, Algorithm algorithm, Protocol protocol) {
+  const bool reduces = operation == Operation::allReduce;
+  const bool scatters = operation == Operation::allGather || operation == Operation::reduceScatter;
+  const bool simple = protocol == Protocol::simple;
+  const auto verdict = [](bool operationFits, bool protocolFits) {
+    return !operationFits  ? Exclusion::operation
+           : !protocolFits ? Exclusion::protocol
+                           : Exclusion::none;
+  };
+  switch (algorithm) {
+    case Algorithm::ring:
+      return Exclusion::none;
+    case Algorithm::tree:
+      return verdict(reduces, true);
+    case Algorithm::collNetDirect:
+    case Algorithm::nvls:
+      return verdict(reduces || scatters, simple);
+    case Algorithm::collNetChain:
+    case Algorithm::nvlsTree:
+      return verdict(reduces, simple);
+    case Algorithm::pat:
+      return verdict(scatters, simple);
+    case Algorithm::direct:
+      return Exclusion::none;
+    case Algorithm::twoShot:
+      return verdict(reduces, true);
+  }
+  return Exclusion::operation;
+}
+
+const Registry& libraryRegistry() {
+  static const Registry registry = [] {
+    Registry result;
+    for (const Implemented& entry : kImplemented) {
+      for (size_t o = 0; o < kCollectives; o++) {
+        result.implemented[o][static_cast<int>(entry.algorithm)][static_cast<int>(entry.protocol)] =
+            entry.of[o];
+      }
+    }
+    return result;
+  }();
+  return registry;
+}
+
+const Registry& ncclRegistry() {
+  static const Registry registry = [] {
+    Registry result;
+    for (const Operation operation : kOperations) {
+      for (int a = 0; a < device::kNcclAlgorithms; a++) {
+        for (int p = 0; p < device::kProtocols; p++) {
+          result.implemented[static_cast<int>(operation)][a][p] =
+              definitionOf(operation, static_cast<Algorithm>(a), static_cast<Protocol>(p)) ==
+              Exclusion::none;
+        }
+      }
+    }
+    return result;
+  }();
+  return registry;
+}
+
+}  // namespace unisono::tuning

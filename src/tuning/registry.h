@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "tuning/names.h"
+
+// What the library can run, and why it cannot run the rest. An algorithm or a protocol that is
+// implemented is entered in registry.cpp.
+namespace unisono::tuning {
+
+// Why an algorithm does not carry a call with a protocol.
+enum class Exclusion : uint8_t {
+  none,
+  operation,       // the algorithm does not do this operation
+  protocol,        // the algorithm does not use this protocol
+  notImplemented,  // the library does not have it yet
+  oneRank,         // there is nothing to transfer
+  oneNode,         // it joins nodes, and there is one
+  severalNodes,    // it works inside one node
+  ranksPerNode,    // PAT: not one rank per node
+  patDisabled,
+  noMulticast,
+  noCollnet,
+  noSwitch,      // CollNet direct needs NVSwitches
+  tooManyRanks,  // on a node
+  noChannels,    // the search found none
+  unreachable,   // some ranks cannot map each other's memory
+  splitLines,    // LL128: stores of 128 bytes may arrive in pieces
+  tooLarge,      // for its buffers
+  type,          // multicast does not reduce this type
+  reduction,     // nor this operator
+  notMeasured,   // there is no estimate for this machine
+  tuner,         // the tuner plug-in ruled it out
+};
+std::string_view reasonOf(Exclusion exclusion);
+
+// Which combinations there is code for.
+struct Registry {
+  bool implemented[kCollectives][device::kAlgorithms][device::kProtocols] = {};
+
+  bool has(Operation operation, Algorithm algorithm, Protocol protocol) const {
+    return implemented[static_cast<int>(operation)][static_cast<int>(algorithm)]
+                      [static_cast<int>(protocol)];
+  }
+};
+// What this library runs now.
+const Registry& libraryRegistry();
+// All that NCCL has, to see what its formulas would choose.
+const Registry& ncclRegistry();
+
+// Says whether an algorithm can do an operation with a protocol at all: `operation`, `protocol` or
+// `none`.
+Exclusion definitionOf(Operation operation, Algorithm algorithm, Protocol protocol);
+
+}  // namespace unisono::tuning

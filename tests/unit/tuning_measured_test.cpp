@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuning/measured.h"
+
+#include "tuning_testing.h"
+
+namespace unisono::tuning {
+namespace {
+
+using testing::expectRefused;
+
+std::vector<MeasuredPoint> directOf(const MeasuredTable& table, int ranks, int nodes = 1) {
+  return pointsFor(table, Operation::allReduce, Algorithm::direct, Protocol::ll, nodes, ranks);
+}
+
+TEST(Measured, ParsesLinesInAnyOrder) {
+  const MeasuredTable table = parseMeasurements(
+      "# a comment\n\n"
+      "AllReduce Direct LL 1 2 4096 4.5 # the end\n"
+      "allreduce direct ll 1 2 1024 2.5\r\n"
+      "\tBroadcast\tRing Simple 2 16 1024 1e2",
+      "file");
+  ASSERT_EQ(table.size(), 2u);
+  const auto points = directOf(table, 2);
+  ASSERT_EQ(points.size(), 2u);
+  EXPECT_EQ(points[0].bytes, 1024u);
+  EXPECT_EQ(points[1].timeUs, 4.5);
+  EXPECT_EQ(table[1].nodes, 2);
+  EXPECT_EQ(table[1].ranks, 16);
+  EXPECT_EQ(table[1].points[0].timeUs, 100);
+}
+
+TEST(Measured, RefusesWhatIsNotALine) {
+  struct Case {
+    const char* text;
+    const char* part;
+  };
+  const Case cases[] = {{"AllReduce Direct LL 1 2 1024", "has 6 words instead of 7"},
+                        {"\nAllToAll Direct LL 1 2 1024 2", "file:2: \"AllToAll\""},
+                        {"AllReduce Fast LL 1 2 1024 2", "Use one of Tree, Ring"},
+                        {"AllReduce Direct LL2 1 2 1024 2", "Use one of LL, LL128, Simple"},
+                        {"AllReduce Direct LL 0 2 1024 2", "from 1 to"},
+                        {"AllReduce Direct LL 1 1 1024 2", "from 2 to"},
+                        {"AllReduce Direct LL 1 2 1K 2", "\"1K\" is not a number"},
+                        {"AllReduce Direct LL 1 2 -1 2", "\"-1\" is not a number"},
+                        {"AllReduce Direct LL 1 2 1 0", "not a time"},
+                        {"AllReduce Direct LL 1 2 1 nan", "not a time"},
+                        {"AllReduce Direct LL 1 2 1 inf", "not a time"},
+                        {"AllReduce Direct LL 1 2 1 2\nAllReduce Direct LL 1 2 1 3", "repeats"}};
+  for (const Case& wrong : cases) {
+    expectRefused([&] { parseMeasurements(wrong.text, "file"); }, wrong.text, wrong.part);
+  }
+}
+
+TEST(Measured, TimesAreLinearBetweenPoints) {
+  const std::vector<MeasuredPoint> points = {{1000, 2}, {2000, 4}, {10'000, 8}};
+  EXPECT_DOUBLE_EQ(measuredTime(points, 0), 2);
+  EXPECT_DOUBLE_EQ(measuredTime(points, 1000), 2);
+  EXPECT_DOUBLE_EQ(measuredTime(points, 1500), 3);
+  EXPECT_DOUBLE_EQ(measuredTime(points, 6000), 6);
+  EXPECT_DOUBLE_EQ(measuredTime(points, 10'000), 8);
+  EXPECT_DOUBLE_EQ(measuredTime(points, 20'000), 16) << "at the bandwidth of the last point";
+}
+
+TEST(Measured, DirectAlgorithmsAreLinearInTheRanks) {
+  const MeasuredTable& table = builtinMeasurements();
+  const auto two = directOf(table, 2), three = directOf(table, 3), four = directOf(table, 4),
+             eight = directOf(table, 8);
+  ASSERT_EQ(three.size(), four.size());
+  for (size_t i = 0; i < three.size(); i++) {
+    EXPECT_DOUBLE_EQ(three[i].timeUs, (two[i].timeUs + four[i].timeUs) / 2);
+    EXPECT_DOUBLE_EQ(eight[i].timeUs, four[i].timeUs + 2 * (four[i].timeUs - two[i].timeUs));
+  }
+  EXPECT_TRUE(directOf(table, 16, 2).empty()) << "nothing was measured on two nodes";
+  // Rings are not all alike: other numbers of ranks say nothing.
+  const MeasuredTable rings =
+      parseMeasurements("AllReduce Ring LL 1 2 1024 3\nAllReduce Ring LL 1 4 1024 5", "file");
+  EXPECT_TRUE(pointsFor(rings, Operation::allReduce, Algorithm::ring, Protocol::ll, 1, 3).empty());
+}
+
+TEST(Measured, AFileReplacesTheCurvesThatItHas) {
+  const MeasuredTable file = parseMeasurements("AllReduce Direct LL 1 2 1024 9", "file");
+  const MeasuredTable table = replaceCurves(builtinMeasurements(), file);
+  EXPECT_EQ(directOf(table, 2).front().timeUs, 9);
+  EXPECT_TRUE(directOf(table, 4).empty());
+  EXPECT_EQ(replaceCurves(builtinMeasurements(), {}).size(), builtinMeasurements().size());
+}
+
+}  // namespace
+}  // namespace unisono::tuning
