@@ -172,7 +172,7 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
   choice.chunkBytes = model.facts.chunkBytes[p];
 }
 
-// The times of what the user allows, for a plug-in.
+// The times of the allowed candidates, for a plug-in.
 TimeTable tableFor(const CostModel& model, const Question& question) {
   TimeTable table;
   for (auto& row : table) row.fill(kExcluded);

@@ -11,7 +11,7 @@ namespace unisono::tuning {
 
 struct Question {
   Operation operation = Operation::allReduce;
-  uint64_t bytes = 0;  // the larger of what a rank sends and receives, as nccl-tests counts
+  uint64_t bytes = 0;  // the larger of a rank's input and output, as nccl-tests counts
   device::DataType type = device::DataType::float32;
   device::Reduction reduction = device::Reduction::sum;
   int calls = 1;  // calls like this one that run together
@@ -61,7 +61,7 @@ struct CandidateReport {
   Exclusion exclusion;
   bool allowed;
   bool chosen;
-  double timeUs;       // also of what is excluded, where the model has a time; 0: none
+  double timeUs;       // excluded ones have one too where the model does; 0: none
   bool measured;       // the time comes from measurements
   std::string reason;  // why it lost or is excluded; empty for the choice
 };

@@ -12,7 +12,7 @@
 namespace unisono::tuning {
 
 struct MeasuredPoint {
-  uint64_t bytes;  // the larger of what a rank sends and receives, as nccl-tests counts
+  uint64_t bytes;  // the larger of a rank's input and output, as nccl-tests counts
   double timeUs;
 };
 
