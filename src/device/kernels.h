@@ -26,7 +26,7 @@ inline constexpr int kSendReceiveGroups = 2;
 // The __global__ functions behind them, defined in kernels_cuda.cu.
 const void* collectiveCudaFunction();
 const void* sendReceiveCudaFunction();
-const void* oneShotCudaFunction(int ranks, DataType type, Reduction reduction);
+const void* oneShotCudaFunction(int ranks, const ReductionSpec& spec);
 #endif
 
 }  // namespace unisono::device

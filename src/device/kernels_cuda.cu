@@ -44,63 +44,19 @@ __global__ void __launch_bounds__(kOneShotThreads, 1)
                 static_cast<int>(blockDim.x));
 }
 
-template <typename Ranks, Reduction kReduction>
-const void* oneShotOf(DataType type) {
-  auto address = [](auto function) { return reinterpret_cast<const void*>(function); };
-  switch (type) {
-    case DataType::int8:
-      return address(&oneShot<Ranks, Reducer<int8_t, kReduction>>);
-    case DataType::uint8:
-      return address(&oneShot<Ranks, Reducer<uint8_t, kReduction>>);
-    case DataType::int32:
-      return address(&oneShot<Ranks, Reducer<int32_t, kReduction>>);
-    case DataType::uint32:
-      return address(&oneShot<Ranks, Reducer<uint32_t, kReduction>>);
-    case DataType::int64:
-      return address(&oneShot<Ranks, Reducer<int64_t, kReduction>>);
-    case DataType::uint64:
-      return address(&oneShot<Ranks, Reducer<uint64_t, kReduction>>);
-    default:
-      break;
+template <typename Ranks>
+struct MakeOneShotKernel {
+  template <typename R>
+  constexpr auto operator()() const {
+    return &oneShot<Ranks, R>;
   }
-  if constexpr (kReduction != Reduction::sumPostDivide) {
-    switch (type) {
-      case DataType::float16:
-        return address(&oneShot<Ranks, Reducer<Float16, kReduction>>);
-      case DataType::float32:
-        return address(&oneShot<Ranks, Reducer<float, kReduction>>);
-      case DataType::float64:
-        return address(&oneShot<Ranks, Reducer<double, kReduction>>);
-      case DataType::bfloat16:
-        return address(&oneShot<Ranks, Reducer<BFloat16, kReduction>>);
-      case DataType::float8e4m3:
-        return address(&oneShot<Ranks, Reducer<Float8E4M3, kReduction>>);
-      case DataType::float8e5m2:
-        return address(&oneShot<Ranks, Reducer<Float8E5M2, kReduction>>);
-      default:
-        break;
-    }
-  }
-  return nullptr;
-}
+};
 
 template <typename Ranks>
-const void* oneShotFor(DataType type, Reduction reduction) {
-  switch (reduction) {
-    case Reduction::sum:
-      return oneShotOf<Ranks, Reduction::sum>(type);
-    case Reduction::prod:
-      return oneShotOf<Ranks, Reduction::prod>(type);
-    case Reduction::max:
-      return oneShotOf<Ranks, Reduction::max>(type);
-    case Reduction::min:
-      return oneShotOf<Ranks, Reduction::min>(type);
-    case Reduction::preMulSum:
-      return oneShotOf<Ranks, Reduction::preMulSum>(type);
-    case Reduction::sumPostDivide:
-      return oneShotOf<Ranks, Reduction::sumPostDivide>(type);
-  }
-  return nullptr;
+const void* oneShotFor(const ReductionSpec& spec) {
+  using Kernel = void (*)(OneShotArguments);
+  static constexpr auto kKernels = makeReductionTable<Kernel>(MakeOneShotKernel<Ranks>{});
+  return reinterpret_cast<const void*>(kKernels.of(spec));
 }
 
 }  // namespace
@@ -111,10 +67,10 @@ const void* collectiveCudaFunction() {
 const void* sendReceiveCudaFunction() {
   return reinterpret_cast<const void*>(&sendReceive);
 }
-const void* oneShotCudaFunction(int ranks, DataType type, Reduction reduction) {
-  if (ranks == 2) return oneShotFor<OneShotRanks<2, true>>(type, reduction);
-  if (ranks == 4) return oneShotFor<OneShotRanks<4, true>>(type, reduction);
-  return oneShotFor<OneShotRanks<kOneShotMaxRanks, false>>(type, reduction);
+const void* oneShotCudaFunction(int ranks, const ReductionSpec& spec) {
+  if (ranks == 2) return oneShotFor<OneShotRanks<2, true>>(spec);
+  if (ranks == 4) return oneShotFor<OneShotRanks<4, true>>(spec);
+  return oneShotFor<OneShotRanks<kOneShotMaxRanks, false>>(spec);
 }
 
 }  // namespace unisono::device

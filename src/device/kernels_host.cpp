@@ -30,11 +30,13 @@ void oneShot(const void* arguments, const runtime::HostGroupContext& context) {
   if (group.aborted()) return;
   runtime::host::noteRead(launch.epochs + context.block, sizeof(uint32_t));
   uint32_t epoch = launch.epochs[context.block] + 1;
-  visitReducer(launch.reduction, [&]<typename Element, Reduction kReduction>() {
-    oneShotAllReduce<OneShotRanks<kOneShotMaxRanks, false>, Reducer<Element, kReduction>>(
-        launch, epoch, static_cast<uint64_t>(context.block * lanes + context.role),
-        static_cast<uint64_t>(context.blocks * lanes), context.block);
+  using Body = void (*)(const OneShotArguments&, uint32_t, uint64_t, uint64_t, int);
+  static constexpr auto kBodies = makeReductionTable<Body>([]<typename R>() -> Body {
+    return &oneShotAllReduce<OneShotRanks<kOneShotMaxRanks, false>, R>;
   });
+  kBodies.of(launch.reduction)(launch, epoch,
+                               static_cast<uint64_t>(context.block * lanes + context.role),
+                               static_cast<uint64_t>(context.blocks * lanes), context.block);
   group.syncAll();  // every lane has read its block's epoch
   advanceEpochs(launch, epoch, context.block, context.blocks, context.role, lanes);
 }
@@ -67,8 +69,8 @@ const runtime::Kernel& oneShotKernel(int ranks, const ReductionSpec& reduction) 
         for (int r = 0; r < kReductions; r++) {
           kernel[t][r] = {"one-shot", nullptr, oneShot};
 #ifdef UNISONO_CUDA
-          kernel[t][r].cudaFunction = oneShotCudaFunction(ranksOfTable, static_cast<DataType>(t),
-                                                          static_cast<Reduction>(r));
+          const ReductionSpec spec{static_cast<DataType>(t), static_cast<Reduction>(r), false, 0};
+          kernel[t][r].cudaFunction = oneShotCudaFunction(ranksOfTable, spec);
 #endif
         }
       }
@@ -86,9 +88,7 @@ std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
   for (int t = 0; t < kDataTypes; t++) {
     for (int r = 0; r < kReductions; r++) {
       const ReductionSpec spec{static_cast<DataType>(t), static_cast<Reduction>(r), false, 0};
-      // Averages of floating-point types are pre-multiplied sums.
-      if (isFloatingPoint(spec.type) && spec.reduction == Reduction::sumPostDivide) continue;
-      kernels.push_back(&oneShotKernel(ranks, spec));
+      if (isReduction(spec.type, spec.reduction)) kernels.push_back(&oneShotKernel(ranks, spec));
     }
   }
   return kernels;

@@ -40,6 +40,11 @@ constexpr bool isFloatingPoint(DataType type) {
 enum class Reduction : uint8_t { sum = 0, prod, max, min, preMulSum, sumPostDivide };
 inline constexpr int kReductions = 6;
 
+// Whether the pair exists. Averages of floating-point types are pre-multiplied sums.
+constexpr bool isReduction(DataType type, Reduction reduction) {
+  return reduction != Reduction::sumPostDivide || !isFloatingPoint(type);
+}
+
 // A reduction with its operands. `scalar` holds the bits of the factor (preMulSum, in the type that
 // `type` accumulates in: float for the 16-bit and 8-bit ones) or of the divisor (sumPostDivide, an
 // unsigned 64-bit number), or, with `scalarIsPointer`, the address of a factor of `type` in device

@@ -6,11 +6,13 @@
 #include <type_traits>
 
 #include "device/simt/simt.h"
+#include "device/work.h"
 
-// The narrow floating-point types, as bits with conversions to and from float. On a GPU the
-// conversions are instructions; elsewhere the same rounding (to nearest, ties to even) in integer
-// arithmetic. The 8-bit formats saturate to their largest finite value, as OCP 8-bit Floating Point
-// Specification 1.0 allows and NVIDIA's "satfinite" conversions do.
+// The element types, and how they are computed with. The narrow floating-point types, as bits with
+// conversions to and from float. On a GPU the conversions are instructions; elsewhere the same
+// rounding (to nearest, ties to even) in integer arithmetic. The 8-bit formats saturate to their
+// largest finite value, as OCP 8-bit Floating Point Specification 1.0 allows and NVIDIA's
+// "satfinite" conversions do.
 namespace unisono::device::UNISONO_TARGET {
 
 template <typename To, typename From>
@@ -164,5 +166,34 @@ template <>
 struct Arithmetic<Float8E4M3> : NarrowArithmetic<Float8E4M3> {};
 template <>
 struct Arithmetic<Float8E5M2> : NarrowArithmetic<Float8E5M2> {};
+
+// The element type of each DataType. Everything that exists once for each type is made from this
+// list, and does not compile if a type is missing here.
+template <DataType kType>
+struct ElementOf;
+template <>
+struct ElementOf<DataType::int8> : std::type_identity<int8_t> {};
+template <>
+struct ElementOf<DataType::uint8> : std::type_identity<uint8_t> {};
+template <>
+struct ElementOf<DataType::int32> : std::type_identity<int32_t> {};
+template <>
+struct ElementOf<DataType::uint32> : std::type_identity<uint32_t> {};
+template <>
+struct ElementOf<DataType::int64> : std::type_identity<int64_t> {};
+template <>
+struct ElementOf<DataType::uint64> : std::type_identity<uint64_t> {};
+template <>
+struct ElementOf<DataType::float16> : std::type_identity<Float16> {};
+template <>
+struct ElementOf<DataType::float32> : std::type_identity<float> {};
+template <>
+struct ElementOf<DataType::float64> : std::type_identity<double> {};
+template <>
+struct ElementOf<DataType::bfloat16> : std::type_identity<BFloat16> {};
+template <>
+struct ElementOf<DataType::float8e4m3> : std::type_identity<Float8E4M3> {};
+template <>
+struct ElementOf<DataType::float8e5m2> : std::type_identity<Float8E5M2> {};
 
 }  // namespace unisono::device::UNISONO_TARGET

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "device/reduce/reducer.h"
+#include "device/reduce/reductions.h"
 
 // Moves elements from one or more sources, combined, to one or more destinations. A plain copy
 // knows no types; a reduction is instantiated once for each (type, operator).
@@ -133,10 +133,11 @@ UNISONO_DEVICE uint64_t reduceVectors(const ThreadGroup& group, const R& reducer
   return stop;
 }
 
-template <typename Element, Reduction kReduction>
+template <typename R>
 UNISONO_DEVICE_CALL void reduceWith(const ThreadGroup& group, const ReductionSpec& spec,
                                     const ReduceCopy& work) {
-  const Reducer<Element, kReduction> reducer(spec);
+  using Element = typename R::Element;
+  const R reducer(spec);
   constexpr int kPerVector = 16 / sizeof(Element);
   uint64_t before = elementsBeforeVectors<Element>(work);
   reduceElements(group, reducer, work, 0, before);
@@ -146,43 +147,17 @@ UNISONO_DEVICE_CALL void reduceWith(const ThreadGroup& group, const ReductionSpe
   reduceElements(group, reducer, work, before + done * kPerVector, work.elements);
 }
 
-// Called through tables, by DataType: the compiler would inline a switch over direct calls, and
-// give every one of them stack of its own.
+// Called through a table: the compiler would inline a switch over direct calls, and every one of
+// them would have a stack of its own.
 using ReduceFunction = void (*)(const ThreadGroup&, const ReductionSpec&, const ReduceCopy&);
-
-template <Reduction kReduction>
-UNISONO_DEVICE_TABLE ReduceFunction kReduceFunctions[kDataTypes] = {
-    reduceWith<int8_t, kReduction>,     reduceWith<uint8_t, kReduction>,
-    reduceWith<int32_t, kReduction>,    reduceWith<uint32_t, kReduction>,
-    reduceWith<int64_t, kReduction>,    reduceWith<uint64_t, kReduction>,
-    reduceWith<Float16, kReduction>,    reduceWith<float, kReduction>,
-    reduceWith<double, kReduction>,     reduceWith<BFloat16, kReduction>,
-    reduceWith<Float8E4M3, kReduction>, reduceWith<Float8E5M2, kReduction>,
-};
-template <>
-UNISONO_DEVICE_TABLE ReduceFunction kReduceFunctions<Reduction::sumPostDivide>[kDataTypes] = {
-    reduceWith<int8_t, Reduction::sumPostDivide>,  reduceWith<uint8_t, Reduction::sumPostDivide>,
-    reduceWith<int32_t, Reduction::sumPostDivide>, reduceWith<uint32_t, Reduction::sumPostDivide>,
-    reduceWith<int64_t, Reduction::sumPostDivide>, reduceWith<uint64_t, Reduction::sumPostDivide>,
-};
-
-UNISONO_DEVICE ReduceFunction reduceFunction(const ReductionSpec& spec) {
-  const int type = static_cast<int>(spec.type);
-  switch (spec.reduction) {
-    case Reduction::prod:
-      return kReduceFunctions<Reduction::prod>[type];
-    case Reduction::max:
-      return kReduceFunctions<Reduction::max>[type];
-    case Reduction::min:
-      return kReduceFunctions<Reduction::min>[type];
-    case Reduction::preMulSum:
-      return kReduceFunctions<Reduction::preMulSum>[type];
-    case Reduction::sumPostDivide:
-      return kReduceFunctions<Reduction::sumPostDivide>[type];
-    default:
-      return kReduceFunctions<Reduction::sum>[type];
+struct MakeReduceFunction {
+  template <typename R>
+  constexpr ReduceFunction operator()() const {
+    return &reduceWith<R>;
   }
-}
+};
+UNISONO_DEVICE_TABLE ReductionTable<ReduceFunction> kReduceFunctions =
+    makeReductionTable<ReduceFunction>(MakeReduceFunction{});
 
 template <typename Word>
 UNISONO_DEVICE void copyWords(const ThreadGroup& group, const ReduceCopy& work, uint64_t begin,
@@ -252,7 +227,7 @@ UNISONO_DEVICE_CALL void reduceCopy(const ThreadGroup& group, const ReductionSpe
     copyBytes(group, work, bytes);
     return;
   }
-  reduceFunction(spec)(group, spec, work);
+  kReduceFunctions.of(spec)(group, spec, work);
 }
 
 }  // namespace unisono::device::UNISONO_TARGET

@@ -5,7 +5,7 @@
 #include "device/work.h"
 
 // The innermost step: how two values of a type are combined. Data type and operator enter device
-// code only here and in the loops that `visitReducer` instantiates.
+// code only here and in what is instantiated for each pair of them (reductions.h).
 namespace unisono::device::UNISONO_TARGET {
 
 template <typename ElementType, Reduction kReduction>
@@ -44,6 +44,9 @@ struct Reducer {
     }
   }
 
+  static constexpr bool kSums = kReduction == Reduction::sum ||
+                                kReduction == Reduction::preMulSum ||
+                                kReduction == Reduction::sumPostDivide;
   // Whether prepare and finish do anything.
   static constexpr bool kPrepares = kReduction == Reduction::preMulSum;
   static constexpr bool kFinishes = kReduction == Reduction::sumPostDivide;
@@ -59,9 +62,13 @@ struct Reducer {
   }
 
   UNISONO_DEVICE static Accumulator combine(Accumulator a, Accumulator b) {
-    if constexpr (kReduction == Reduction::prod) {
+    if constexpr (kSums) {
+      return wrapping(a, b, [](auto x, auto y) { return x + y; });
+    } else if constexpr (kReduction == Reduction::prod) {
       return wrapping(a, b, [](auto x, auto y) { return x * y; });
-    } else if constexpr (kReduction == Reduction::max || kReduction == Reduction::min) {
+    } else {
+      static_assert(kReduction == Reduction::max || kReduction == Reduction::min,
+                    "an operator is missing here");
       constexpr bool kMax = kReduction == Reduction::max;
       if constexpr (kInteger) {
         return (kMax ? a > b : a < b) ? a : b;
@@ -71,8 +78,6 @@ struct Reducer {
         if (b != b) return b;  // NOLINT(misc-redundant-expression)
         return (kMax ? a > b : a < b) ? a : b;
       }
-    } else {
-      return wrapping(a, b, [](auto x, auto y) { return x + y; });
     }
   }
 
@@ -90,62 +95,5 @@ struct Reducer {
     }
   }
 };
-
-// Calls visit.template operator()<Element, kReduction>() for the pair that `spec` names.
-template <Reduction kReduction, typename Visit>
-UNISONO_DEVICE void visitElement(DataType type, const Visit& visit) {
-  switch (type) {
-    case DataType::int8:
-      return visit.template operator()<int8_t, kReduction>();
-    case DataType::uint8:
-      return visit.template operator()<uint8_t, kReduction>();
-    case DataType::int32:
-      return visit.template operator()<int32_t, kReduction>();
-    case DataType::uint32:
-      return visit.template operator()<uint32_t, kReduction>();
-    case DataType::int64:
-      return visit.template operator()<int64_t, kReduction>();
-    case DataType::uint64:
-      return visit.template operator()<uint64_t, kReduction>();
-    default:
-      break;
-  }
-  if constexpr (kReduction != Reduction::sumPostDivide) {
-    switch (type) {
-      case DataType::float16:
-        return visit.template operator()<Float16, kReduction>();
-      case DataType::float32:
-        return visit.template operator()<float, kReduction>();
-      case DataType::float64:
-        return visit.template operator()<double, kReduction>();
-      case DataType::bfloat16:
-        return visit.template operator()<BFloat16, kReduction>();
-      case DataType::float8e4m3:
-        return visit.template operator()<Float8E4M3, kReduction>();
-      case DataType::float8e5m2:
-        return visit.template operator()<Float8E5M2, kReduction>();
-      default:
-        break;
-    }
-  }
-}
-
-template <typename Visit>
-UNISONO_DEVICE void visitReducer(const ReductionSpec& spec, const Visit& visit) {
-  switch (spec.reduction) {
-    case Reduction::sum:
-      return visitElement<Reduction::sum>(spec.type, visit);
-    case Reduction::prod:
-      return visitElement<Reduction::prod>(spec.type, visit);
-    case Reduction::max:
-      return visitElement<Reduction::max>(spec.type, visit);
-    case Reduction::min:
-      return visitElement<Reduction::min>(spec.type, visit);
-    case Reduction::preMulSum:
-      return visitElement<Reduction::preMulSum>(spec.type, visit);
-    case Reduction::sumPostDivide:
-      return visitElement<Reduction::sumPostDivide>(spec.type, visit);
-  }
-}
 
 }  // namespace unisono::device::UNISONO_TARGET

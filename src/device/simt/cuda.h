@@ -8,7 +8,7 @@
 #define UNISONO_DEVICE_CALL __device__ __noinline__
 #define UNISONO_UNROLL _Pragma("unroll")
 // A constant table in device memory.
-#define UNISONO_DEVICE_TABLE __device__ const
+#define UNISONO_DEVICE_TABLE __device__ constexpr
 #define UNISONO_TARGET cuda_target
 
 namespace unisono::device::cuda_target {

@@ -11,7 +11,7 @@
 #define UNISONO_DEVICE inline
 #define UNISONO_DEVICE_CALL inline
 #define UNISONO_UNROLL
-#define UNISONO_DEVICE_TABLE inline const
+#define UNISONO_DEVICE_TABLE inline constexpr
 #define UNISONO_TARGET host_target
 
 // On the host a group is one thread of execution with one lane: loops over group.size() run whole,
