@@ -144,6 +144,13 @@ constexpr Row kRows[] = {
      "protocols to use: LL, LL128, Simple, in the syntax of NCCL_ALGO"},
     {"NCCL_CUMEM_ENABLE", OptionalFlag{&S::cuMem}, "automatic",
      "share GPU memory through CUDA VMM (1) or legacy CUDA IPC (0)"},
+    {"UNISONO_ZERO_COPY", Flag{&S::zeroCopy}, "1",
+     "map large buffers of the application into the processes of the peers, so that they store "
+     "into "
+     "them directly"},
+    {"UNISONO_ZERO_COPY_BYTES",
+     Number{&S::zeroCopyBytes, 0, kUnlimited, OutOfRange::useDefault, "bytes"}, "64 GiB",
+     "limit of the buffers of a communicator that its peers map, and of those that it maps"},
     {"NCCL_GRAPH_FILE", Text{&S::graphFile, "file"}, "none",
      "graph file with the channels to use in place of a search"},
     {"NCCL_GRAPH_DUMP_FILE", Text{&S::graphDumpFile, "file"}, "none",

@@ -50,6 +50,8 @@ struct Settings {
   std::string algorithm;         // NCCL_ALGO
   std::string protocol;          // NCCL_PROTO
   int64_t cuMem = -1;            // NCCL_CUMEM_ENABLE: -1 automatic, 0 legacy IPC, 1 VMM
+  bool zeroCopy = true;          // UNISONO_ZERO_COPY
+  int64_t zeroCopyBytes = int64_t{64} << 30;  // UNISONO_ZERO_COPY_BYTES
 
   // Paths and channels.
   std::string graphFile;          // NCCL_GRAPH_FILE

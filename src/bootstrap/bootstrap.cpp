@@ -89,6 +89,10 @@ std::vector<std::byte> Bootstrap::receive(int peer, uint64_t tag) {
   return mailbox_->receive(peer, FrameKind::message, tag);
 }
 
+void Bootstrap::handleMessages(uint64_t tag, MessageHandler handler) {
+  mailbox_->handleMessages(tag, std::move(handler));
+}
+
 void Bootstrap::allGather(std::span<std::byte> all, size_t bytesPerRank) {
   const auto ranks = static_cast<size_t>(ranks_);
   if (bytesPerRank > kLongestCollective / ranks || all.size() != ranks * bytesPerRank) {

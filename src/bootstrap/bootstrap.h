@@ -66,6 +66,12 @@ class Bootstrap {
   void send(int peer, uint64_t tag, std::span<const std::byte> message);
   std::vector<std::byte> receive(int peer, uint64_t tag);
 
+  // Calls `handler` with each message of `tag` instead of keeping it for receive(), also with those
+  // that have arrived already, in the order of each sender. It is called on any thread with a lock
+  // held: it must neither wait nor call this object.
+  using MessageHandler = std::function<void(int peer, std::vector<std::byte> message)>;
+  void handleMessages(uint64_t tag, MessageHandler handler);
+
  private:
   Bootstrap(int rank, int ranks, std::unique_ptr<Mailbox> mailbox);
 

@@ -150,6 +150,16 @@ std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag) 
   }
 }
 
+void Mailbox::handleMessages(uint64_t tag, MessageHandler handler) {
+  const Lock lock(mutex_);
+  for (int peer = 0; peer < static_cast<int>(peers_.size()); peer++) {
+    while (auto message = take(Key(peer, FrameKind::message, tag))) {
+      handler(peer, std::move(*message));
+    }
+  }
+  handlers_.insert_or_assign(tag, std::move(handler));
+}
+
 void Mailbox::serve(int descriptor) {
   const Lock lock(mutex_);
   try {
@@ -272,6 +282,12 @@ void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
   if (header.kind == FrameKind::failure) {
     if (!failure_) failure_ = Failure{static_cast<int>(header.tag), frame.text()};
     return;
+  }
+  if (header.kind == FrameKind::message) {
+    if (const auto handler = handlers_.find(header.tag); handler != handlers_.end()) {
+      handler->second(*connection->peer, std::move(frame.payload));
+      return;
+    }
   }
   inbox_[Key(*connection->peer, header.kind, header.tag)].push_back(std::move(frame.payload));
 }

@@ -60,6 +60,10 @@ class Mailbox final : private Reactor::Handler {
   // The oldest message of this peer, kind and tag. Throws as send() does.
   std::vector<std::byte> receive(int peer, FrameKind kind, uint64_t tag);
 
+  // See Bootstrap::handleMessages.
+  using MessageHandler = std::function<void(int peer, std::vector<std::byte> message)>;
+  void handleMessages(uint64_t tag, MessageHandler handler);
+
   // The failure that another rank has sent, if there is one.
   std::optional<Failure> failure() const;
 
@@ -142,6 +146,7 @@ class Mailbox final : private Reactor::Handler {
   std::deque<PeerSocketPointer> strangers_;       // oldest first
   std::vector<Peer> peers_;
   std::map<Key, std::deque<std::vector<std::byte>>> inbox_;
+  std::map<uint64_t, MessageHandler> handlers_;  // of messages, by tag
   std::optional<Failure> failure_;
   uint32_t number_ = 0;  // with the reactor
 };

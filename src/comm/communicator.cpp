@@ -14,6 +14,7 @@
 #include "base/math.h"
 #include "base/system.h"
 #include "comm/identity.h"
+#include "comm/mapper.h"
 #include "comm/node_channels.h"
 #include "comm/node_machine.h"
 #include "comm/reaper.h"
@@ -85,6 +86,7 @@ void Communicator::release(Communicator* communicator) noexcept {
     delete communicator;
     return;
   }
+  if (communicator->windows_ != nullptr) communicator->windows_->close(true);
   // Peers that wait for this rank find out now, not when the device has finished.
   communicator->bootstrap_.reset();
   Reaper::get().add([communicator, stream = std::shared_ptr<void>()]() mutable {
@@ -103,6 +105,7 @@ void Communicator::release(Communicator* communicator) noexcept {
 }
 
 Communicator::~Communicator() {
+  if (windows_ != nullptr) windows_->close(abort_->aborted());
   if (abort_->aborted()) return;
   try {
     finish();
@@ -186,8 +189,9 @@ void Communicator::agree() {
   head.slots = decision_.slots;
   head.slicesPerChunk = config.slicesPerChunk;
   head.abortFlag = abort_->waitFlag();
-  arena_ = std::make_unique<memory::Arena>(runtime_, device_, kSlabBytes);
+  arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
   mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
+  makeWindows(ranks, found.links);
   tables_ = std::make_unique<transport::DeviceTables>(
       runtime_, device_, *arena_,
       transport::DeviceTables::Sizes{config.ranks, config.tuningInput.channels,
@@ -203,6 +207,54 @@ void Communicator::agree() {
   join_ = runtime_.createEvent(device_);
   logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
           runtime_.properties(device_).busId, decision_.nodes, config.tuningInput.channels);
+}
+
+// Windows are for the ranks of other processes. Those of this one exchange addresses.
+void Communicator::makeWindows(const std::vector<RankFacts>& ranks,
+                               const transport::PeerLinks& links) {
+  if (!settings_.zeroCopy) return;
+  memory::Windows::Options options{
+      bootstrap_->rank(), {}, static_cast<uint64_t>(settings_.zeroCopyBytes)};
+  bool any = false;
+  for (size_t peer = 0; peer < ranks.size(); peer++) {
+    const auto entry = links.find(std::minmax(options.rank, static_cast<int>(peer)));
+    const transport::PeerLink link = entry == links.end() ? transport::PeerLink{} : entry->second;
+    options.peers.push_back(ranks[peer].process != runtime::processToken() && link.through < 0 &&
+                            link.atomics);
+    any |= options.peers.back();
+  }
+  if (!any) return;
+  windows_ = memory::Windows::create(
+      runtime_, device_, arena_, *bootstrap_, options,
+      [](const std::shared_ptr<memory::Windows>& windows) { Mapper::get().schedule(windows); });
+}
+
+// Finds the windows of the buffers that large messages are received in.
+void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
+  if (windows_ == nullptr) return;
+  for (plan::Task& call : calls) {
+    const uint64_t bytes = call.count * device::elementBytes(call.reduction.type);
+    if (bytes < decision_.config.directBytes) continue;
+    const auto all = static_cast<uint64_t>(ranks()) * bytes;
+    switch (call.call) {
+      case plan::Call::receive:
+        if (call.peer == rank()) break;
+        call.window = windows_->find(call.output, bytes, call.peer, captured);
+        break;
+      case plan::Call::allToAll:
+        call.window = windows_->find(call.output, all, -1, captured);
+        break;
+      case plan::Call::gather:
+        if (call.peer == rank()) call.window = windows_->find(call.output, all, -1, captured);
+        break;
+      case plan::Call::scatter:
+        if (call.peer == rank()) break;
+        call.window = windows_->find(call.output, bytes, call.peer, captured);
+        break;
+      default:
+        break;
+    }
+  }
 }
 
 Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& tasks) {
@@ -221,6 +273,7 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   for (runtime::Stream stream : prepared.streams) {
     prepared.captured |= runtime_.captureState(stream) != runtime::CaptureState::none;
   }
+  findWindows(calls, prepared.captured);
   stageInPlace(calls, prepared);
   prepared.plan = plan::makePlan(decision_.config, calls);
   return prepared;

@@ -10,6 +10,7 @@
 
 #include "comm/agreement.h"
 #include "comm/turns.h"
+#include "memory/windows.h"
 #include "transport/connector.h"
 
 namespace unisono::comm {
@@ -119,10 +120,12 @@ class Communicator {
                std::shared_ptr<AbortSignal> abort);
   void agree();
   RankFacts facts() const;
+  void makeWindows(const std::vector<RankFacts>& ranks, const transport::PeerLinks& links);
   void launchOne(plan::Launch& launch, runtime::Stream stream);
   void launchCopy(const Prepared::Copy& copy, runtime::Stream stream);
   static void release(Communicator* communicator) noexcept;
   std::shared_ptr<void> streamBehindLaunches();
+  void findWindows(std::vector<plan::Task>& calls, bool captured);
   void stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared);
   std::byte* stagingBuffer(size_t bytes, bool captured);
   void releaseAfterLaunches(std::shared_ptr<runtime::DeviceMemory> memory);
@@ -135,7 +138,8 @@ class Communicator {
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;
   std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
   Decision decision_;
-  std::unique_ptr<memory::Arena> arena_;
+  std::shared_ptr<memory::Arena> arena_;
+  std::shared_ptr<memory::Windows> windows_;  // null if no peer can use any
   std::unique_ptr<memory::MappingCache> mappings_;
   std::unique_ptr<transport::DeviceTables> tables_;
   std::unique_ptr<transport::Connector> connector_;

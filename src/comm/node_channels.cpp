@@ -173,11 +173,11 @@ transport::PeerLinks linksOf(const NodeChannels& node, const std::vector<NodeDev
               a, b, verdict.reason)
               .remedy("Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL");
         }
-        if (!verdict.allowed || (!verdict.read && verdict.through < 0)) continue;
+        if (!verdict.allowed || (!verdict.read && verdict.through < 0 && verdict.nvlink)) continue;
         const int through =
             verdict.through < 0 ? -1 : devices[static_cast<size_t>(verdict.through)].ranks.front();
         if (through >= 0) logInfo("ranks {} and {} meet in the memory of rank {}", a, b, through);
-        links[std::minmax(a, b)] = {verdict.read, through};
+        links[std::minmax(a, b)] = {verdict.read, through, verdict.nvlink};
       }
     }
   }

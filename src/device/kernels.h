@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "device/window.h"
 #include "device/work.h"
 #include "runtime/runtime.h"
 
@@ -17,6 +18,7 @@ const runtime::Kernel& collectiveKernel();   // CollectiveArguments, a block a c
 const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, a block a channel
 const runtime::Kernel& oneShotKernel(int ranks,
                                      const ReductionSpec& reduction);  // OneShotArguments
+const runtime::Kernel& changeWindowKernel();  // ChangeWindowArguments, one thread
 // All kernels that a communicator of `ranks` ranks may launch.
 std::vector<const runtime::Kernel*> kernelsOf(int ranks);
 // Host tasks that one block of sendReceiveKernel needs.
@@ -26,6 +28,7 @@ inline constexpr int kSendReceiveGroups = 2;
 // The __global__ functions behind them, defined in kernels_cuda.cu.
 const void* collectiveCudaFunction();
 const void* sendReceiveCudaFunction();
+const void* changeWindowCudaFunction();
 const void* oneShotCudaFunction(int ranks, const ReductionSpec& spec);
 #endif
 

@@ -3,6 +3,7 @@
 #include "device/collective/ring.h"
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
+#include "device/protocol/window.h"
 
 namespace unisono::device {
 namespace {
@@ -59,6 +60,10 @@ const void* oneShotFor(const ReductionSpec& spec) {
   return reinterpret_cast<const void*>(kKernels.of(spec));
 }
 
+__global__ void change(const __grid_constant__ ChangeWindowArguments arguments) {
+  if (threadIdx.x == 0) changeWindow(arguments);
+}
+
 }  // namespace
 
 const void* collectiveCudaFunction() {
@@ -66,6 +71,9 @@ const void* collectiveCudaFunction() {
 }
 const void* sendReceiveCudaFunction() {
   return reinterpret_cast<const void*>(&sendReceive);
+}
+const void* changeWindowCudaFunction() {
+  return reinterpret_cast<const void*>(&change);
 }
 const void* oneShotCudaFunction(int ranks, const ReductionSpec& spec) {
   if (ranks == 2) return oneShotFor<OneShotRanks<2, true>>(spec);

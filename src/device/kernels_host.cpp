@@ -3,6 +3,7 @@
 #include "device/collective/ring.h"
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
+#include "device/protocol/window.h"
 
 namespace unisono::device {
 namespace {
@@ -41,6 +42,10 @@ void oneShot(const void* arguments, const runtime::HostGroupContext& context) {
   advanceEpochs(launch, epoch, context.block, context.blocks, context.role, lanes);
 }
 
+void change(const void* arguments, const runtime::HostGroupContext& context) {
+  if (context.role == 0) changeWindow(*static_cast<const ChangeWindowArguments*>(arguments));
+}
+
 }  // namespace
 
 const runtime::Kernel& collectiveKernel() {
@@ -57,6 +62,15 @@ const runtime::Kernel& sendReceiveKernel() {
   static const runtime::Kernel kernel{"send-receive", sendReceiveCudaFunction(), sendReceive};
 #else
   static const runtime::Kernel kernel{"send-receive", nullptr, sendReceive};
+#endif
+  return kernel;
+}
+
+const runtime::Kernel& changeWindowKernel() {
+#ifdef UNISONO_CUDA
+  static const runtime::Kernel kernel{"change-window", changeWindowCudaFunction(), change};
+#else
+  static const runtime::Kernel kernel{"change-window", nullptr, change};
 #endif
   return kernel;
 }
@@ -83,7 +97,8 @@ const runtime::Kernel& oneShotKernel(int ranks, const ReductionSpec& reduction) 
 }
 
 std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
-  std::vector<const runtime::Kernel*> kernels{&collectiveKernel(), &sendReceiveKernel()};
+  std::vector<const runtime::Kernel*> kernels{&collectiveKernel(), &sendReceiveKernel(),
+                                              &changeWindowKernel()};
   if (ranks < 2 || ranks > kOneShotMaxRanks) return kernels;
   for (int t = 0; t < kDataTypes; t++) {
     for (int r = 0; r < kReductions; r++) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "device/window.h"
+
 // Plain data that the host prepares and device code reads, on both targets. Nothing here owns
 // memory.
 namespace unisono::device {

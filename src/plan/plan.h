@@ -31,9 +31,10 @@ struct Task {
   const void* input;
   void* output;
   uint64_t count;
-  device::ReductionSpec reduction;  // `type` for every call
-  int peer;                         // of send and receive; root of rooted calls
-  bool outputIsOpen = false;        // other ranks of this process can store into `output`
+  device::ReductionSpec reduction;   // `type` for every call
+  int peer;                          // of send and receive; root of rooted calls
+  bool outputIsOpen = false;         // other ranks of this process can store into `output`
+  device::WindowReference window{};  // the place of `output`, if ranks of other processes may store
 };
 
 // Everything that plans depend on. All fields except `rank` are the same on every rank.

@@ -124,6 +124,16 @@ struct PointerInfo {
   bool openToPeers = false;  // kernels on other devices of this process can reach it
 };
 
+// The allocation that an address is in. `serial` tells it from every other one of this process,
+// past and future, also from those at the same address; 0: there is none.
+struct Allocation {
+  uint64_t base = 0;
+  uint64_t bytes = 0;
+  uint64_t serial = 0;
+
+  bool operator==(const Allocation&) const = default;
+};
+
 // Where one group of one block of a launch stands, on the host backend.
 struct HostGroupContext {
   int block;
@@ -195,6 +205,11 @@ class Runtime {
   virtual std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) = 0;
 
   virtual PointerInfo inspect(const void* address) = 0;
+
+  // The allocation of device memory that `address` is in, ours or an application's.
+  virtual Allocation findAllocation(const void* address) = 0;
+  // Drops the references that exportMemory() keeps to memory that was freed since.
+  virtual void releaseFreedExports() {}
 
   virtual void copyAsync(void* destination, const void* source, size_t bytes, Stream stream) = 0;
   // Loads `kernel` onto `device`, so that its first launch need not: loading can wait for kernels

@@ -87,6 +87,7 @@ PeerVerdict checkPeer(const Topology& topology, const PathTable& paths,
   }
 
   verdict.allowed = true;
+  verdict.nvlink = path.type <= PathType::nvl;
   if (path.type == PathType::nvb) {
     for (const Hop& hop : paths.hops(gpuA, gpuB)) {
       const int to = topology.node(hop.node).links[static_cast<size_t>(hop.link)].to;

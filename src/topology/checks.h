@@ -15,6 +15,7 @@ struct PeerVerdict {
   bool byUser = false;             // refused by NCCL_P2P_DISABLE or NCCL_P2P_LEVEL
   bool read = false;               // the receiver should pull instead of the sender pushing
   int through = -1;                // GPU node between them; -1: none
+  bool nvlink = false;             // joined by NVLink, or the same GPU
   PathType level = PathType::dis;  // the farthest path that is allowed
   std::string reason;
 };

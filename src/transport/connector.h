@@ -21,8 +21,9 @@ struct PeerPlace {
 
 // How two ranks exchange data (topology::checkPeer).
 struct PeerLink {
-  bool read = false;  // the receiver pulls data out of the sender's memory
-  int through = -1;   // the rank whose memory both use, as neither reaches the other's; -1: none
+  bool read = false;    // the receiver pulls data out of the sender's memory
+  int through = -1;     // the rank whose memory both use, as neither reaches the other's; -1: none
+  bool atomics = true;  // kernels can make atomic operations on each other's memory
 };
 // By ranks, the lower one first. Both ends and the rank between have the same entry; a pair without
 // an entry has the default link, where senders push.

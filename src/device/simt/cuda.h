@@ -104,6 +104,19 @@ UNISONO_DEVICE uint64_t exchange(uint64_t* address, uint64_t value) {
   return before;
 }
 
+// Returns the value before.
+UNISONO_DEVICE uint64_t fetchAddAcquire(uint64_t* address, uint64_t value) {
+  uint64_t before;
+  asm volatile("atom.acquire.sys.global.add.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(address), "l"(value)
+               : "memory");
+  return before;
+}
+UNISONO_DEVICE void addRelease(uint64_t* address, uint64_t value) {
+  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 // For the checks of the host target.
 UNISONO_DEVICE void noteRead(const void*, uint64_t) {}
 UNISONO_DEVICE void noteWrite(const void*, uint64_t) {}

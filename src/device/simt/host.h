@@ -46,6 +46,14 @@ T exchange(T* address, T value) {
   return runtime::host::exchange(address, value, std::memory_order_acquire);
 }
 
+// Returns the value before.
+inline uint64_t fetchAddAcquire(uint64_t* address, uint64_t value) {
+  return runtime::host::fetchAdd(address, value, std::memory_order_acquire);
+}
+inline void addRelease(uint64_t* address, uint64_t value) {
+  runtime::host::fetchAdd(address, value, std::memory_order_release);
+}
+
 // Plain accesses that the next lines make.
 inline void noteRead(const void* address, uint64_t bytes) {
   runtime::host::noteRead(address, bytes);

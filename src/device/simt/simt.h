@@ -8,8 +8,8 @@
 //   UNISONO_DEVICE           qualifier of every device function; UNISONO_DEVICE_CALL: never inlined
 //   ThreadGroup              threads that work on one role: rank() and size() of the workers, and
 //                            the duties of waiting for and posting to peers beside them
-//   load/store with order    loadRelaxed, loadAcquire, storeRelaxed, storeRelease, exchange
-//                            (system scope)
+//   load/store with order    loadRelaxed, loadAcquire, storeRelaxed, storeRelease,
+//                            exchange, fetchAddAcquire, addRelease (system scope)
 //   noteRead, noteWrite      announce the plain accesses that follow, a call for a range, so that
 //                            the host target can check them for data races; nothing on a GPU
 //   Vector16                 16 bytes moved by one instruction: loadVector, storeVector

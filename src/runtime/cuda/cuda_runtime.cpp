@@ -83,6 +83,8 @@ class CudaRuntime final : public Runtime {
   }
   void openPeer(int device, int peer) override { enablePeer(device, peer); }
   PointerInfo inspect(const void* address) override { return inspectPointer(address); }
+  Allocation findAllocation(const void* address) override { return findCudaAllocation(address); }
+  void releaseFreedExports() override { withdrawFreedOffers(); }
 
   void copyAsync(void* destination, const void* source, size_t bytes, Stream stream) override {
     check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, cudaStream(stream)),

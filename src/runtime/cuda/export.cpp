@@ -94,6 +94,11 @@ class OfferCache {
     found->second.describe(handle);
   }
 
+  void withdrawFreed() {
+    std::lock_guard lock(mutex_);
+    dropStale();
+  }
+
   void withdraw(CUdeviceptr base) {
     std::lock_guard lock(mutex_);
     offers_.erase(base);
@@ -144,6 +149,27 @@ void exportLegacy(MemoryHandle& handle) {
 
 void withdrawOffer(const void* base) {
   offers().withdraw(devicePointer(base));
+}
+
+void withdrawFreedOffers() {
+  offers().withdrawFreed();
+}
+
+Allocation findCudaAllocation(const void* address) {
+  unsigned type = 0;
+  unsigned managed = 0;
+  unsigned long long serial = 0;
+  CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                      CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                      CU_POINTER_ATTRIBUTE_BUFFER_ID};
+  void* values[] = {&type, &managed, &serial};
+  CUdeviceptr pointer = devicePointer(address);
+  if (!quietly(driver().pointerGetAttributes(3, attributes, values, pointer))) return {};
+  if (type != CU_MEMORYTYPE_DEVICE || managed != 0 || serial == 0) return {};
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  if (!quietly(driver().memGetAddressRange(&base, &bytes, pointer))) return {};
+  return {base, bytes, serial};
 }
 
 PointerInfo inspectPointer(const void* address) {

@@ -24,7 +24,13 @@ std::shared_ptr<MappedMemory> importCudaMemory(const MemoryHandle& handle, int d
 // Ends the offer of the allocation that starts at `base`, if there is one.
 void withdrawOffer(const void* base);
 
+// Ends the offers of all allocations that were freed.
+void withdrawFreedOffers();
+
 // What the driver knows about an address, without making a context or leaving an error.
 PointerInfo inspectPointer(const void* address);
+
+// See Runtime::findAllocation.
+Allocation findCudaAllocation(const void* address);
 
 }  // namespace unisono::runtime

@@ -41,6 +41,9 @@ class HostRuntime final : public Runtime {
   MemoryHandle exportMemory(const void* address, size_t bytes) override;
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override;
   PointerInfo inspect(const void* address) override { return memory_->inspect(address); }
+  Allocation findAllocation(const void* address) override {
+    return memory_->findAllocation(address);
+  }
 
   void copyAsync(void* destination, const void* source, size_t bytes, Stream stream) override;
   void launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,

@@ -78,7 +78,7 @@ std::shared_ptr<DeviceMemory> MemoryManager::allocate(int device, size_t bytes) 
     lock.lock();
   }
   ranges_.emplace(reinterpret_cast<uintptr_t>(address),
-                  Range{std::max<size_t>(bytes, 1), device, segment});
+                  Range{std::max<size_t>(bytes, 1), device, segment, ++lastSerial_});
   lock.unlock();
   return std::make_shared<Allocation>(shared_from_this(), std::move(segment), address, bytes,
                                       reserved, device);
@@ -144,6 +144,13 @@ PointerInfo MemoryManager::inspect(const void* address) {
   auto range = find(address);
   if (range == ranges_.end()) return {};
   return {PointerInfo::Kind::device, range->second.device, true};
+}
+
+unisono::runtime::Allocation MemoryManager::findAllocation(const void* address) {
+  std::lock_guard lock(mutex_);
+  auto range = find(address);
+  if (range == ranges_.end()) return {};
+  return {range->first, range->second.bytes, range->second.serial};
 }
 
 MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {

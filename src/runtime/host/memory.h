@@ -24,6 +24,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   MemoryHandle exportMemory(const void* address, size_t bytes);
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle);
   PointerInfo inspect(const void* address);
+  unisono::runtime::Allocation findAllocation(const void* address);
 
  private:
   class Allocation;
@@ -37,6 +38,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
     size_t bytes;
     int device;
     std::shared_ptr<MemorySegment> segment;
+    uint64_t serial;
   };
 
   std::byte* takeFromPool(int device, size_t bytes, std::shared_ptr<MemorySegment>& segment);
@@ -47,6 +49,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   const int forks_ = forkCount();  // of the process that made this
   std::mutex mutex_;
   std::map<uintptr_t, Range> ranges_;  // by start
+  uint64_t lastSerial_ = 0;
   std::map<int, std::vector<std::unique_ptr<Pool>>> pools_;
   // Segments of other processes, by the secret of their ticket, each mapped once.
   std::map<std::array<std::byte, 16>, std::weak_ptr<MemorySegment>> imported_;

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bootstrap/bootstrap.h"
+#include "device/window.h"
+#include "memory/arena.h"
+#include "runtime/runtime.h"
+
+namespace unisono::memory {
+
+// The windows of one rank of a communicator: allocations of the application that its peers map, and
+// allocations of the peers that it has mapped (docs/decisions/0010-windows.md). Calls only look up;
+// one thread of the process, the mapper, does everything that takes time, in work().
+class Windows : public std::enable_shared_from_this<Windows> {
+ public:
+  struct Options {
+    int rank;
+    std::vector<bool> peers;  // by rank: those that windows are shared with
+    uint64_t maxBytes;        // of own windows, and of mapped ones
+  };
+  // `schedule` has the mapper call work() soon. It is called from any thread.
+  using Schedule = std::function<void(const std::shared_ptr<Windows>&)>;
+  // `arena` provides the table of mapped windows.
+  static std::shared_ptr<Windows> create(runtime::Runtime& runtime, int device,
+                                         std::shared_ptr<Arena> arena,
+                                         bootstrap::Bootstrap& bootstrap, const Options& options,
+                                         Schedule schedule);
+
+  // In device memory: [peer * kWindowSlots + index].
+  device::MappedWindow* table() const { return table_; }
+
+  // Returns the place of a buffer of this rank that `peer` (-1: every peer) is to store into, after
+  // it has made a window if there is none. No window for memory that cannot be shared, and where
+  // there is no room. `kept`: a graph keeps the place, so it stays valid while the memory lives.
+  device::WindowReference find(const void* address, uint64_t bytes, int peer, bool kept);
+
+  // Only for the mapper: does what there is to do, and returns when it wants to be called again;
+  // nothing if there are no windows.
+  std::optional<std::chrono::milliseconds> work();
+
+  // Tells the peers to unmap this rank's windows, unless `aborted`. Afterwards the bootstrap may be
+  // destroyed. What this rank has mapped stays mapped while the object lives.
+  void close(bool aborted);
+
+  struct Statistics {
+    uint64_t ownBytes, mappedBytes;
+  };
+  Statistics statistics() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct OwnWindow {
+    uint64_t id;  // 0: the memory cannot be shared
+    runtime::Allocation allocation;
+    std::vector<bool> wanted, told;  // by peer
+    Clock::time_point lastUse;
+    bool kept;
+  };
+  struct RetiredWindow {
+    uint64_t id;
+    std::vector<bool> told;
+  };
+  struct Message {
+    uint64_t window;
+    uint64_t maps;  // 1 with a handle, 0 to unmap
+    runtime::MemoryHandle handle;
+  };
+  struct PeerWindow {
+    uint64_t id;
+    std::shared_ptr<runtime::MappedMemory> memory;
+    uint64_t bytes;
+    bool unmapping;
+  };
+  using Place = std::pair<int, uint64_t>;  // peer, index
+
+  Windows(runtime::Runtime& runtime, int device, std::shared_ptr<Arena> arena,
+          bootstrap::Bootstrap& bootstrap, const Options& options, Schedule schedule);
+
+  bool makeRoom(uint64_t bytes);
+  void retire(const OwnWindow& window);
+  void findFreed();
+  void announce();
+  void send(int peer, const Message& message);
+  void receive();
+  void map(int peer, const Message& message);
+  void unmap(const Place& place, PeerWindow& window);
+  uint64_t change(const Place& place, device::WindowChange change, uint64_t window = 0,
+                  void* base = nullptr);
+  void logOnce(std::atomic<bool>& logged, const std::string& text) const;
+
+  runtime::Runtime& runtime_;
+  const int device_;
+  const std::shared_ptr<Arena> arena_;
+  const Options options_;
+  const Schedule schedule_;
+  device::MappedWindow* table_;
+
+  mutable std::mutex mutex_;
+  std::map<uint64_t, OwnWindow> own_;  // by the start of the allocation
+  uint64_t ownBytes_ = 0;
+  std::vector<bool> indexUsed_ = std::vector<bool>(device::kWindowSlots);
+  uint64_t generation_ = 0;
+  std::vector<RetiredWindow> retired_;
+  std::deque<std::pair<int, std::vector<std::byte>>> inbox_;
+  bool closed_ = false;
+
+  std::mutex bootstrapMutex_;  // held while messages are sent
+  bootstrap::Bootstrap* bootstrap_;
+
+  // Of the mapper's thread.
+  std::shared_ptr<void> stream_;
+  std::shared_ptr<runtime::PinnedMemory> users_;
+  std::map<Place, PeerWindow> mapped_;
+  std::deque<std::pair<int, Message>> waiting_;  // for their index to become free
+  std::atomic<uint64_t> mappedBytes_{0};
+  Clock::time_point nextLook_;
+  std::atomic<bool> exportLogged_{false}, mapLogged_{false}, roomLogged_{false};
+};
+
+}  // namespace unisono::memory
