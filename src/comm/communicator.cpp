@@ -213,7 +213,7 @@ void Communicator::agree() {
 void Communicator::makeWindows(const std::vector<RankFacts>& ranks,
                                const transport::PeerLinks& links) {
   if (!settings_.zeroCopy) return;
-  memory::Windows::Options options{
+  memory::Windows::WindowOptions options{
       bootstrap_->rank(), {}, static_cast<uint64_t>(settings_.zeroCopyBytes)};
   bool any = false;
   for (size_t peer = 0; peer < ranks.size(); peer++) {

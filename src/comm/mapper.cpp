@@ -62,7 +62,7 @@ void Mapper::run() {
     }
     lock.lock();
     working_ = false;
-    // A call that was made meanwhile is due at once, and stays so.
+    // A call of wake() since then has made it due at once already.
     if (again && !windows.expired()) due_.try_emplace(windows, Clock::now() + *again);
     changed_.notify_all();
   }

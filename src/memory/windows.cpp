@@ -29,10 +29,10 @@ size_t indexOf(uint64_t window) {
 
 std::shared_ptr<Windows> Windows::create(runtime::Runtime& runtime, int device,
                                          std::shared_ptr<Arena> arena,
-                                         bootstrap::Bootstrap& bootstrap, const Options& options,
-                                         Schedule schedule) {
+                                         bootstrap::Bootstrap& bootstrap,
+                                         const WindowOptions& options, Wake wake) {
   std::shared_ptr<Windows> windows(
-      new Windows(runtime, device, std::move(arena), bootstrap, options, std::move(schedule)));
+      new Windows(runtime, device, std::move(arena), bootstrap, options, std::move(wake)));
   bootstrap.handleMessages(
       kTag, [weak = std::weak_ptr(windows)](int peer, std::vector<std::byte> message) {
         const std::shared_ptr<Windows> receiver = weak.lock();
@@ -41,18 +41,18 @@ std::shared_ptr<Windows> Windows::create(runtime::Runtime& runtime, int device,
           const std::lock_guard lock(receiver->mutex_);
           receiver->inbox_.emplace_back(peer, std::move(message));
         }
-        receiver->schedule_(receiver);
+        receiver->wake_(receiver);
       });
   return windows;
 }
 
 Windows::Windows(runtime::Runtime& runtime, int device, std::shared_ptr<Arena> arena,
-                 bootstrap::Bootstrap& bootstrap, const Options& options, Schedule schedule)
+                 bootstrap::Bootstrap& bootstrap, const WindowOptions& options, Wake wake)
     : runtime_(runtime),
       device_(device),
       arena_(std::move(arena)),
       options_(options),
-      schedule_(std::move(schedule)),
+      wake_(std::move(wake)),
       bootstrap_(&bootstrap),
       stream_(runtime.createStream(device)),
       users_(runtime.allocatePinned(sizeof(uint64_t))),
@@ -109,7 +109,7 @@ device::WindowReference Windows::find(const void* address, uint64_t bytes, int p
       window.wanted[p] = isNews = true;
     }
   }
-  if (isNews) schedule_(shared_from_this());
+  if (isNews) wake_(shared_from_this());
   return id == 0 ? device::WindowReference{} : device::WindowReference{id, offset};
 }
 
@@ -209,7 +209,7 @@ void Windows::announce() {
     }
   }
   for (const auto& [allocation, id] : news) {
-    Message message{id, 1, {}};
+    WindowMessage message{id, 1, {}};
     std::string failure;
     try {
       message.handle =
@@ -244,7 +244,7 @@ void Windows::announce() {
   }
 }
 
-void Windows::send(int peer, const Message& message) {
+void Windows::send(int peer, const WindowMessage& message) {
   const std::lock_guard lock(bootstrapMutex_);
   if (bootstrap_ == nullptr) return;
   try {
@@ -262,7 +262,7 @@ void Windows::receive() {
     messages.swap(inbox_);
   }
   for (const auto& [peer, bytes] : messages) {
-    Message message;
+    WindowMessage message;
     if (bytes.size() != sizeof(message) || !options_.peers[static_cast<size_t>(peer)]) continue;
     std::memcpy(&message, bytes.data(), sizeof(message));
     if (message.maps != 0) {
@@ -278,8 +278,8 @@ void Windows::receive() {
   }
 }
 
-void Windows::map(int peer, const Message& message) {
-  const Place place(peer, indexOf(message.window));
+void Windows::map(int peer, const WindowMessage& message) {
+  const WindowEntry place(peer, indexOf(message.window));
   if (mapped_.contains(place)) {
     waiting_.emplace_back(peer, message);
     return;
@@ -307,14 +307,14 @@ void Windows::map(int peer, const Message& message) {
           message.window);
 }
 
-void Windows::unmap(const Place& place, PeerWindow& window) {
+void Windows::unmap(const WindowEntry& place, PeerWindow& window) {
   if (window.unmapping) return;
   change(place, device::WindowChange::unmap);
   window.unmapping = true;
 }
 
 // Returns the number of users.
-uint64_t Windows::change(const Place& place, device::WindowChange change, uint64_t window,
+uint64_t Windows::change(const WindowEntry& place, device::WindowChange change, uint64_t window,
                          void* base) {
   device::ChangeWindowArguments arguments{};
   arguments.entry = table_ + static_cast<size_t>(place.first) * device::kWindowSlots + place.second;
@@ -348,7 +348,7 @@ void Windows::close(bool aborted) {
   bootstrap_ = nullptr;
 }
 
-Windows::Statistics Windows::statistics() const {
+Windows::WindowStatistics Windows::statistics() const {
   const std::lock_guard lock(mutex_);
   return {ownBytes_, mappedBytes_};
 }

@@ -25,18 +25,18 @@ namespace unisono::memory {
 // one thread of the process, the mapper, does everything that takes time, in work().
 class Windows : public std::enable_shared_from_this<Windows> {
  public:
-  struct Options {
+  struct WindowOptions {
     int rank;
     std::vector<bool> peers;  // by rank: those that windows are shared with
     uint64_t maxBytes;        // of own windows, and of mapped ones
   };
-  // `schedule` has the mapper call work() soon. It is called from any thread.
-  using Schedule = std::function<void(const std::shared_ptr<Windows>&)>;
+  // `wake` has the mapper call work() soon. It is called from any thread.
+  using Wake = std::function<void(const std::shared_ptr<Windows>&)>;
   // `arena` provides the table of mapped windows.
   static std::shared_ptr<Windows> create(runtime::Runtime& runtime, int device,
                                          std::shared_ptr<Arena> arena,
-                                         bootstrap::Bootstrap& bootstrap, const Options& options,
-                                         Schedule schedule);
+                                         bootstrap::Bootstrap& bootstrap,
+                                         const WindowOptions& options, Wake wake);
 
   // In device memory: [peer * kWindowSlots + index].
   device::MappedWindow* table() const { return table_; }
@@ -54,10 +54,10 @@ class Windows : public std::enable_shared_from_this<Windows> {
   // destroyed. What this rank has mapped stays mapped while the object lives.
   void close(bool aborted);
 
-  struct Statistics {
+  struct WindowStatistics {
     uint64_t ownBytes, mappedBytes;
   };
-  Statistics statistics() const;
+  WindowStatistics statistics() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -73,7 +73,7 @@ class Windows : public std::enable_shared_from_this<Windows> {
     uint64_t id;
     std::vector<bool> told;
   };
-  struct Message {
+  struct WindowMessage {
     uint64_t window;
     uint64_t maps;  // 1 with a handle, 0 to unmap
     runtime::MemoryHandle handle;
@@ -84,28 +84,28 @@ class Windows : public std::enable_shared_from_this<Windows> {
     uint64_t bytes;
     bool unmapping;
   };
-  using Place = std::pair<int, uint64_t>;  // peer, index
+  using WindowEntry = std::pair<int, uint64_t>;  // peer, index
 
   Windows(runtime::Runtime& runtime, int device, std::shared_ptr<Arena> arena,
-          bootstrap::Bootstrap& bootstrap, const Options& options, Schedule schedule);
+          bootstrap::Bootstrap& bootstrap, const WindowOptions& options, Wake wake);
 
   bool makeRoom(uint64_t bytes);
   void retire(const OwnWindow& window);
   void findFreed();
   void announce();
-  void send(int peer, const Message& message);
+  void send(int peer, const WindowMessage& message);
   void receive();
-  void map(int peer, const Message& message);
-  void unmap(const Place& place, PeerWindow& window);
-  uint64_t change(const Place& place, device::WindowChange change, uint64_t window = 0,
+  void map(int peer, const WindowMessage& message);
+  void unmap(const WindowEntry& place, PeerWindow& window);
+  uint64_t change(const WindowEntry& place, device::WindowChange change, uint64_t window = 0,
                   void* base = nullptr);
   void logOnce(std::atomic<bool>& logged, const std::string& text) const;
 
   runtime::Runtime& runtime_;
   const int device_;
   const std::shared_ptr<Arena> arena_;
-  const Options options_;
-  const Schedule schedule_;
+  const WindowOptions options_;
+  const Wake wake_;
   device::MappedWindow* table_;
 
   mutable std::mutex mutex_;
@@ -123,8 +123,8 @@ class Windows : public std::enable_shared_from_this<Windows> {
   // Of the mapper's thread.
   std::shared_ptr<void> stream_;
   std::shared_ptr<runtime::PinnedMemory> users_;
-  std::map<Place, PeerWindow> mapped_;
-  std::deque<std::pair<int, Message>> waiting_;  // for their index to become free
+  std::map<WindowEntry, PeerWindow> mapped_;
+  std::deque<std::pair<int, WindowMessage>> waiting_;  // for their index to become free
   std::atomic<uint64_t> mappedBytes_{0};
   Clock::time_point nextLook_;
   std::atomic<bool> exportLogged_{false}, mapLogged_{false}, roomLogged_{false};

@@ -3,7 +3,6 @@
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -12,13 +11,12 @@
 #include <cstring>
 #include <fstream>
 #include <latch>
-#include <stdexcept>
 #include <thread>
 
+#include "child_processes.h"
 #include "collective_case.h"
 
-// Ranks in several processes. The parent forks before it uses the library, and children run
-// programs of their own, so nothing is shared but the unique id, which comes through a pipe.
+// Ranks in several processes.
 namespace unisono::system_test {
 namespace {
 
@@ -26,30 +24,6 @@ struct Layout {
   int processes;
   int ranksEach;
   bool ownNodes;  // each process counts as a node
-};
-
-class Pipe {
- public:
-  Pipe() {
-    if (::pipe(ends_) != 0) throw std::runtime_error("pipe");
-  }
-  ~Pipe() {
-    ::close(ends_[0]);
-    ::close(ends_[1]);
-  }
-  template <typename T>
-  void write(const T& value) const {
-    if (::write(ends_[1], &value, sizeof(value)) != sizeof(value)) ::_exit(9);
-  }
-  template <typename T>
-  T read() const {
-    T value;
-    if (::read(ends_[0], &value, sizeof(value)) != sizeof(value)) ::_exit(9);
-    return value;
-  }
-
- private:
-  int ends_[2];
 };
 
 // One process's ranks, each on a thread.
@@ -80,49 +54,6 @@ void runRanks(const Layout& layout, int process, const ncclUniqueId& id) {
     useOnce(child);
     check(ncclCommDestroy(child));
   });
-}
-
-// Runs `body(process)` in a child each; its status is 0 if no expectation failed there.
-std::vector<int> runChildren(int processes, const std::function<void(int)>& body) {
-  std::fflush(nullptr);
-  std::vector<pid_t> children;
-  for (int process = 0; process < processes; process++) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::alarm(100);  // never outlives the test
-      try {
-        body(process);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "process %d: %s\n", process, error.what());
-        std::exit(2);
-      }
-      std::exit(::testing::Test::HasFailure() ? 1 : 0);  // with the library's own end
-    }
-    children.push_back(child);
-  }
-  std::vector<int> results;
-  for (pid_t child : children) {
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    results.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status));
-  }
-  return results;
-}
-
-// The id that process 0 makes, in each of `processes`.
-ncclUniqueId sharedId(const Pipe& pipe, int process, int processes) {
-  if (process != 0) return pipe.read<ncclUniqueId>();
-  const ncclUniqueId id = newId();
-  for (int other = 1; other < processes; other++) pipe.write(id);
-  return id;
-}
-
-// A communicator of two processes; each is one rank, on the device of its number.
-ncclComm_t joinTwo(const Pipe& pipe, int process) {
-  check(unisonoHostSetDevice(process));
-  ncclComm_t comm = nullptr;
-  check(ncclCommInitRank(&comm, 2, sharedId(pipe, process, 2), process));
-  return comm;
 }
 
 class Processes : public ::testing::TestWithParam<Layout> {};

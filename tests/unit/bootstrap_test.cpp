@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <ctime>
+#include <mutex>
 
 #include "bootstrap/frame.h"
 #include "bootstrap/interfaces.h"
@@ -128,6 +130,40 @@ TEST(Bootstrap, SendNeverWaitsForTheReceiver) {
     for (size_t i = 0; i < kMessages; i++) {
       EXPECT_EQ(bootstrap.receive(peer, 7), std::vector<std::byte>(kLongestMessage, std::byte(i)));
     }
+  });
+}
+
+TEST(Bootstrap, HandlersGetTheirMessagesInOrderAndReceiversTheOthers) {
+  constexpr int kMessages = 100;
+  runRanks(2, localSettings(), [&](Bootstrap& bootstrap) {
+    if (bootstrap.rank() == 0) {
+      for (int i = 0; i < kMessages; i++) {
+        const auto value = static_cast<std::byte>(i);
+        for (const uint64_t tag : {7, 8}) bootstrap.send(1, tag, std::span(&value, 1));
+        if (i == kMessages / 2) bootstrap.barrier();
+      }
+      bootstrap.barrier();
+      return;
+    }
+    bootstrap.barrier();  // some have arrived
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<int> handled;
+    bootstrap.handleMessages(7, [&](int peer, std::vector<std::byte> message) {
+      const std::lock_guard lock(mutex);
+      EXPECT_EQ(peer, 0);
+      handled.push_back(std::to_integer<int>(message.at(0)));
+      changed.notify_all();
+    });
+    for (int i = 0; i < kMessages; i++) {
+      EXPECT_EQ(bootstrap.receive(0, 8), std::vector<std::byte>(1, static_cast<std::byte>(i)));
+    }
+    {
+      std::unique_lock lock(mutex);
+      changed.wait_for(lock, std::chrono::seconds(30), [&] { return handled.size() == kMessages; });
+      for (int i = 0; i < kMessages; i++) EXPECT_EQ(handled.at(static_cast<size_t>(i)), i);
+    }
+    bootstrap.barrier();
   });
 }
 

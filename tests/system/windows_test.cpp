@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "child_processes.h"
+
+// Buffers of the application that a rank of another process maps (docs/decisions/0010-windows.md).
+// What a process has mapped shows in its address space: buffers of the two have different sizes.
+namespace unisono::system_test {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kPage = 4096;
+constexpr size_t kBytes = size_t{3} << 20;
+
+// The bytes of receive buffer `number` of a process, a size that nothing else has.
+size_t bytesOf(int process, int number = 0) {
+  return kBytes + static_cast<size_t>(2 * number + process + 1) * kPage;
+}
+
+// How often this process has a segment of device memory of `bytes` mapped.
+int mappingsOf(size_t bytes) {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0;
+    std::sscanf(line.c_str(), "%lx-%lx", &begin, &end);
+    count += end - begin == bytes && line.find("memfd:unisono-device") != std::string::npos ? 1 : 0;
+  }
+  return count;
+}
+
+// Waits for so many mappings, `limit` at most; returns whether they came.
+bool waitForMappings(size_t bytes, int count, Clock::duration limit = 20s) {
+  const Clock::time_point deadline = Clock::now() + limit;
+  while (mappingsOf(bytes) != count) {
+    if (Clock::now() > deadline) return false;
+    std::this_thread::sleep_for(5ms);
+  }
+  return true;
+}
+
+// One of two ranks, which exchange messages as large as buffers.
+class Exchanger {
+ public:
+  Exchanger(const Pipe& pipe, int process)
+      : process_(process), comm_(joinTwo(pipe, process)), stream_(process) {}
+  ~Exchanger() { destroy(); }
+  void destroy() {
+    if (comm_ != nullptr) ncclCommDestroy(std::exchange(comm_, nullptr));
+  }
+  ncclComm_t comm() const { return comm_; }
+  cudaStream_t stream() const { return stream_; }
+
+  // Sends other bytes in each call, and throws if what was received is wrong.
+  void exchange(const DeviceBuffer& into, size_t offset = 0) {
+    const size_t here = into.bytes() - offset;
+    const size_t there = here - static_cast<size_t>(process_ == 0 ? -1 : 1) * kPage;
+    DeviceBuffer from(process_, there);
+    fill(from.as(), there, 1 - process_);
+    device::use(process_);
+    check(unisonoHostMemset(into.as() + offset, 0xee, here));
+    check(ncclGroupStart());
+    check(ncclSend(from.as(), there, ncclUint8, 1 - process_, comm_, stream_));
+    check(ncclRecv(into.as() + offset, here, ncclUint8, 1 - process_, comm_, stream_));
+    check(ncclGroupEnd());
+    stream_.synchronize();
+    DeviceBuffer expected(process_, here);
+    fill(expected.as(), here, process_);
+    if (std::memcmp(into.as() + offset, expected.as(), here) != 0) {
+      throw std::runtime_error("call " + std::to_string(calls_) + " received something else");
+    }
+    calls_++;
+  }
+
+ private:
+  void fill(std::byte* bytes, size_t count, int to) const {
+    auto value = static_cast<uint32_t>(calls_ * 2 + to) * 2654435761u;
+    for (size_t i = 0; i < count; i++) bytes[i] = static_cast<std::byte>((value += 40503) >> 16);
+  }
+
+  int process_;
+  int calls_ = 0;
+  ncclComm_t comm_;
+  DeviceStream stream_;
+};
+
+// Runs `body` in two processes whose ranks exchange messages.
+void inTwoProcesses(
+    const std::function<void(int, Exchanger&, const Meeting&)>& body,
+    const std::function<void()>& settings = [] {}) {
+  const Pipe pipe;
+  const Meeting meeting;
+  const std::vector<int> results = runChildren(2, [&](int process) {
+    settings();
+    Exchanger exchanger(pipe, process);
+    body(process, exchanger, meeting);
+    meeting.wait(process);
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0}));
+}
+
+TEST(Windows, AreMappedAfterTheFirstCallAndUnmappedSoonAfterTheMemoryIsFreed) {
+  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+    DeviceBuffer into(process, bytesOf(process));
+    exchanger.exchange(into);
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 1));
+    for (int i = 0; i < 5; i++) exchanger.exchange(into, static_cast<size_t>(i) * 48);
+    EXPECT_EQ(mappingsOf(bytesOf(1 - process)), 1);
+    meeting.wait(process);
+    into = DeviceBuffer();
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 0, kSanitized ? 10s : 1s));
+  });
+}
+
+TEST(Windows, MemoryThatIsAllocatedAgainIsAnotherWindow) {
+  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+    void* first = nullptr;
+    int again = 0;
+    for (int i = 0; i < 12; i++) {
+      DeviceBuffer into(process, bytesOf(process));
+      if (first == nullptr) first = into.as();
+      again += first == into.as() ? 1 : 0;
+      exchanger.exchange(into);
+      // Sometimes the mapping of the new memory is there, sometimes that of the old memory still
+      // is.
+      if (i % 3 == 0) waitForMappings(bytesOf(1 - process), 1, 1s);
+      meeting.wait(process);
+      exchanger.exchange(into);
+      exchanger.exchange(into);
+    }
+    EXPECT_GT(again, 5) << "the allocator does not use addresses again";
+  });
+}
+
+TEST(Windows, OneSettingTurnsThemOff) {
+  for (const bool both : {true, false}) {
+    inTwoProcesses(
+        [both](int process, Exchanger& exchanger, const Meeting&) {
+          if (!both && process == 1) ::unsetenv("UNISONO_ZERO_COPY");
+          DeviceBuffer into(process, bytesOf(process));
+          for (int i = 0; i < 3; i++) exchanger.exchange(into);
+          EXPECT_FALSE(waitForMappings(bytesOf(1 - process), 1, 600ms));
+          exchanger.exchange(into);
+        },
+        [] { ::setenv("UNISONO_ZERO_COPY", "0", 1); });
+  }
+}
+
+TEST(Windows, AreBounded) {
+  inTwoProcesses(
+      [](int process, Exchanger& exchanger, const Meeting& meeting) {
+        std::vector<DeviceBuffer> buffers;
+        for (int i = 0; i < 3; i++) {
+          buffers.emplace_back(process, bytesOf(process, i));
+          exchanger.exchange(buffers.back());
+        }
+        const int other = 1 - process;
+        EXPECT_TRUE(waitForMappings(bytesOf(other, 0), 1));
+        EXPECT_TRUE(waitForMappings(bytesOf(other, 1), 1));
+        EXPECT_FALSE(waitForMappings(bytesOf(other, 2), 1, 500ms));
+        meeting.wait(process);
+        // After a while, the window that was not used for the longest time makes room.
+        std::this_thread::sleep_for(1200ms);
+        exchanger.exchange(buffers[0]);
+        exchanger.exchange(buffers[2]);
+        EXPECT_TRUE(waitForMappings(bytesOf(other, 2), 1));
+        EXPECT_TRUE(waitForMappings(bytesOf(other, 1), 0));
+        EXPECT_EQ(mappingsOf(bytesOf(other, 0)), 1);
+        for (const DeviceBuffer& buffer : buffers) exchanger.exchange(buffer);
+        meeting.wait(process);
+      },
+      [] {
+        ::setenv("UNISONO_ZERO_COPY_BYTES", std::to_string(2 * kBytes + kBytes / 2).c_str(), 1);
+      });
+}
+
+TEST(Windows, EndWithTheCommunicatorOfTheirOwner) {
+  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+    DeviceBuffer into(process, bytesOf(process));
+    exchanger.exchange(into);
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 1));
+    meeting.wait(process);
+    if (process == 1) {
+      exchanger.destroy();
+    } else {
+      EXPECT_TRUE(waitForMappings(bytesOf(1), 0));
+    }
+    meeting.wait(process);
+    exchanger.destroy();
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 0, 2s));
+    EXPECT_EQ(mappingsOf(bytesOf(process)), 1) << "this process's own buffer";
+  });
+}
+
+TEST(Windows, AreLetGoByAnAbort) {
+  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+    DeviceBuffer into(process, bytesOf(process));
+    for (int i = 0; i < 3; i++) exchanger.exchange(into);
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 1));
+    // A message that its receiver waits for, and its sender never sends.
+    DeviceStream stream(process);
+    if (process == 0) {
+      check(ncclRecv(into.as(), into.bytes(), ncclUint8, 1, exchanger.comm(), stream));
+    }
+    meeting.wait(process);
+    check(ncclCommAbort(exchanger.comm()));
+    stream.synchronize();
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 0));
+    into = DeviceBuffer();
+    meeting.wait(process);
+    std::_Exit(::testing::Test::HasFailure() ? 1 : 0);  // the communicator was aborted
+  });
+}
+
+}  // namespace
+}  // namespace unisono::system_test
