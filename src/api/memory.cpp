@@ -25,10 +25,10 @@ auto& allocations() {
   return *map;
 }
 
-// A handle of ncclCommRegister is the address of an entry. Registration has no effect yet, so an
-// entry only shows that its handle is valid.
+// A handle of ncclCommRegister is the address of an entry.
 struct Registration {
   ncclComm_t communicator;
+  std::shared_ptr<void> memory;
 };
 auto& registrations() {
   static auto* set = new std::set<Registration*>;
@@ -75,8 +75,9 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buff, size_t size, vo
     api::checkNotNull(handle, "handle");
     const auto communicator = comm::findHandle(comm)->communicator();
     api::checkBuffer(*communicator, buff, size, device::DataType::uint8, "buff");
+    auto memory = communicator->registerMemory(buff, size);
     std::lock_guard lock(mutex);
-    *handle = *registrations().insert(new Registration{comm}).first;
+    *handle = *registrations().insert(new Registration{comm, std::move(memory)}).first;
   });
 }
 

@@ -229,6 +229,14 @@ void Communicator::makeWindows(const std::vector<RankFacts>& ranks,
       [](const std::shared_ptr<memory::Windows>& windows) { Mapper::get().schedule(windows); });
 }
 
+std::shared_ptr<void> Communicator::registerMemory(const void* address, uint64_t bytes) {
+  const uint64_t window = windows_ == nullptr ? 0 : windows_->registerMemory(address, bytes);
+  if (window == 0) return nullptr;
+  return std::shared_ptr<void>(windows_.get(), [weak = std::weak_ptr(windows_), window](void*) {
+    if (const auto windows = weak.lock()) windows->unregisterMemory(window);
+  });
+}
+
 // Finds the windows of the buffers that large messages are received in.
 void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
   if (windows_ == nullptr) return;

@@ -101,6 +101,10 @@ class Communicator {
   void connect(const Prepared& prepared);
   void launch(Prepared& prepared);
 
+  // Lets the peers map a buffer now, not after the first call that uses it, until the returned
+  // object goes. Null if peers cannot map it.
+  std::shared_ptr<void> registerMemory(const void* address, uint64_t bytes);
+
   // Waits until everything that this communicator launched is done, or until an abort. Work of
   // others on the device is waited for only where a graph may hold launches of ours.
   void finish();

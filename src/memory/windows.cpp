@@ -70,50 +70,86 @@ device::WindowReference Windows::find(const void* address, uint64_t bytes, int p
   bool isNews = false;
   {
     const std::lock_guard lock(mutex_);
-    if (closed_) return {};
-    auto found = own_.find(allocation.base);
-    if (found != own_.end() && found->second.allocation != allocation) {
-      retire(found->second);
-      own_.erase(found);
-      found = own_.end();
-    }
-    if (found == own_.end()) {
-      if (!makeRoom(allocation.bytes)) {
-        logOnce(roomLogged_,
-                fmt::format("UNISONO_ZERO_COPY_BYTES is {}, or there are {} windows: some buffers "
-                            "are not mapped by peers",
-                            options_.maxBytes, device::kWindowSlots));
-        return {};
-      }
-      const auto index = std::find(indexUsed_.begin(), indexUsed_.end(), false);
-      *index = true;
-      const auto number = static_cast<uint64_t>(index - indexUsed_.begin());
-      const std::vector<bool> none(options_.peers.size());
-      found = own_.emplace(allocation.base, OwnWindow{++generation_ * device::kWindowSlots + number,
-                                                      allocation,
-                                                      none,
-                                                      none,
-                                                      {},
-                                                      false})
-                  .first;
-      ownBytes_ += allocation.bytes;
-    }
-    OwnWindow& window = found->second;
-    window.lastUse = Clock::now();
-    window.kept |= kept;
-    id = window.id;
-    const size_t first = peer < 0 ? 0 : static_cast<size_t>(peer);
-    const size_t end = peer < 0 ? options_.peers.size() : first + 1;
-    for (size_t p = first; id != 0 && p < end; p++) {
-      if (!options_.peers[p] || window.wanted[p]) continue;
-      window.wanted[p] = isNews = true;
-    }
+    OwnWindow* window = findOwn(allocation);
+    if (window == nullptr || window->id == 0) return {};
+    window->lastUse = Clock::now();
+    window->kept |= kept;
+    id = window->id;
+    isNews = tell(*window, peer);
   }
   if (isNews) wake_(shared_from_this());
-  return id == 0 ? device::WindowReference{} : device::WindowReference{id, offset};
+  return {id, offset};
 }
 
-// With the lock held, as retire(). Gives up windows that have not been used lately.
+uint64_t Windows::registerMemory(const void* address, uint64_t bytes) {
+  const runtime::Allocation allocation = runtime_.findAllocation(address);
+  const uint64_t offset = reinterpret_cast<uint64_t>(address) - allocation.base;
+  if (allocation.serial == 0 || bytes > allocation.bytes - offset) return 0;
+  uint64_t id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    OwnWindow* window = findOwn(allocation);
+    if (window == nullptr || window->id == 0) return 0;
+    window->registrations++;
+    id = window->id;
+    tell(*window, -1);
+  }
+  wake_(shared_from_this());
+  return id;
+}
+
+void Windows::unregisterMemory(uint64_t id) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(own_.begin(), own_.end(),
+                                    [id](const auto& entry) { return entry.second.id == id; });
+    if (id == 0 || found == own_.end() || --found->second.registrations > 0) return;
+    retire(found->second);
+    own_.erase(found);
+  }
+  wake_(shared_from_this());
+}
+
+// With the lock held, as the functions below. Returns the window of an allocation, which may be one
+// that cannot be shared, or null if there is no room.
+Windows::OwnWindow* Windows::findOwn(const runtime::Allocation& allocation) {
+  if (closed_) return nullptr;
+  auto found = own_.find(allocation.base);
+  if (found != own_.end() && found->second.allocation != allocation) {
+    retire(found->second);
+    own_.erase(found);
+    found = own_.end();
+  }
+  if (found != own_.end()) return &found->second;
+  if (!makeRoom(allocation.bytes)) {
+    logOnce(roomLogged_, fmt::format("UNISONO_ZERO_COPY_BYTES is {}, or there are {} windows: some "
+                                     "buffers are not mapped by peers",
+                                     options_.maxBytes, device::kWindowSlots));
+    return nullptr;
+  }
+  const auto index = std::find(indexUsed_.begin(), indexUsed_.end(), false);
+  *index = true;
+  const auto number = static_cast<uint64_t>(index - indexUsed_.begin());
+  const std::vector<bool> none(options_.peers.size());
+  ownBytes_ += allocation.bytes;
+  const OwnWindow window{
+      ++generation_ * device::kWindowSlots + number, allocation, none, none, Clock::now(), false};
+  return &own_.emplace(allocation.base, window).first->second;
+}
+
+// Has the mapper tell `peer` (-1: every peer) of a window. Returns whether it is news to any.
+bool Windows::tell(OwnWindow& window, int peer) {
+  bool isNews = false;
+  const size_t first = peer < 0 ? 0 : static_cast<size_t>(peer);
+  const size_t end = peer < 0 ? options_.peers.size() : first + 1;
+  for (size_t p = first; p < end; p++) {
+    if (!options_.peers[p] || window.wanted[p]) continue;
+    window.wanted[p] = isNews = true;
+  }
+  return isNews;
+}
+
+// Gives up windows that have not been used lately. Returns whether there is room then.
 bool Windows::makeRoom(uint64_t bytes) {
   if (bytes > options_.maxBytes) return false;
   const Clock::time_point now = Clock::now();
@@ -124,7 +160,7 @@ bool Windows::makeRoom(uint64_t bytes) {
     auto oldest = own_.end();
     for (auto window = own_.begin(); window != own_.end(); ++window) {
       const OwnWindow& one = window->second;
-      if (one.id == 0 || one.kept || now - one.lastUse < kIdle) continue;
+      if (one.id == 0 || one.kept || one.registrations > 0 || now - one.lastUse < kIdle) continue;
       if (oldest == own_.end() || one.lastUse < oldest->second.lastUse) oldest = window;
     }
     if (oldest == own_.end()) return false;

@@ -46,6 +46,12 @@ class Windows : public std::enable_shared_from_this<Windows> {
   // there is no room. `kept`: a graph keeps the place, so it stays valid while the memory lives.
   device::WindowReference find(const void* address, uint64_t bytes, int peer, bool kept);
 
+  // Makes a window for the allocation of a buffer, as find() does, and keeps it until it is
+  // unregistered as often as it was registered, or its memory is freed. Returns its id, or 0 if the
+  // memory cannot be shared.
+  uint64_t registerMemory(const void* address, uint64_t bytes);
+  void unregisterMemory(uint64_t window);
+
   // Only for the mapper: does what there is to do, and returns when it wants to be called again;
   // nothing if there are no windows.
   std::optional<std::chrono::milliseconds> work();
@@ -67,7 +73,8 @@ class Windows : public std::enable_shared_from_this<Windows> {
     runtime::Allocation allocation;
     std::vector<bool> wanted, told;  // by peer
     Clock::time_point lastUse;
-    bool kept;
+    bool kept;              // by a graph
+    int registrations = 0;  // by the application
   };
   struct RetiredWindow {
     uint64_t id;
@@ -89,6 +96,8 @@ class Windows : public std::enable_shared_from_this<Windows> {
   Windows(runtime::Runtime& runtime, int device, std::shared_ptr<Arena> arena,
           bootstrap::Bootstrap& bootstrap, const WindowOptions& options, Wake wake);
 
+  OwnWindow* findOwn(const runtime::Allocation& allocation);
+  bool tell(OwnWindow& window, int peer);
   bool makeRoom(uint64_t bytes);
   void retire(const OwnWindow& window);
   void findFreed();

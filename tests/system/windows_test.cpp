@@ -201,6 +201,33 @@ TEST(Windows, EndWithTheCommunicatorOfTheirOwner) {
   });
 }
 
+TEST(Windows, OfRegisteredBuffersAreMappedBeforeTheFirstCall) {
+  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+    DeviceBuffer into(process, bytesOf(process));
+    void* handles[2] = {};
+    check(ncclCommRegister(exchanger.comm(), into.as(), into.bytes(), &handles[0]));
+    check(ncclCommRegister(exchanger.comm(), into.as() + 4096, 4096, &handles[1]));
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 1));
+    exchanger.exchange(into);
+    meeting.wait(process);
+    check(ncclCommDeregister(exchanger.comm(), handles[0]));
+    EXPECT_FALSE(waitForMappings(bytesOf(1 - process), 0, 400ms)) << "it is registered once more";
+    exchanger.exchange(into);
+    meeting.wait(process);
+    check(ncclCommDeregister(exchanger.comm(), handles[1]));
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 0));
+    meeting.wait(process);
+    exchanger.exchange(into);
+    // A handle may outlive its memory.
+    check(ncclCommRegister(exchanger.comm(), into.as(), into.bytes(), &handles[0]));
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 1));
+    meeting.wait(process);
+    into = DeviceBuffer();
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 0));
+    check(ncclCommDeregister(exchanger.comm(), handles[0]));
+  });
+}
+
 TEST(Windows, AreLetGoByAnAbort) {
   inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
     DeviceBuffer into(process, bytesOf(process));
