@@ -150,8 +150,9 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.tuningInput.minBytesPerChannel = defaults.minBytesPerChannel;
   config.tuningInput.oneShotMaxBytes =
       allReach && config.ranks <= device::kOneShotMaxRanks ? kOneShotMaxBytes : 0;
-  config.slotBytes = static_cast<uint32_t>(slotBytes);
-  config.peerSlotBytes = std::min(config.slotBytes, defaults.peerSlotBytes);
+  uint32_t& simple = config.slotBytes[plan::indexOf(device::Protocol::simple)];
+  simple = static_cast<uint32_t>(slotBytes);
+  config.peerSlotBytes = std::min(simple, defaults.peerSlotBytes);
   config.slicesPerChunk = kSlicesPerChunk;
   config.peerChannels = most > 0 ? static_cast<int>(std::bit_floor(static_cast<uint64_t>(
                                        std::min<int64_t>(most, defaults.peerChannels))))
@@ -173,7 +174,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 DecisionSummary summarize(const Decision& decision) {
   const plan::CommConfig& config = decision.config;
   return {config.tuningInput.channels,
-          config.slotBytes,
+          config.slotBytes[plan::indexOf(device::Protocol::simple)],
           config.peerSlotBytes,
           decision.slots,
           config.slicesPerChunk,

@@ -184,10 +184,9 @@ void Communicator::agree() {
   device::DeviceCommunicator head{};
   head.rank = config.rank;
   head.ranks = config.ranks;
-  head.slotBytes = config.slotBytes;
+  std::copy(config.slotBytes.begin(), config.slotBytes.end(), head.slotBytes);
   head.peerSlotBytes = config.peerSlotBytes;
   head.slots = decision_.slots;
-  head.slicesPerChunk = config.slicesPerChunk;
   head.abortFlag = abort_->waitFlag();
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
   mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
@@ -343,12 +342,12 @@ void Communicator::releaseAfterLaunches(std::shared_ptr<runtime::DeviceMemory> m
 }
 
 bool Communicator::isConnected(const Prepared& prepared) const {
-  return connector_->isConnected(prepared.plan);
+  return connector_->isConnected(prepared.plan.needs);
 }
 
 void Communicator::connect(const Prepared& prepared) {
   runtime::DeviceScope scope(runtime_, device_);
-  connector_->connect(prepared.plan);
+  connector_->connect(prepared.plan.needs);
 }
 
 void Communicator::launch(Prepared& prepared) {
@@ -367,8 +366,17 @@ void Communicator::launch(Prepared& prepared) {
   }
   // Only now are all streams of a capture in it.
   if (prepared.captured) lastLaunch_->makeGraphWait(stream);
-  for (const Prepared::Copy& copy : prepared.copies) launchCopy(copy, stream);
-  for (plan::Launch& launch : prepared.plan.launches) launchOne(launch, stream);
+  const transport::LaunchContext context = launchContext();
+  for (const Prepared::Copy& copy : prepared.copies) {
+    // A kernel, which looks for an abort first: the user may have freed the memory by the time that
+    // a copy of the stream would begin.
+    plan::Launch launch =
+        plan::planCopy(decision_.config.tuningInput.channels, copy.to, copy.from, copy.bytes);
+    transport::launch(runtime_, context, launch, stream);
+  }
+  for (plan::Launch& launch : prepared.plan.launches) {
+    transport::launch(runtime_, context, launch, stream);
+  }
   if (prepared.streams.size() > 1) {
     join_->record(stream);
     for (size_t i = 1; i < prepared.streams.size(); i++) join_->makeWait(prepared.streams[i]);
@@ -383,59 +391,8 @@ void Communicator::launch(Prepared& prepared) {
   }
 }
 
-void Communicator::launchOne(plan::Launch& launch, runtime::Stream stream) {
-  runtime::LaunchShape shape;
-  if (auto* collective = std::get_if<plan::CollectiveLaunch>(&launch)) {
-    collective->arguments.communicator = tables_->address();
-    collective->arguments.launchFlag = abort_->launchFlag();
-    shape.blocks = collective->blocks;
-    shape.threadsPerBlock = device::kChannelThreads;
-    shape.argumentBytes = sizeof(collective->arguments);
-    runtime_.launch(device::collectiveKernel(), shape, &collective->arguments, stream);
-  } else if (auto* messages = std::get_if<plan::SendReceiveLaunch>(&launch)) {
-    messages->arguments.communicator = tables_->address();
-    messages->arguments.launchFlag = abort_->launchFlag();
-    shape.blocks = messages->blocks;
-    shape.threadsPerBlock = device::kChannelThreads;
-    shape.groupsPerBlock = device::kSendReceiveGroups;
-    shape.argumentBytes = sizeof(messages->arguments);
-    runtime_.launch(device::sendReceiveKernel(), shape, &messages->arguments, stream);
-  } else if (auto* oneShot = std::get_if<plan::OneShotLaunch>(&launch)) {
-    const transport::OneShotMemory& memory = connector_->oneShot();
-    std::copy(memory.scratch.begin(), memory.scratch.end(), oneShot->arguments.scratch);
-    oneShot->arguments.epochs = memory.epochs;
-    oneShot->arguments.abortFlag = abort_->waitFlag();
-    oneShot->arguments.launchFlag = abort_->launchFlag();
-    shape.blocks = oneShot->blocks;
-    shape.threadsPerBlock = oneShot->threads;
-    shape.argumentBytes = sizeof(oneShot->arguments);
-    runtime_.launch(device::oneShotKernel(decision_.config.ranks, oneShot->arguments.reduction),
-                    shape, &oneShot->arguments, stream);
-  }
-}
-
-// A kernel, which looks for an abort first: the user may have freed the memory by the time that a
-// copy of the stream would begin.
-void Communicator::launchCopy(const Prepared::Copy& copy, runtime::Stream stream) {
-  constexpr uint64_t kBytesPerChannel = 1 << 20, kGrain = 512;
-  const auto channels = static_cast<uint64_t>(decision_.config.tuningInput.channels);
-  const uint64_t used = std::clamp<uint64_t>(copy.bytes / kBytesPerChannel, 1, channels);
-  const uint64_t part = roundUp(ceilDivide(copy.bytes, used), kGrain);
-  plan::CollectiveLaunch launch{};
-  launch.arguments.works = 1;
-  device::CollectiveWork& work = launch.arguments.work[0];
-  work.operation = device::Operation::local;
-  work.reduction.type = device::DataType::uint8;
-  work.input = copy.from;
-  work.output = copy.to;
-  work.count = copy.bytes;
-  work.channels = static_cast<uint16_t>(ceilDivide(copy.bytes, part));
-  work.low = std::min(part, copy.bytes);
-  work.middle = part;
-  work.high = copy.bytes - part * (work.channels - 1u);
-  launch.blocks = work.channels;
-  plan::Launch one = std::move(launch);
-  launchOne(one, stream);
+transport::LaunchContext Communicator::launchContext() const {
+  return {tables_->address(), abort_->waitFlag(), abort_->launchFlag(), &connector_->oneShot()};
 }
 
 // A stream that is idle once everything that was launched is done.

@@ -12,6 +12,7 @@
 #include "comm/turns.h"
 #include "memory/windows.h"
 #include "transport/connector.h"
+#include "transport/launcher.h"
 
 namespace unisono::comm {
 
@@ -125,8 +126,7 @@ class Communicator {
   void agree();
   RankFacts facts() const;
   void makeWindows(const std::vector<RankFacts>& ranks, const transport::PeerLinks& links);
-  void launchOne(plan::Launch& launch, runtime::Stream stream);
-  void launchCopy(const Prepared::Copy& copy, runtime::Stream stream);
+  transport::LaunchContext launchContext() const;
   static void release(Communicator* communicator) noexcept;
   std::shared_ptr<void> streamBehindLaunches();
   void findWindows(std::vector<plan::Task>& calls, bool captured);

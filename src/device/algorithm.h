@@ -25,4 +25,13 @@ inline constexpr int kNcclAlgorithms = 7;
 enum class Protocol : uint8_t { ll = 0, ll128, simple };
 inline constexpr int kProtocols = 3;
 
+// What the kernel for collectives has: every one of these algorithms with every one of these
+// protocols.
+template <Algorithm... kList>
+struct AlgorithmList {};
+template <Protocol... kList>
+struct ProtocolList {};
+using CollectiveAlgorithms = AlgorithmList<Algorithm::ring>;
+using CollectiveProtocols = ProtocolList<Protocol::simple>;
+
 }  // namespace unisono::device

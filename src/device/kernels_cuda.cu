@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "device/collective/collective.h"
 #include "device/collective/one_shot.h"
-#include "device/collective/ring.h"
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
 #include "device/protocol/window.h"
@@ -12,20 +12,22 @@ using namespace cuda_target;
 
 __global__ void __launch_bounds__(kChannelThreads, 1)
     collective(const __grid_constant__ CollectiveArguments arguments) {
+  __shared__ Block block;
   ThreadGroup group(kChannelThreads / kWarpSize, 0, 1);
-  collectiveBlock(group, static_cast<int>(blockIdx.x), arguments);
+  collectiveBlock(group, block, static_cast<int>(blockIdx.x), arguments);
 }
 
 __global__ void __launch_bounds__(kChannelThreads, 1)
     sendReceive(const __grid_constant__ SendReceiveArguments arguments) {
+  __shared__ Block blocks[2];
   constexpr int kSendWarps = kChannelThreads / kWarpSize / 2;
   constexpr int kReceiveWarps = kChannelThreads / kWarpSize - kSendWarps;
   if (threadIdx.x < kSendWarps * kWarpSize) {
     ThreadGroup group(kSendWarps, 0, 1);
-    messageBlock(group, true, static_cast<int>(blockIdx.x), arguments);
+    messageBlock(group, blocks[0], true, static_cast<int>(blockIdx.x), arguments);
   } else {
     ThreadGroup group(kReceiveWarps, kSendWarps, 4);
-    messageBlock(group, false, static_cast<int>(blockIdx.x), arguments);
+    messageBlock(group, blocks[1], false, static_cast<int>(blockIdx.x), arguments);
   }
 }
 

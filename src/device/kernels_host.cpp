@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "device/collective/collective.h"
 #include "device/collective/one_shot.h"
-#include "device/collective/ring.h"
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
 #include "device/protocol/window.h"
@@ -12,13 +12,15 @@ using namespace host_target;
 
 void collective(const void* arguments, const runtime::HostGroupContext& context) {
   ThreadGroup group(context);
-  collectiveBlock(group, context.block, *static_cast<const CollectiveArguments*>(arguments));
+  Block block{};
+  collectiveBlock(group, block, context.block, *static_cast<const CollectiveArguments*>(arguments));
 }
 
 void sendReceive(const void* arguments, const runtime::HostGroupContext& context) {
   ThreadGroup group(context);
   const auto& launch = *static_cast<const SendReceiveArguments*>(arguments);
-  messageBlock(group, context.group == 0, context.block, launch);
+  Block block{};
+  messageBlock(group, block, context.group == 0, context.block, launch);
 }
 
 void oneShot(const void* arguments, const runtime::HostGroupContext& context) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "device/algorithm.h"
 #include "device/window.h"
 
 // Plain data that the host prepares and device code reads, on both targets. Nothing here owns
@@ -58,14 +59,15 @@ struct ReductionSpec {
   uint64_t scalar;
 };
 
-// A FIFO of `slots` slots from one rank to another on one channel. The slots and `tail` lie in the
-// receiver's memory and `head` in the sender's, so that every poll is local. Counters count slots
-// since the connection was made and never wrap (64 bits).
+// One end of a FIFO of `slots` slots from one rank to another. `head` is in the sender's memory, so
+// that every poll is local; slots and `tail` are in the receiver's, except where receivers read
+// from their senders. Counters count slots since the connection was made and never wrap (64 bits).
 //
-// Who writes what, and in which order (protocol/simple.h keeps this contract):
+// Who writes what, and in which order, with protocol Simple (protocol/simple.h):
 //   sender:   waits head + slots > step; writes slot step % slots; tail = step + 1 (release)
 //   receiver: waits tail > step (acquire); reads the slot; head = step + 1 (release)
-// A slot is written again only after the receiver has released it.
+// A slot is written again only after the receiver has released it. The other protocols have no
+// tail: readiness is part of the data.
 //
 // Between ranks of one process, the receiver of a message can let the sender write straight into
 // its output buffer. Both ends exchange one word in the sender's memory, `offer`, which is zero
@@ -81,7 +83,7 @@ struct ReductionSpec {
 //   - The sender got it: it is writing. The receiver keeps waiting for the tail, without looking at
 //     the abort flag. This is a short wait, because a sender that has taken an offer waits for
 //     nothing more before it publishes the tail: it has its slot already.
-struct Connection {
+struct alignas(16) Fifo {
   std::byte* slots;  // null until connected
   uint64_t* tail;
   uint64_t* head;
@@ -93,12 +95,34 @@ struct Connection {
 // The offer for a message that goes through the FIFO.
 inline constexpr uint64_t kStagedOffer = 1;
 
-// The ring of one channel, from one rank's view.
-struct RingChannel {
-  Connection receive;    // from the previous rank
-  Connection send;       // to the next rank
+// What a rank shares with `peer` on one channel: a FIFO in each direction for each protocol. FIFOs
+// are independent of each other; a direction that no algorithm uses has none.
+struct Connection {
+  Fifo receive[kProtocols];
+  Fifo send[kProtocols];
+  int32_t peer;
+};
+
+// Algorithms are index structures: they name connections of their channel. A connection exists once
+// however many algorithms use it. -1: none.
+struct Ring {
+  int32_t previous, next;
   const int32_t* order;  // order[i]: the rank i steps after this one; order[0] is this rank
   int32_t position;      // of this rank in the ring, 0 .. ranks - 1
+};
+
+inline constexpr int kMaxTreeChildren = 3;
+struct Tree {
+  int32_t up;
+  int32_t down[kMaxTreeChildren];  // those that exist come first
+};
+
+// A channel from one rank's view.
+inline constexpr int kMaxConnections = 2 + 1 + kMaxTreeChildren;
+struct Channel {
+  Ring ring;
+  Tree tree;
+  Connection connections[kMaxConnections];
 };
 
 // A communicator in device memory. The tables grow as connections are made: entries of unconnected
@@ -106,16 +130,15 @@ struct RingChannel {
 struct DeviceCommunicator {
   int32_t rank;
   int32_t ranks;
-  uint32_t slotBytes;      // of rings
-  uint32_t peerSlotBytes;  // of connections for messages
-  uint32_t slots;
-  uint32_t slicesPerChunk;
-  int32_t peerChannels;       // channels of the send and receive tables
-  uint32_t stopped;           // set for good when an abort has ended a launch
-  const uint32_t* abortFlag;  // in host memory, so a waiting kernel looks at it rarely
-  RingChannel* rings;         // [channel]
-  Connection* send;           // [peer * peerChannels + channel]
-  Connection* receive;        // [peer * peerChannels + channel]
+  uint32_t slotBytes[kProtocols];  // of connections for collectives
+  uint32_t peerSlotBytes;          // of FIFOs for messages
+  uint32_t slots;                  // of every FIFO: a power of two
+  int32_t peerChannels;            // channels of the send and receive tables
+  uint32_t stopped;                // set permanently when an abort has ended a launch
+  const uint32_t* abortFlag;       // in host memory, so a waiting kernel looks at it rarely
+  Channel* channels;
+  Fifo* send;     // for messages: [peer * peerChannels + channel]
+  Fifo* receive;  // for messages: [peer * peerChannels + channel]
 };
 
 enum class Operation : uint8_t {
@@ -127,11 +150,21 @@ enum class Operation : uint8_t {
   local,  // one rank: output = reduction(input), a copy for most
 };
 
+// The host's part of a collective on one channel.
+struct ChannelPart {
+  uint64_t offset;
+  uint64_t count;
+  uint32_t lastChunk;
+};
+
 // One collective inside a launch. It covers the channels first .. first + channels - 1; channel i
 // of these handles a contiguous part: `low` elements for the first, `middle` for each in between,
 // `high` for the last. Counts are elements; for all-gather and reduce-scatter of one rank's share.
-struct CollectiveWork {
+// The host has cut everything: device code does not divide.
+struct alignas(16) CollectiveWork {
   Operation operation;
+  Algorithm algorithm;
+  Protocol protocol;
   uint16_t firstChannel;
   uint16_t channels;
   int32_t root;
@@ -140,7 +173,18 @@ struct CollectiveWork {
   void* output;
   uint64_t count;
   uint64_t low, middle, high;
-  uint32_t chunkElements;  // most elements of one chunk (slicesPerChunk slots)
+  uint32_t chunkElements;  // of every chunk but the last ones of a part
+  uint32_t sliceElements;  // a chunk moves in slices of this size, one slot each
+  // Of a ring's all-reduce: chunks of the last round of a part, for the three kinds of parts.
+  uint32_t lastLow, lastMiddle, lastHigh;
+
+  constexpr ChannelPart part(int channel) const {
+    const int index = channel - firstChannel;
+    if (index == 0) return {0, low, lastLow};
+    const uint64_t offset = low + static_cast<uint64_t>(index - 1) * middle;
+    if (index == channels - 1) return {offset, high, lastHigh};
+    return {offset, middle, lastMiddle};
+  }
 };
 
 // One end of a message of `bytes` bytes to or from a peer, split over `channels` channels, `part`
@@ -150,6 +194,7 @@ struct Message {
   uint16_t firstChannel, channels;
   std::byte* buffer;  // only read by the sender
   uint64_t bytes, part;
+  uint32_t slice;  // bytes of a slot that are used
 };
 
 // A round of sends and receives: a message to one peer and a message from another.
@@ -159,22 +204,31 @@ struct SendReceiveWork {
 };
 
 // The launches. Their arguments hold all that a replay of a CUDA graph needs, by value.
-inline constexpr int kMaxCollectiveWorks = 36;
+inline constexpr int kMaxCollectiveWorks = 32;
 struct CollectiveArguments {
   DeviceCommunicator* communicator;
   // Nonzero after an abort. Cheap to read on the device: every kernel looks at it before it touches
   // memory of the user, who may have freed it by then.
   const uint32_t* launchFlag;
   int32_t works;
+  int32_t groups;  // thread groups of a block, the same for all works: 2 for trees, else 1
   CollectiveWork work[kMaxCollectiveWorks];
+
+  constexpr size_t bytesInUse() const {
+    return sizeof(*this) - sizeof(work) + static_cast<size_t>(works) * sizeof(work[0]);
+  }
 };
 
-inline constexpr int kMaxSendReceiveWorks = 40;
+inline constexpr int kMaxSendReceiveWorks = 32;
 struct SendReceiveArguments {
   DeviceCommunicator* communicator;
   const uint32_t* launchFlag;
   int32_t works;
   SendReceiveWork work[kMaxSendReceiveWorks];
+
+  constexpr size_t bytesInUse() const {
+    return sizeof(*this) - sizeof(work) + static_cast<size_t>(works) * sizeof(work[0]);
+  }
 };
 
 // Kernel parameters are limited to 4 KiB on every GPU that CUDA 13 supports.

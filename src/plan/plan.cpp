@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "base/math.h"
+
 namespace unisono::plan {
 namespace {
 
@@ -100,20 +102,44 @@ class ChannelPacker {
   uint64_t position_ = 0;
 };
 
-uint32_t chunkElements(const CommConfig& config, device::DataType type) {
-  return config.slotBytes * config.slicesPerChunk /
-         static_cast<uint32_t>(device::elementBytes(type));
+// Cuts the parts of a work into chunks and slices.
+void cut(const CommConfig& config, CollectiveWork& work) {
+  const auto size = static_cast<uint32_t>(device::elementBytes(work.reduction.type));
+  const uint64_t ranks = static_cast<uint64_t>(config.ranks);
+  const bool circulates = work.operation == Operation::allReduce;  // a chunk for each rank at once
+  const uint32_t slotBytes = config.slotBytes[indexOf(work.protocol)];
+  work.chunkElements = slotBytes * config.slicesPerChunk / size;
+
+  const uint64_t round = work.chunkElements * (circulates ? ranks : 1);
+  auto lastChunk = [&](uint64_t part) {
+    const uint64_t grain = 16 / size;
+    return static_cast<uint32_t>(roundUp(ceilDivide(part % round, circulates ? ranks : 1), grain));
+  };
+  work.lastLow = lastChunk(work.low);
+  work.lastMiddle = lastChunk(work.middle);
+  work.lastHigh = lastChunk(work.high);
+
+  // Equal slices in the largest chunk that occurs; a small one is not worth cutting.
+  constexpr uint64_t kSmallestSlice = 64 << 10;
+  const uint64_t largest = std::max({work.low, work.channels > 2 ? work.middle : 0, work.high});
+  const uint64_t chunk = largest < round ? lastChunk(largest) : work.chunkElements;
+  const uint64_t slices =
+      std::clamp<uint64_t>(ceilDivide(chunk * size, kSmallestSlice), 1, config.slicesPerChunk);
+  const uint64_t slice = roundUp(ceilDivide(chunk * size, slices), kGrainBytes);
+  work.sliceElements =
+      static_cast<uint32_t>(std::clamp<uint64_t>(slice, kGrainBytes, slotBytes)) / size;
 }
 
 CollectiveWork workOf(const CommConfig& config, const Task& task) {
   CollectiveWork work{};
   work.operation = config.ranks == 1 ? Operation::local : operationOf(task.call);
+  work.algorithm = device::Algorithm::ring;
+  work.protocol = device::Protocol::simple;
   work.root = task.peer;
   work.reduction = task.reduction;
   work.input = task.input;
   work.output = task.output;
   work.count = task.count;
-  work.chunkElements = chunkElements(config, task.reduction.type);
   return work;
 }
 
@@ -138,18 +164,42 @@ void planRings(const CommConfig& config, const std::vector<Task>& run, Plan& pla
     for (size_t i = 0; i < size; i++) traffic += trafficOf(config, run[first + i]);
     ChannelPacker packer(config, traffic);
     CollectiveLaunch launch{};
+    launch.arguments.groups = 1;
     for (size_t i = 0; i < size; i++) {
       CollectiveWork& work = launch.arguments.work[launch.arguments.works++];
       work = workOf(config, run[first + i]);
       packer.place(trafficOf(config, run[first + i]), work);
+      cut(config, work);
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
     }
-    plan.usesRings = config.ranks > 1;
+    plan.needs.rings |= config.ranks > 1;
     plan.launches.emplace_back(launch);
   }
 }
 
 }  // namespace
+
+CollectiveLaunch planCopy(int channels, void* to, const void* from, uint64_t bytes) {
+  constexpr uint64_t kBytesPerChannel = 1 << 20;
+  const uint64_t used =
+      std::clamp<uint64_t>(bytes / kBytesPerChannel, 1, static_cast<uint64_t>(channels));
+  const uint64_t part = roundUp(ceilDivide(bytes, used), kGrainBytes);
+  CollectiveLaunch launch{};
+  launch.arguments.works = 1;
+  launch.arguments.groups = 1;
+  CollectiveWork& work = launch.arguments.work[0];
+  work.operation = Operation::local;
+  work.reduction.type = device::DataType::uint8;
+  work.input = from;
+  work.output = to;
+  work.count = bytes;
+  work.channels = static_cast<uint16_t>(ceilDivide(bytes, part));
+  work.low = std::min(part, bytes);
+  work.middle = part;
+  work.high = bytes - part * (work.channels - 1u);
+  launch.blocks = work.channels;
+  return launch;
+}
 
 OneShotShape oneShotShape(uint64_t bytes) {
   // Measured on H200 (shared by 2 and 4 GPUs): one block up to 4 KB, then one thread per line.
@@ -179,7 +229,7 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
         tuning::chooseAllReduce(config.tuningInput, bytes) == device::Algorithm::direct) {
       endRun();
       plan.launches.emplace_back(oneShotLaunch(config, task, bytes));
-      plan.usesOneShot = true;
+      plan.needs.oneShot = true;
     } else {
       run.push_back(task);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <variant>
 #include <vector>
@@ -37,13 +38,17 @@ struct Task {
   device::WindowReference window{};  // the place of `output`, if ranks of other processes may store
 };
 
+constexpr size_t indexOf(device::Protocol protocol) {
+  return static_cast<size_t>(protocol);
+}
+
 // Everything that plans depend on. All fields except `rank` are the same on every rank.
 struct CommConfig {
   int rank = 0;
   int ranks = 1;
-  tuning::TuningInput tuningInput;  // choice of algorithm and channels
-  uint32_t slotBytes = 0;           // of rings
-  uint32_t peerSlotBytes = 0;       // of connections for messages
+  tuning::TuningInput tuningInput;                       // choice of algorithm and channels
+  std::array<uint32_t, device::kProtocols> slotBytes{};  // of collectives, by protocol
+  uint32_t peerSlotBytes = 0;                            // of FIFOs for messages
   uint32_t slicesPerChunk = 1;
   int peerChannels = 1;          // channels of point-to-point messages, all peers together
   int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels
@@ -51,6 +56,8 @@ struct CommConfig {
   uint64_t directBytes = 0;      // receive buffers of at least this size are offered to the sender
 };
 
+// The launches of kernels. `arguments` lack what only the communicator knows: addresses of its
+// tables and flags (transport/launcher.h).
 struct CollectiveLaunch {
   int blocks;
   device::CollectiveArguments arguments;
@@ -62,7 +69,7 @@ struct SendReceiveLaunch {
 struct OneShotLaunch {
   int blocks;
   int threads;
-  device::OneShotArguments arguments;  // the communicator adds scratch, epochs and abort flag
+  device::OneShotArguments arguments;
 };
 using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, OneShotLaunch>;
 
@@ -72,11 +79,16 @@ struct PeerUse {
   bool sends;
 };
 
+// What must be connected before a plan can run.
+struct Needs {
+  bool rings = false;
+  bool oneShot = false;
+  std::vector<PeerUse> peers;  // one for each message
+};
+
 struct Plan {
   std::vector<Launch> launches;  // in the order in which they run
-  bool usesRings = false;
-  std::vector<PeerUse> peers;  // one for each message
-  bool usesOneShot = false;
+  Needs needs;
 };
 
 // Calls with a count of 0 are left out. Throws Error(invalidUsage) for a send to oneself without a
@@ -88,6 +100,9 @@ int firstMessageChannel(const CommConfig& config, int from, int to);
 
 // Appends launches for the messages of `tasks` (send, receive, all-to-all, gather, scatter).
 void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan& plan);
+
+// One copy inside a device, as a launch for up to `channels` channels.
+CollectiveLaunch planCopy(int channels, void* to, const void* from, uint64_t bytes);
 
 // The geometry of a one-shot launch for `bytes` bytes: one thread per line of 8 bytes.
 struct OneShotShape {

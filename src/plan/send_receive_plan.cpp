@@ -3,6 +3,7 @@
 #include <deque>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "plan/plan.h"
 
 namespace unisono::plan {
@@ -10,6 +11,8 @@ namespace {
 
 using device::Message;
 using device::SendReceiveWork;
+
+constexpr uint64_t kGrainBytes = 512;
 
 struct PendingMessage {
   std::byte* buffer;
@@ -70,19 +73,26 @@ void enqueueMessages(const CommConfig& config, const Task& task, MessageQueues& 
   }
 }
 
+// Cuts a part into slices: at least two, unless they were too small.
+uint32_t sliceOf(const CommConfig& config, uint64_t part) {
+  constexpr uint64_t kSmallestSlice = 16 << 10;
+  const uint64_t slice =
+      std::max(roundUp(ceilDivide(part, uint64_t{2}), kGrainBytes), kSmallestSlice);
+  return static_cast<uint32_t>(std::min<uint64_t>(slice, config.peerSlotBytes));
+}
+
 // How a message between two ranks `delta` apart is split; the same at both ends.
 Message split(const CommConfig& config, int delta, int peer, const PendingMessage& letter) {
-  constexpr uint64_t kGrainBytes = 512;
   const uint64_t most = std::clamp<uint64_t>(letter.bytes / config.minBytesPerPart, 1,
                                              static_cast<uint64_t>(config.channelsPerPeer));
-  const uint64_t part =
-      ((letter.bytes + most - 1) / most + kGrainBytes - 1) / kGrainBytes * kGrainBytes;
+  const uint64_t part = roundUp(ceilDivide(letter.bytes, most), kGrainBytes);
   return {.peer = peer,
           .firstChannel = static_cast<uint16_t>(firstMessageChannel(config, 0, delta)),
           .channels = static_cast<uint16_t>((letter.bytes + part - 1) / part),
           .buffer = letter.buffer,
           .bytes = letter.bytes,
-          .part = part};
+          .part = part,
+          .slice = sliceOf(config, part)};
 }
 
 void checkMessagesToSelf(const CommConfig& config, const MessageQueues& queues) {
@@ -146,7 +156,7 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
         if (queue.empty()) return message;
         message = split(config, delta, peer, queue.front());
         queue.pop_front();
-        if (delta != 0) plan.peers.push_back({peer, sends});
+        if (delta != 0) plan.needs.peers.push_back({peer, sends});
         launch.blocks = std::max(launch.blocks, message.firstChannel + message.channels);
         return message;
       };

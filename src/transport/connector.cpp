@@ -13,11 +13,14 @@ namespace {
 // Counters of different channels are in different 128-byte lines, so that polling one does not slow
 // down stores to another.
 constexpr size_t kLineBytes = 128;
-// Per channel, the sender's memory has a line with the head counter and one with the receiver's
-// offer, the receiver's memory one with the tail counter.
-constexpr size_t kSenderLines = 2, kReceiverLines = 1;
 
 constexpr uint64_t kRing = 1, kPeer = 2, kOneShot = 3, kMapped = 4;
+
+// Per channel, the sender's memory has a line with the head counter of each FIFO and one with the
+// receiver's offer, the receiver's memory one with the tail counter of each FIFO.
+size_t linesOf(size_t fifos, bool ofSender) {
+  return ofSender ? fifos + 1 : fifos;
+}
 
 // Identifies a message about the link from `sender` to `receiver` among all between two ranks.
 uint64_t tagOf(uint64_t purpose, bool ofSender, int sender, int receiver) {
@@ -27,9 +30,9 @@ uint64_t tagOf(uint64_t purpose, bool ofSender, int sender, int receiver) {
   return tag << kRankBits | static_cast<uint64_t>(receiver);
 }
 
-size_t linesBytes(size_t channels, bool ofSender) {
+size_t linesBytes(size_t channels, size_t fifos, bool ofSender) {
   constexpr size_t kSlotAlignment = 4096;
-  const size_t bytes = channels * (ofSender ? kSenderLines : kReceiverLines) * kLineBytes;
+  const size_t bytes = channels * linesOf(fifos, ofSender) * kLineBytes;
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
@@ -65,8 +68,12 @@ PeerLink Connector::linkBetween(int a, int b) const {
 
 memory::Block Connector::makeBlock(const ConnectionGroup& link, bool ofSender) {
   const bool holdsSlots = linkBetween(link.sender, link.receiver).read == ofSender;
-  const size_t slotBytes = holdsSlots ? link.channels * slots_ * link.slotBytes : 0;
-  return arena_.allocate(linesBytes(link.channels, ofSender) + slotBytes);
+  const size_t channels = link.channels.size();
+  size_t bytes = linesBytes(channels, link.slotBytes.size(), ofSender);
+  if (holdsSlots) {
+    for (const uint32_t slotBytes : link.slotBytes) bytes += channels * slots_ * slotBytes;
+  }
+  return arena_.allocate(bytes);
 }
 
 void Connector::sendBlock(int peer, const ConnectionGroup& link, bool ofSender,
@@ -118,31 +125,36 @@ void Connector::offer(ConnectionGroup& link) {
   }
 }
 
-// Waits for the other end, and returns one connection for each channel.
-std::vector<device::Connection> Connector::complete(const ConnectionGroup& link) {
+// Waits for the other end, and returns the FIFOs of each channel.
+std::vector<device::Fifo> Connector::complete(const ConnectionGroup& link) {
   const PeerLink between = linkBetween(link.sender, link.receiver);
   const bool sends = link.sender == config_.rank;
   const int peer = sends ? link.receiver : link.sender;
+  const size_t count = link.slotBytes.size();
   auto block = [&](bool ofSender) {
     if (between.through < 0 && ofSender == sends) return link.own.address;
     return receiveBlock(between.through < 0 ? peer : between.through, link, ofSender);
   };
   std::byte* sender = block(true);
   std::byte* receiver = block(false);
-  std::byte* slots = between.read ? sender + linesBytes(link.channels, true)
-                                  : receiver + linesBytes(link.channels, false);
+  std::byte* slots =
+      (between.read ? sender : receiver) + linesBytes(link.channels.size(), count, between.read);
   const bool direct = link.purpose == kPeer && between.through < 0 && isDirect(peer);
-  std::vector<device::Connection> connections;
-  for (size_t channel = 0; channel < link.channels; channel++) {
-    std::byte* head = sender + channel * kSenderLines * kLineBytes;
-    device::Connection connection{};
-    connection.head = reinterpret_cast<uint64_t*>(head);
-    connection.offer = direct ? reinterpret_cast<uint64_t*>(head + kLineBytes) : nullptr;
-    connection.tail = reinterpret_cast<uint64_t*>(receiver + channel * kReceiverLines * kLineBytes);
-    connection.slots = slots + channel * slots_ * link.slotBytes;
-    connections.push_back(connection);
+  std::vector<device::Fifo> fifos;
+  for (size_t channel = 0; channel < link.channels.size(); channel++) {
+    std::byte* senderLines = sender + channel * linesOf(count, true) * kLineBytes;
+    std::byte* receiverLines = receiver + channel * linesOf(count, false) * kLineBytes;
+    for (size_t i = 0; i < count; i++) {
+      device::Fifo fifo{};
+      fifo.slots = slots;
+      fifo.head = reinterpret_cast<uint64_t*>(senderLines + i * kLineBytes);
+      fifo.tail = reinterpret_cast<uint64_t*>(receiverLines + i * kLineBytes);
+      if (direct) fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * kLineBytes);
+      fifos.push_back(fifo);
+      slots += size_t{slots_} * link.slotBytes[i];
+    }
   }
-  return connections;
+  return fifos;
 }
 
 void Connector::waitUntilMapped() {
@@ -167,56 +179,64 @@ bool Connector::isDirect(int peer) const {
   return true;
 }
 
-bool Connector::isConnected(const plan::Plan& plan) const {
-  if ((plan.usesRings && !ringsConnected_) || (plan.usesOneShot && !oneShotConnected_)) {
-    return false;
-  }
-  return std::all_of(plan.peers.begin(), plan.peers.end(), [this](const plan::PeerUse& use) {
+bool Connector::isConnected(const plan::Needs& needs) const {
+  if ((needs.rings && !ringsConnected_) || (needs.oneShot && !oneShotConnected_)) return false;
+  return std::all_of(needs.peers.begin(), needs.peers.end(), [this](const plan::PeerUse& use) {
     return (use.sends ? sendConnected_ : receiveConnected_)[static_cast<size_t>(use.peer)];
   });
 }
 
-void Connector::connect(const plan::Plan& plan) {
-  if (plan.usesRings && !ringsConnected_) connectRings();
-  if (plan.usesOneShot && !oneShotConnected_) connectOneShot();
-  connectPeers(plan.peers);
+void Connector::connect(const plan::Needs& needs) {
+  if (needs.rings && !ringsConnected_) connectRings();
+  if (needs.oneShot && !oneShotConnected_) connectOneShot();
+  connectPeers(needs.peers);
+}
+
+// Notes a hop of a channel if this rank has a part in it and it is not connected yet.
+void Connector::addHop(Hops& hops, int channel, int from, int to) {
+  if (from != config_.rank && to != config_.rank && linkBetween(from, to).through != config_.rank) {
+    return;
+  }
+  if (connectedHops_.emplace(channel, from, to).second) hops[{from, to}].push_back(channel);
+}
+
+// Channels with the same hop share a block of memory.
+void Connector::connectHops(uint64_t purpose, const Hops& hops) {
+  std::vector<ConnectionGroup> links;
+  for (const auto& [ends, channels] : hops) {
+    links.push_back({ends.first,
+                     ends.second,
+                     purpose,
+                     channels,
+                     {config_.slotBytes.begin(), config_.slotBytes.end()}});
+    offer(links.back());
+  }
+  for (const ConnectionGroup& link : links) {
+    const bool sends = link.sender == config_.rank;
+    if (!sends && link.receiver != config_.rank) continue;
+    const std::vector<device::Fifo> fifos = complete(link);
+    for (size_t i = 0; i < link.channels.size(); i++) {
+      tables_.setFifos(sends, link.channels[i], sends ? link.receiver : link.sender,
+                       std::span(fifos).subspan(i * device::kProtocols, device::kProtocols));
+    }
+  }
 }
 
 void Connector::connectRings() {
-  // Rings with the same neighbours share a link. Lists the channels of each, in increasing order on
-  // every rank.
-  std::map<std::pair<int, int>, std::vector<size_t>> hops;  // by sender and receiver
+  Hops hops;
   for (size_t channel = 0; channel < ringOrders_.size(); channel++) {
     const auto& ring = ringOrders_[channel];
     for (size_t i = 0; i < ring.size(); i++) {
-      const int from = ring[i], to = ring[(i + 1) % ring.size()];
-      if (from == config_.rank || to == config_.rank ||
-          linkBetween(from, to).through == config_.rank) {
-        hops[{from, to}].push_back(channel);
-      }
+      addHop(hops, static_cast<int>(channel), ring[i], ring[(i + 1) % ring.size()]);
     }
   }
-  std::vector<ConnectionGroup> links;
-  for (const auto& [ends, channels] : hops) {
-    links.push_back({ends.first, ends.second, kRing, channels.size(), config_.slotBytes});
-    offer(links.back());
-  }
-
-  std::vector<device::Connection> sends(ringOrders_.size()), receives(ringOrders_.size());
-  for (const ConnectionGroup& link : links) {
-    if (link.sender != config_.rank && link.receiver != config_.rank) continue;
-    const std::vector<device::Connection> connections = complete(link);
-    const std::vector<size_t>& channels = hops[{link.sender, link.receiver}];
-    for (size_t i = 0; i < channels.size(); i++) {
-      (link.sender == config_.rank ? sends : receives)[channels[i]] = connections[i];
-    }
-  }
+  connectHops(kRing, hops);
   for (size_t channel = 0; channel < ringOrders_.size(); channel++) {
     const auto& ring = ringOrders_[channel];
     const auto mine = std::find(ring.begin(), ring.end(), config_.rank);
     std::vector<int32_t> order(mine, ring.end());
     order.insert(order.end(), ring.begin(), mine);
-    tables_.setRing(static_cast<int>(channel), receives[channel], sends[channel], order,
+    tables_.setRing(static_cast<int>(channel), order.back(), order[1], order,
                     static_cast<int>(mine - ring.begin()));
   }
   ringsConnected_ = true;
@@ -226,7 +246,11 @@ void Connector::connectRings() {
 Connector::ConnectionGroup Connector::makeLinkForMessages(int from, int to) {
   if (from == config_.rank) sendConnected_[static_cast<size_t>(to)] = true;
   if (to == config_.rank) receiveConnected_[static_cast<size_t>(from)] = true;
-  return {from, to, kPeer, static_cast<size_t>(config_.channelsPerPeer), config_.peerSlotBytes};
+  return {from,
+          to,
+          kPeer,
+          std::vector<int>(static_cast<size_t>(config_.channelsPerPeer)),
+          {config_.peerSlotBytes}};
 }
 
 void Connector::connectThrough() {
@@ -264,7 +288,7 @@ void Connector::connectOneShot() {
   const memory::Block scratch = arena_.allocate(
       device::oneShotScratchBytes(config_.ranks, config_.tuningInput.oneShotMaxBytes));
   const memory::Block epochs = arena_.allocate(device::kOneShotMaxBlocks * sizeof(uint32_t));
-  const auto link = [](int from, int to) { return ConnectionGroup{from, to, kOneShot, 1, 0}; };
+  const auto link = [](int from, int to) { return ConnectionGroup{from, to, kOneShot, {}, {}}; };
   for (int peer = 0; peer < config_.ranks; peer++) {
     if (peer != config_.rank) sendBlock(peer, link(config_.rank, peer), true, scratch);
   }

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <map>
+#include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -35,10 +37,10 @@ struct OneShotMemory {
   uint32_t* epochs = nullptr;
 };
 
-// Connects a rank to its peers when a plan first needs them: all rings at once, all channels of a
-// peer at once, so that a later plan never waits for a peer because it moves more data. Each rank
-// sends what it allocated before it waits for what its peers allocated, so no order of ranks can
-// deadlock.
+// Connects a rank to its peers when a plan first needs them: all channels of an algorithm at once,
+// all channels of a peer at once, so that a later plan never waits for a peer because it moves more
+// data. Each rank sends what it allocated before it waits for what its peers allocated, so no order
+// of ranks can deadlock.
 //
 // All channels from one rank to another share one block of memory at each end. Counters are in the
 // memory of the rank that polls them. Slots are in the receiver's memory, or in the sender's where
@@ -55,10 +57,10 @@ class Connector {
   // calls that need them. Collective.
   void connectThrough();
 
-  // Makes the connections that `plan` uses and that do not exist yet. After it has thrown, the
+  // Makes the connections that a plan needs and that do not exist yet. After it has thrown, the
   // connector is only good for destruction.
-  void connect(const plan::Plan& plan);
-  bool isConnected(const plan::Plan& plan) const;
+  void connect(const plan::Needs& needs);
+  bool isConnected(const plan::Needs& needs) const;
 
   // Waits until every peer has mapped the blocks that were sent to it. Memory must not be freed
   // before that, but may be freed afterwards although peers still use it. Throws what the bootstrap
@@ -74,8 +76,9 @@ class Connector {
   struct ConnectionGroup {
     int sender, receiver;
     uint64_t purpose;
-    size_t channels;
-    uint32_t slotBytes;
+    std::vector<int> channels;
+    // Of the FIFOs of a channel: one for each protocol, or one for messages.
+    std::vector<uint32_t> slotBytes;
     memory::Block own{};  // of this rank's end, unless the rank between provides it
   };
   PeerLink linkBetween(int a, int b) const;
@@ -83,11 +86,15 @@ class Connector {
   void sendBlock(int peer, const ConnectionGroup& link, bool ofSender, const memory::Block& block);
   std::byte* receiveBlock(int peer, const ConnectionGroup& link, bool ofSender);
   void offer(ConnectionGroup& link);
-  std::vector<device::Connection> complete(const ConnectionGroup& link);
+  std::vector<device::Fifo> complete(const ConnectionGroup& link);
   bool isDirect(int peer) const;
   ConnectionGroup makeLinkForMessages(int from, int to);
   void completeForMessages(const ConnectionGroup& link);
 
+  // Channels by sender and receiver, in increasing order.
+  using Hops = std::map<std::pair<int, int>, std::vector<int>>;
+  void addHop(Hops& hops, int channel, int from, int to);
+  void connectHops(uint64_t purpose, const Hops& hops);
   void connectRings();
   void connectPeers(const std::vector<plan::PeerUse>& uses);
   void connectOneShot();
@@ -103,6 +110,7 @@ class Connector {
   PeerLinks links_;
   std::vector<std::vector<int32_t>> ringOrders_;  // [channel][position]: rank
 
+  std::set<std::tuple<int, int, int>> connectedHops_;  // channel, sender, receiver
   bool ringsConnected_ = false;
   std::vector<bool> sendConnected_, receiveConnected_;  // for messages, by peer
   bool oneShotConnected_ = false;

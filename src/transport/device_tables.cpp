@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/device_tables.h"
 
+#include <algorithm>
+
+#include "base/error.h"
 #include "base/math.h"
 
 namespace unisono::transport {
@@ -25,44 +28,64 @@ class Pieces {
 
 DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, memory::Arena& arena,
                            const Sizes& sizes, device::DeviceCommunicator head)
-    : runtime_(runtime), sizes_(sizes) {
-  const size_t ranks = static_cast<size_t>(sizes.ranks), rings = static_cast<size_t>(sizes.rings),
+    : runtime_(runtime), sizes_(sizes), peers_(static_cast<size_t>(sizes.channels)) {
+  const size_t ranks = static_cast<size_t>(sizes.ranks),
+               channels = static_cast<size_t>(sizes.channels),
                peers = ranks * static_cast<size_t>(sizes.peerChannels);
   Pieces pieces;
   const size_t communicator = pieces.add<device::DeviceCommunicator>(1);
-  const size_t ringTable = pieces.add<device::RingChannel>(rings);
-  const size_t sendTable = pieces.add<device::Connection>(peers);
-  const size_t receiveTable = pieces.add<device::Connection>(peers);
-  const size_t orders = pieces.add<int32_t>(rings * ranks);
+  const size_t channelTable = pieces.add<device::Channel>(channels);
+  const size_t sendTable = pieces.add<device::Fifo>(peers);
+  const size_t receiveTable = pieces.add<device::Fifo>(peers);
+  const size_t orders = pieces.add<int32_t>(channels * ranks);
   stream_ = runtime.createStream(device);
 
   std::byte* base = arena.allocate(pieces.bytes()).address;
   communicator_ = reinterpret_cast<device::DeviceCommunicator*>(base + communicator);
-  rings_ = reinterpret_cast<device::RingChannel*>(base + ringTable);
-  send_ = reinterpret_cast<device::Connection*>(base + sendTable);
-  receive_ = reinterpret_cast<device::Connection*>(base + receiveTable);
+  channels_ = reinterpret_cast<device::Channel*>(base + channelTable);
+  send_ = reinterpret_cast<device::Fifo*>(base + sendTable);
+  receive_ = reinterpret_cast<device::Fifo*>(base + receiveTable);
   orders_ = reinterpret_cast<int32_t*>(base + orders);
-  head.rings = rings_;
+  head.channels = channels_;
   head.send = send_;
   head.receive = receive_;
   head.peerChannels = sizes.peerChannels;
   write(communicator_, &head, sizeof(head));
 }
 
-void DeviceTables::setRing(int channel, const device::Connection& receive,
-                           const device::Connection& send, const std::vector<int32_t>& order,
+int32_t DeviceTables::connectionTo(int channel, int peer) {
+  std::vector<int>& peers = peers_[static_cast<size_t>(channel)];
+  const auto found = std::find(peers.begin(), peers.end(), peer);
+  if (found != peers.end()) return static_cast<int32_t>(found - peers.begin());
+  if (peers.size() == device::kMaxConnections) {
+    throw internalError("Channel {} has more than {} peers", channel, device::kMaxConnections);
+  }
+  peers.push_back(peer);
+  const auto index = static_cast<int32_t>(peers.size() - 1);
+  const int32_t rank = peer;
+  write(&channels_[channel].connections[index].peer, &rank, sizeof(rank));
+  return index;
+}
+
+void DeviceTables::setFifos(bool sends, int channel, int peer,
+                            std::span<const device::Fifo> fifos) {
+  device::Connection& connection = channels_[channel].connections[connectionTo(channel, peer)];
+  write(sends ? connection.send : connection.receive, fifos.data(), fifos.size_bytes());
+}
+
+void DeviceTables::setRing(int channel, int previous, int next, const std::vector<int32_t>& order,
                            int position) {
   int32_t* orderOnDevice = orders_ + static_cast<size_t>(channel) * order.size();
   write(orderOnDevice, order.data(), order.size() * sizeof(int32_t));
-  const device::RingChannel ring{receive, send, orderOnDevice, position};
-  write(rings_ + channel, &ring, sizeof(ring));
+  const device::Ring ring{connectionTo(channel, previous), connectionTo(channel, next),
+                          orderOnDevice, position};
+  write(&channels_[channel].ring, &ring, sizeof(ring));
 }
 
 void DeviceTables::setPeer(bool sends, int peer, int firstChannel,
-                           const std::vector<device::Connection>& connections) {
-  device::Connection* table = sends ? send_ : receive_;
-  write(table + peer * sizes_.peerChannels + firstChannel, connections.data(),
-        connections.size() * sizeof(device::Connection));
+                           std::span<const device::Fifo> fifos) {
+  device::Fifo* table = sends ? send_ : receive_;
+  write(table + peer * sizes_.peerChannels + firstChannel, fifos.data(), fifos.size_bytes());
 }
 
 void DeviceTables::write(void* destination, const void* source, size_t bytes) {

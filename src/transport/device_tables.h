@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "device/work.h"
@@ -17,7 +18,7 @@ class DeviceTables {
  public:
   struct Sizes {
     int ranks;
-    int rings;  // channels of the rings
+    int channels;  // of collectives
     int peerChannels;
   };
 
@@ -27,11 +28,15 @@ class DeviceTables {
 
   device::DeviceCommunicator* address() const { return communicator_; }
 
-  // `order` as in device::RingChannel, one entry per rank.
-  void setRing(int channel, const device::Connection& receive, const device::Connection& send,
-               const std::vector<int32_t>& order, int position);
-  void setPeer(bool sends, int peer, int firstChannel,
-               const std::vector<device::Connection>& connections);
+  // The index of the connection to `peer` on a channel, which is made if it does not exist.
+  int32_t connectionTo(int channel, int peer);
+  // One direction of it, a FIFO for each protocol.
+  void setFifos(bool sends, int channel, int peer, std::span<const device::Fifo> fifos);
+  // `order` as in device::Ring, one entry per rank.
+  void setRing(int channel, int previous, int next, const std::vector<int32_t>& order,
+               int position);
+  // The FIFOs for messages to or from a peer, on consecutive channels.
+  void setPeer(bool sends, int peer, int firstChannel, std::span<const device::Fifo> fifos);
 
  private:
   void write(void* destination, const void* source, size_t bytes);
@@ -40,10 +45,11 @@ class DeviceTables {
   Sizes sizes_;
   std::shared_ptr<void> stream_;
   device::DeviceCommunicator* communicator_;
-  device::RingChannel* rings_;
+  device::Channel* channels_;
   int32_t* orders_;
-  device::Connection* send_;
-  device::Connection* receive_;
+  device::Fifo* send_;
+  device::Fifo* receive_;
+  std::vector<std::vector<int>> peers_;  // of the connections of each channel
 };
 
 }  // namespace unisono::transport

@@ -82,7 +82,7 @@ TEST(Links, MemoryLiesWhereTheLinkSays) {
   int read = 0, through = 0;
   for (int rank = 0; rank < kRanks; rank++) {
     const device::DeviceCommunicator& tables = world.tables(rank);
-    const auto check = [&](const device::Connection& send, int peer) {
+    const auto check = [&](const device::Fifo& send, int peer) {
       const transport::PeerLink link = world.link(rank, peer);
       read += link.read;
       through += link.through >= 0;
@@ -91,12 +91,14 @@ TEST(Links, MemoryLiesWhereTheLinkSays) {
       EXPECT_EQ(deviceOf(send.tail), link.through >= 0 ? link.through : peer);
     };
     for (int channel = 0; channel < world.geometry().channels; channel++) {
-      check(tables.rings[channel].send, tables.rings[channel].order[1]);
+      const device::Channel& made = tables.channels[channel];
+      const device::Connection& next = made.connections[made.ring.next];
+      EXPECT_EQ(next.peer, made.ring.order[1]);
+      for (const device::Fifo& fifo : next.send) check(fifo, next.peer);
     }
     for (int peer = 0; peer < kRanks; peer++) {
       for (int channel = 0; channel < world.geometry().peerChannels; channel++) {
-        const device::Connection& send =
-            tables.send[peer * world.geometry().peerChannels + channel];
+        const device::Fifo& send = tables.send[peer * world.geometry().peerChannels + channel];
         if (send.slots != nullptr) check(send, peer);
       }
     }

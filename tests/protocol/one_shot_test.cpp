@@ -19,7 +19,7 @@ using plan::Call;
 constexpr uint64_t kMostBytes = 256 << 10;
 constexpr Geometry kOneShot{.name = "one-shot",
                             .channels = 2,
-                            .slots = 3,
+                            .slots = 4,
                             .slotBytes = 512,
                             .slicesPerChunk = 2,
                             .peerChannels = 2,

@@ -45,7 +45,7 @@ const std::vector<Geometry>& geometries() {
       // Several channels a call and a message; one-shot, offers and FIFO side by side.
       {.name = "mixed",
        .channels = 2,
-       .slots = 3,
+       .slots = 4,
        .slotBytes = 512,
        .slicesPerChunk = 2,
        .peerChannels = 2,
@@ -69,7 +69,7 @@ const std::vector<Geometry>& geometries() {
       // Ranks that cannot offer their buffers, and slices that do not divide the slots.
       {.name = "apart",
        .channels = 2,
-       .slots = 5,
+       .slots = 4,
        .slotBytes = 1536,
        .slicesPerChunk = 3,
        .peerChannels = 4,

@@ -14,7 +14,6 @@
 
 #include "base/error.h"
 #include "bootstrap/unique_id.h"
-#include "device/kernels.h"
 #include "device/simt/common.h"
 #include "runtime/host/schedule.h"
 
@@ -117,11 +116,47 @@ World::World(const Geometry& geometry, int ranks)
   nameMemory();
 }
 
+template <typename Visit>
+void World::visitFifos(Visit visit) const {
+  // The entry of `peer` in a channel of `rank`, or null.
+  const auto connectionTo = [this](int rank, int channel, int peer) -> device::Connection* {
+    for (device::Connection& connection : tables(rank).channels[channel].connections) {
+      const bool made = connection.send[0].head != nullptr || connection.receive[0].head != nullptr;
+      if (made && connection.peer == peer) return &connection;
+    }
+    return nullptr;
+  };
+  for (int rank = 0; rank < ranks(); rank++) {
+    for (int channel = 0; channel < geometry_.channels; channel++) {
+      for (int peer = 0; peer < ranks(); peer++) {
+        device::Connection* connection = connectionTo(rank, channel, peer);
+        if (connection == nullptr || connection->send[0].head == nullptr) continue;
+        device::Connection& theirs = *connectionTo(peer, channel, rank);
+        for (int protocol = 0; protocol < device::kProtocols; protocol++) {
+          visit(connection->send[protocol], theirs.receive[protocol],
+                size_t{tables(rank).slotBytes[protocol]},
+                fmt::format("connection {} -> {}, channel {}, protocol {}", rank, peer, channel,
+                            protocol));
+        }
+      }
+    }
+    for (int peer = 0; peer < ranks(); peer++) {
+      for (int channel = 0; channel < geometry_.peerChannels; channel++) {
+        device::Fifo& send = tables(rank).send[peer * geometry_.peerChannels + channel];
+        if (send.slots == nullptr) continue;
+        visit(send, tables(peer).receive[rank * geometry_.peerChannels + channel],
+              size_t{geometry_.slotBytes},
+              fmt::format("connection for messages {} -> {}, channel {}", rank, peer, channel));
+      }
+    }
+  }
+}
+
 // For reports.
 void World::nameMemory() const {
   HostRuntime& runtime = testRuntime();
-  const auto nameConnection = [&](const device::Connection& send, const device::Connection& receive,
-                                  const std::string& which) {
+  visitFifos([&](const device::Fifo& send, const device::Fifo& receive, size_t slotBytes,
+                 const std::string& which) {
     runtime.nameMemory(send.head, sizeof(*send.head), "head of " + which);
     runtime.nameMemory(send.tail, sizeof(*send.tail), "tail of " + which);
     runtime.nameMemory(&send.step, sizeof(send.step), "sender's step of " + which);
@@ -130,30 +165,16 @@ void World::nameMemory() const {
     if (send.offer != nullptr) {
       runtime.nameMemory(send.offer, sizeof(*send.offer), "offer of " + which);
     }
-    for (uint32_t slot = 0; slot < geometry_.slots; slot++) {
-      runtime.nameMemory(send.slots + size_t{slot} * geometry_.slotBytes, geometry_.slotBytes,
+    for (uint32_t slot = 0; slotBytes > 0 && slot < geometry_.slots; slot++) {
+      runtime.nameMemory(send.slots + slot * slotBytes, slotBytes,
                          fmt::format("slot {} of {}", slot, which));
     }
-  };
+  });
   for (int rank = 0; rank < ranks(); rank++) {
     const Member& member = members_[index(rank)];
     const device::DeviceCommunicator& sender = tables(rank);
     runtime.nameMemory(abortFlag(rank), sizeof(uint32_t), fmt::format("abort flag of {}", rank));
     runtime.nameMemory(&sender.stopped, sizeof(sender.stopped), fmt::format("stopped of {}", rank));
-    for (int channel = 0; ranks() > 1 && channel < geometry_.channels; channel++) {
-      const int next = sender.rings[channel].order[1];
-      nameConnection(sender.rings[channel].send, tables(next).rings[channel].receive,
-                     fmt::format("connection {} -> {}, channel {}", rank, next, channel));
-    }
-    for (int peer = 0; peer < ranks(); peer++) {
-      for (int channel = 0; channel < geometry_.peerChannels; channel++) {
-        const device::Connection& send = sender.send[peer * geometry_.peerChannels + channel];
-        if (send.slots == nullptr) continue;
-        nameConnection(
-            send, tables(peer).receive[rank * geometry_.peerChannels + channel],
-            fmt::format("connection for messages {} -> {}, channel {}", rank, peer, channel));
-      }
-    }
     const transport::OneShotMemory& memory = member.connector->oneShot();
     if (memory.epochs == nullptr) continue;
     runtime.nameMemory(memory.epochs, device::kOneShotMaxBlocks * sizeof(uint32_t),
@@ -180,7 +201,8 @@ void World::makeMember(int rank, int ranks) {
   config.tuningInput.channels = geometry_.channels;
   config.tuningInput.oneShotMaxBytes = geometry_.oneShotMaxBytes;
   config.tuningInput.minBytesPerChannel = geometry_.minBytesPerChannel;
-  config.slotBytes = config.peerSlotBytes = geometry_.slotBytes;
+  config.slotBytes[plan::indexOf(device::Protocol::simple)] = geometry_.slotBytes;
+  config.peerSlotBytes = geometry_.slotBytes;
   config.slicesPerChunk = geometry_.slicesPerChunk;
   config.peerChannels = geometry_.peerChannels;
   config.channelsPerPeer = geometry_.channelsPerPeer;
@@ -191,9 +213,9 @@ void World::makeMember(int rank, int ranks) {
   device::DeviceCommunicator head{};
   head.rank = rank;
   head.ranks = ranks;
-  head.slotBytes = head.peerSlotBytes = geometry_.slotBytes;
+  std::copy(config.slotBytes.begin(), config.slotBytes.end(), head.slotBytes);
+  head.peerSlotBytes = geometry_.slotBytes;
   head.slots = geometry_.slots;
-  head.slicesPerChunk = geometry_.slicesPerChunk;
   head.abortFlag = abortFlag(rank);
   member.arena = std::make_unique<memory::Arena>(runtime, rank, 1 << 20);
   member.mappings = std::make_unique<memory::MappingCache>(runtime, rank);
@@ -225,9 +247,9 @@ void World::makeMember(int rank, int ranks) {
       geometry_.slots, std::move(places), std::move(links), std::move(orders));
   member.connector->connectThrough();
 
-  plan::Plan everything;
-  everything.usesOneShot = geometry_.oneShotMaxBytes > 0 && ranks > 1;
-  everything.usesRings = ranks > 1;
+  plan::Needs everything;
+  everything.oneShot = geometry_.oneShotMaxBytes > 0 && ranks > 1;
+  everything.rings = ranks > 1;
   for (int delta = 1; delta < ranks; delta++) {
     everything.peers.push_back({(rank + delta) % ranks, true});
     everything.peers.push_back({(rank + ranks - delta) % ranks, false});
@@ -247,7 +269,7 @@ uint32_t* World::abortFlag(int rank) const {
   return static_cast<uint32_t*>(members_[index(rank)].abortFlag->hostAddress());
 }
 
-void World::resetConnection(device::Connection& send, device::Connection& receive, Random& random) {
+void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, Random& random) {
   const uint64_t step = below(random, 2) == 0 ? below(random, 16) : random() >> 8;
   send.step = receive.step = step;
   *send.head = step;
@@ -256,8 +278,7 @@ void World::resetConnection(device::Connection& send, device::Connection& receiv
     *send.offer = 0;
     send.taken = random();
   }
-  std::memset(receive.slots, static_cast<int>(below(random, 256)),
-              size_t{geometry_.slots} * geometry_.slotBytes);
+  std::memset(receive.slots, static_cast<int>(below(random, 256)), geometry_.slots * slotBytes);
 }
 
 void World::resetOneShot(Random& random) {
@@ -280,60 +301,23 @@ void World::resetOneShot(Random& random) {
 }
 
 void World::reset(Random& random) {
-  for (Member& member : members_) {
-    device::DeviceCommunicator& tables = *member.tables->address();
-    const int rank = tables.rank;
-    for (int channel = 0; ranks() > 1 && channel < geometry_.channels; channel++) {
-      const int next = tables.rings[channel].order[1];
-      resetConnection(tables.rings[channel].send,
-                      members_[index(next)].tables->address()->rings[channel].receive, random);
-    }
-    for (int peer = 0; peer < ranks(); peer++) {
-      for (int channel = 0; channel < geometry_.peerChannels; channel++) {
-        device::Connection& send = tables.send[peer * geometry_.peerChannels + channel];
-        if (send.slots == nullptr) continue;
-        device::DeviceCommunicator& theirs = *members_[index(peer)].tables->address();
-        resetConnection(send, theirs.receive[rank * geometry_.peerChannels + channel], random);
-      }
-    }
-  }
+  visitFifos([&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, const std::string&) {
+    resetFifo(send, receive, slotBytes, random);
+  });
   resetOneShot(random);
 }
 
 void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
-  HostRuntime& runtime = testRuntime();
   Member& member = members_[index(rank)];
   plan::Plan plan = plan::makePlan(member.config, tasks);
-  if (!member.connector->isConnected(plan)) {
+  if (!member.connector->isConnected(plan.needs)) {
     throw internalError("The plan uses connections that the test did not make").rank(rank);
   }
-  runtime::DeviceScope scope(runtime, rank);
+  const runtime::DeviceScope scope(testRuntime(), rank);
+  const transport::LaunchContext context{member.tables->address(), abortFlag(rank), abortFlag(rank),
+                                         &member.connector->oneShot()};
   for (plan::Launch& launch : plan.launches) {
-    runtime::LaunchShape shape;
-    if (auto* collective = std::get_if<plan::CollectiveLaunch>(&launch)) {
-      collective->arguments.communicator = member.tables->address();
-      collective->arguments.launchFlag = abortFlag(rank);
-      shape.blocks = collective->blocks;
-      shape.argumentBytes = sizeof(collective->arguments);
-      runtime.launch(device::collectiveKernel(), shape, &collective->arguments, stream(rank));
-    } else if (auto* messages = std::get_if<plan::SendReceiveLaunch>(&launch)) {
-      messages->arguments.communicator = member.tables->address();
-      messages->arguments.launchFlag = abortFlag(rank);
-      shape.blocks = messages->blocks;
-      shape.groupsPerBlock = device::kSendReceiveGroups;
-      shape.argumentBytes = sizeof(messages->arguments);
-      runtime.launch(device::sendReceiveKernel(), shape, &messages->arguments, stream(rank));
-    } else {
-      auto& oneShot = std::get<plan::OneShotLaunch>(launch);
-      const transport::OneShotMemory& memory = member.connector->oneShot();
-      std::copy(memory.scratch.begin(), memory.scratch.end(), oneShot.arguments.scratch);
-      oneShot.arguments.epochs = memory.epochs;
-      oneShot.arguments.abortFlag = oneShot.arguments.launchFlag = abortFlag(rank);
-      shape.blocks = oneShot.blocks;
-      shape.argumentBytes = sizeof(oneShot.arguments);
-      runtime.launch(device::oneShotKernel(ranks(), oneShot.arguments.reduction), shape,
-                     &oneShot.arguments, stream(rank));
-    }
+    transport::launch(testRuntime(), context, launch, stream(rank));
   }
 }
 

@@ -14,6 +14,7 @@
 #include "runtime/host/host_runtime.h"
 #include "transport/connector.h"
 #include "transport/device_tables.h"
+#include "transport/launcher.h"
 
 // Ranks of one process, made of the layers below the communicator, so that tests choose what a
 // communicator decides: the sizes of FIFOs and the limits between algorithms. FIFOs of a few
@@ -32,7 +33,8 @@ inline constexpr int kMostRanks = 8;
 struct Geometry {
   const char* name;
   int channels = 1;
-  // More than slicesPerChunk: the ranks of a ring all send a chunk before any takes one.
+  // A power of two, and more than slicesPerChunk: the ranks of a ring all send a chunk before any
+  // takes one.
   uint32_t slots = 2;
   uint32_t slotBytes = 512;  // a multiple of 512
   uint32_t slicesPerChunk = 1;
@@ -95,7 +97,10 @@ class World {
   static size_t index(int rank) { return static_cast<size_t>(rank); }
   uint32_t* abortFlag(int rank) const;
   void makeMember(int rank, int ranks);
-  void resetConnection(device::Connection& send, device::Connection& receive, Random& random);
+  // The two ends of every FIFO: `visit(send, receive, slotBytes, name)`.
+  template <typename Visit>
+  void visitFifos(Visit visit) const;
+  void resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, Random& random);
   void resetOneShot(Random& random);
   void nameMemory() const;
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+
 #include <algorithm>
 #include <map>
 #include <random>
@@ -144,9 +146,11 @@ TEST(Decision, IsTheSameOnEveryRank) {
       const plan::CommConfig& config = decision.config;
       ASSERT_GE(config.tuningInput.channels, 1);
       ASSERT_LE(config.tuningInput.channels, 64);
-      ASSERT_GT(config.slotBytes, 0u);
-      ASSERT_EQ(config.slotBytes % 512, 0u);
-      ASSERT_GT(config.slotBytes * config.slicesPerChunk, config.slotBytes) << "overflow";
+      const uint32_t slotBytes = config.slotBytes[plan::indexOf(device::Protocol::simple)];
+      ASSERT_GT(slotBytes, 0u);
+      ASSERT_EQ(slotBytes % 512, 0u);
+      ASSERT_GT(slotBytes * config.slicesPerChunk, slotBytes) << "overflow";
+      ASSERT_TRUE(std::has_single_bit(decision.slots));
       ASSERT_EQ(config.slicesPerChunk, 2u);
       ASSERT_EQ(decision.slots % config.slicesPerChunk, 0u);
       ASSERT_GE(config.channelsPerPeer, 1);
@@ -178,7 +182,9 @@ TEST(Decision, SettingsOfTheWeakestRankHold) {
   ranks = factsOf(4);
   ranks[2].bufferBytes = 1 << 20;
   ranks[3].bufferBytes = 1 << 16;
-  EXPECT_EQ(decideFrom(ranks, 0).config.slotBytes * decideFrom(ranks, 0).slots, 1u << 16);
+  const Decision decision = decideFrom(ranks, 0);
+  EXPECT_EQ(decision.config.slotBytes[plan::indexOf(device::Protocol::simple)] * decision.slots,
+            1u << 16);
   EXPECT_GT(decideFrom(ranks, 0).config.tuningInput.oneShotMaxBytes, 0u);
   ranks[0].reachesPeers = 0;
   EXPECT_EQ(decideFrom(ranks, 0).config.tuningInput.oneShotMaxBytes, 0u);

@@ -154,7 +154,7 @@ std::vector<Plan> plansOf(const std::vector<std::vector<Task>>& tasks, int peerC
 void expectPeersAgree(const std::vector<Plan>& plans) {
   std::map<std::pair<int, int>, int> sends, receives;
   for (size_t rank = 0; rank < plans.size(); rank++) {
-    for (const PeerUse& use : plans[rank].peers) {
+    for (const PeerUse& use : plans[rank].needs.peers) {
       const auto self = static_cast<int>(rank);
       ASSERT_NE(use.peer, self);
       const auto pair = use.sends ? std::pair(self, use.peer) : std::pair(use.peer, self);
@@ -265,7 +265,7 @@ TEST(PlanMessages, ToOneself) {
   Task receive = taskOf(Call::receive, 8, device::DataType::float64, 1);
   const Plan plan = makePlan(config, {send, receive});
   EXPECT_EQ(plan.launches.size(), 1u);
-  EXPECT_TRUE(plan.peers.empty());
+  EXPECT_TRUE(plan.needs.peers.empty());
   EXPECT_THROW(makePlan(config, {send}), Error);
   EXPECT_THROW(makePlan(config, {receive}), Error);
   EXPECT_THROW(makePlan(config, {send, receive, send}), Error);

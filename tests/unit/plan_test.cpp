@@ -41,13 +41,14 @@ void expectWholeCover(const CommConfig& config, const std::vector<Task>& tasks, 
         ASSERT_EQ(work.low * size % 16, 0u);
         ASSERT_EQ(work.middle * size % 16, 0u);
       }
-      ASSERT_LE(work.chunkElements * size, uint64_t{config.slotBytes} * config.slicesPerChunk);
+      ASSERT_LE(work.chunkElements * size,
+                uint64_t{config.slotBytes[indexOf(work.protocol)]} * config.slicesPerChunk);
       ASSERT_GT(work.chunkElements, 0u);
       blocks = std::max(blocks, work.firstChannel + work.channels);
       next++;
     }
     ASSERT_EQ(collective.blocks, blocks);
-    ASSERT_EQ(plan.usesRings, config.ranks > 1);
+    ASSERT_EQ(plan.needs.rings, config.ranks > 1);
   }
   while (next < tasks.size() && tasks[next].count == 0) next++;
   ASSERT_EQ(next, tasks.size()) << "calls are missing from the plan";
@@ -135,17 +136,17 @@ TEST(Plan, CallsOfNothingLeaveNoTrace) {
   for (int ranks : {1, 3}) {
     const Plan plan = makePlan(configOf(0, ranks), tasks);
     EXPECT_TRUE(plan.launches.empty());
-    EXPECT_TRUE(plan.peers.empty());
-    EXPECT_FALSE(plan.usesRings);
-    EXPECT_FALSE(plan.usesOneShot);
+    EXPECT_TRUE(plan.needs.peers.empty());
+    EXPECT_FALSE(plan.needs.rings);
+    EXPECT_FALSE(plan.needs.oneShot);
   }
 }
 
 TEST(Plan, OneRankNeedsNoConnection) {
   const Plan plan =
       makePlan(configOf(0, 1), {taskOf(Call::allReduce, 100'000), taskOf(Call::allToAll, 5)});
-  EXPECT_FALSE(plan.usesRings);
-  EXPECT_TRUE(plan.peers.empty());
+  EXPECT_FALSE(plan.needs.rings);
+  EXPECT_TRUE(plan.needs.peers.empty());
   ASSERT_EQ(plan.launches.size(), 2u);
   EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[0]).arguments.work[0].operation,
             device::Operation::local);
@@ -163,7 +164,7 @@ TEST(Plan, SmallAllReducesAreOneShotAndKeepTheOrder) {
   EXPECT_EQ(std::get<OneShotLaunch>(plan.launches[1]).arguments.linesPerRank, 125u);
   EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[2]).arguments.works, 2);
   EXPECT_EQ(std::get<OneShotLaunch>(plan.launches[3]).arguments.rank, 1);
-  EXPECT_TRUE(plan.usesOneShot);
+  EXPECT_TRUE(plan.needs.oneShot);
 }
 
 TEST(Plan, OneShotGeometryHasALaneForEachLineUpToTheLimit) {

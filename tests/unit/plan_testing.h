@@ -16,7 +16,8 @@ inline CommConfig configOf(int rank, int ranks, int channels = 4, int peerChanne
   config.tuningInput.ranks = ranks;
   config.tuningInput.channels = channels;
   config.tuningInput.minBytesPerChannel = 4096;
-  config.slotBytes = 8192;
+  config.slotBytes.fill(8192);
+  config.peerSlotBytes = 8192;
   config.slicesPerChunk = 2;
   config.peerChannels = peerChannels;
   config.channelsPerPeer = channelsPerPeer;

@@ -26,24 +26,39 @@ UNISONO_DEVICE MessagePart partOf(const Message& message, int channel) {
   return {offset, index == message.channels - 1 || left < message.part ? left : message.part};
 }
 
-// Through the slots of the connection.
-UNISONO_DEVICE void transfer(SimpleProtocol& protocol, const DeviceCommunicator& communicator,
-                             bool sends, std::byte* buffer, uint64_t bytes) {
-  const uint64_t most = uint64_t{communicator.peerSlotBytes} * communicator.slicesPerChunk;
+// Prepares the block for a part of a message; one end of a FIFO.
+UNISONO_DEVICE void loadMessage(ThreadGroup& group, Block& block, bool sends, Fifo* fifo,
+                                const Message& message) {
+  if (group.isLoader(0)) {
+    block.work.reduction = asBytes();
+    loadEnd(sends ? block.send[0] : block.receive[0], fifo, message.peer);
+  }
+  group.syncAll();
+}
+
+// Through the slots of the FIFO: at least one step, even if there is nothing to move.
+template <typename P>
+UNISONO_DEVICE void transfer(P& protocol, bool sends, std::byte* buffer, uint64_t bytes,
+                             uint64_t most) {
   uint64_t done = 0;
   do {
     const uint64_t size = bytes - done < most ? bytes - done : most;
-    protocol.chunk(asBytes(), !sends, sends ? buffer + done : nullptr, sends,
-                   sends ? nullptr : buffer + done, size, false, false);
+    std::byte* at = buffer + done;
+    if (sends) {
+      protocol.move({kNobody, at, 1, nullptr, size, false, false});
+    } else {
+      protocol.move({1, nullptr, kNobody, at, size, false, false});
+    }
     done += size;
   } while (done < bytes);
 }
 
-UNISONO_DEVICE void sendMessage(ThreadGroup& group, const DeviceCommunicator& communicator,
-                                int channel, const SendReceiveWork& work, MessagePart part) {
+UNISONO_DEVICE void sendMessage(ThreadGroup& group, Block& block,
+                                const DeviceCommunicator& communicator, const SendReceiveWork& work,
+                                MessagePart part) {
   const Message& message = work.send;
   std::byte* from = message.buffer + part.offset;
-  if (message.peer == communicator.rank) {  // to oneself: the receive half does nothing
+  if (message.peer == block.rank) {  // to oneself: the receive half does nothing
     ReduceCopy copy{};
     copy.source[0] = from;
     copy.destination[0] = work.receive.buffer + part.offset;
@@ -55,44 +70,49 @@ UNISONO_DEVICE void sendMessage(ThreadGroup& group, const DeviceCommunicator& co
     return;
   }
 
-  Connection& connection = communicator.send[message.peer * communicator.peerChannels + channel];
-  SimpleProtocol protocol(group, communicator, channel, communicator.peerSlotBytes, nullptr, -1,
-                          &connection, message.peer);
-  const uint64_t offer =
-      connection.offer != nullptr ? protocol.takeOffer(connection) : kStagedOffer;
+  loadMessage(group, block, true,
+              &communicator.send[message.peer * communicator.peerChannels + block.channel],
+              message);
+  Simple<0, 1> protocol(group, block);
+  const uint64_t offer = block.send[0].fifo.offer != nullptr ? protocol.takeOffer() : kStagedOffer;
   if (offer != 0 && offer != kStagedOffer) {
-    protocol.sendDirect(asBytes(), from, reinterpret_cast<std::byte*>(offer) + part.offset,
-                        part.bytes);
+    protocol.sendDirect(from, reinterpret_cast<std::byte*>(offer) + part.offset, part.bytes);
   } else {
-    transfer(protocol, communicator, true, from, part.bytes);
+    transfer(protocol, true, from, part.bytes, message.slice);
   }
   protocol.finish();
 }
 
-UNISONO_DEVICE void receiveMessage(ThreadGroup& group, const DeviceCommunicator& communicator,
-                                   int channel, const SendReceiveWork& work, MessagePart part) {
+UNISONO_DEVICE void receiveMessage(ThreadGroup& group, Block& block,
+                                   const DeviceCommunicator& communicator,
+                                   const SendReceiveWork& work, MessagePart part) {
   const Message& message = work.receive;
-  if (message.peer == communicator.rank) return;
-  Connection& connection = communicator.receive[message.peer * communicator.peerChannels + channel];
-  SimpleProtocol protocol(group, communicator, channel, communicator.peerSlotBytes, &connection,
-                          message.peer, nullptr, -1);
-  const bool direct = connection.offer != nullptr && work.offerDirect && message.buffer != nullptr;
-  if (connection.offer != nullptr) {
-    protocol.makeOffer(connection,
-                       direct ? reinterpret_cast<uint64_t>(message.buffer) : kStagedOffer);
+  if (message.peer == block.rank) return;
+  loadMessage(group, block, false,
+              &communicator.receive[message.peer * communicator.peerChannels + block.channel],
+              message);
+  Simple<1, 0> protocol(group, block);
+  const bool offers = block.receive[0].fifo.offer != nullptr;
+  const bool direct = offers && work.offerDirect && message.buffer != nullptr;
+  if (offers) {
+    protocol.makeOffer(direct ? reinterpret_cast<uint64_t>(message.buffer) : kStagedOffer);
   }
   if (direct) {
-    protocol.receiveDirect(connection);
+    protocol.receiveDirect();
   } else {
-    transfer(protocol, communicator, false, message.buffer + part.offset, part.bytes);
+    transfer(protocol, false, message.buffer + part.offset, part.bytes, message.slice);
   }
   protocol.finish();
 }
 
 // All messages that the group of one direction has on a channel.
-UNISONO_DEVICE void messageBlock(ThreadGroup& group, bool sends, int channel,
+UNISONO_DEVICE void messageBlock(ThreadGroup& group, Block& block, bool sends, int channel,
                                  const SendReceiveArguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
+  if (group.isLoader(0)) {
+    loadCommunicator(block, communicator, channel);
+    block.slotBytes = communicator.peerSlotBytes;
+  }
   stayStopped(group, communicator, arguments.launchFlag);
   for (int w = 0; w < arguments.works; w++) {
     const SendReceiveWork& work = arguments.work[w];
@@ -104,9 +124,9 @@ UNISONO_DEVICE void messageBlock(ThreadGroup& group, bool sends, int channel,
     const MessagePart part = partOf(message, channel);
     if (message.bytes != 0 && part.bytes == 0) continue;
     if (sends) {
-      sendMessage(group, communicator, channel, work, part);
+      sendMessage(group, block, communicator, work, part);
     } else {
-      receiveMessage(group, communicator, channel, work, part);
+      receiveMessage(group, block, communicator, work, part);
     }
     group.syncAll();
   }

@@ -38,8 +38,12 @@ class ThreadGroup {
   UNISONO_DEVICE bool isWaiter() const { return rank_ >= workers_ && rank_ < workers_ + kWarpSize; }
   // Lane `index` of the waiting warp.
   UNISONO_DEVICE bool isWaiter(int index) const { return rank_ == workers_ + index; }
-  // One lane of the posting warp.
-  UNISONO_DEVICE bool isPoster() const { return rank_ == workers_ + kWarpSize; }
+  // Lane `index` of the posting warp.
+  UNISONO_DEVICE bool isPoster(int index = 0) const {
+    return rank_ == workers_ + kWarpSize + index;
+  }
+  // Lane `index` of those that load what the group shares.
+  UNISONO_DEVICE bool isLoader(int index) const { return rank_ == index; }
 
   // What the waiter has seen holds for the workers behind this.
   UNISONO_DEVICE void syncReady() const {

@@ -74,7 +74,11 @@ class ThreadGroup {
   bool isWaiter(int index = 0) const {
     return (void)index, role_ == Role::all || role_ == Role::waiter;
   }
-  bool isPoster() const { return role_ == Role::all || role_ == Role::poster; }
+  bool isPoster(int index = 0) const {
+    return (void)index, role_ == Role::all || role_ == Role::poster;
+  }
+  // Every role has a copy of what a group shares.
+  bool isLoader(int index) const { return (void)index, true; }
 
   void syncReady() {
     if (role_ == Role::worker || role_ == Role::waiter) sync(0, 2);

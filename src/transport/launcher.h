@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "device/work.h"
+#include "plan/plan.h"
+#include "runtime/runtime.h"
+#include "transport/connector.h"
+
+namespace unisono::transport {
+
+// What the kernels of one communicator need that a plan does not say.
+struct LaunchContext {
+  device::DeviceCommunicator* communicator = nullptr;  // in device memory
+  const uint32_t* abortFlag = nullptr;                 // ends waits
+  const uint32_t* launchFlag = nullptr;                // ends kernels that begin later
+  const OneShotMemory* oneShot = nullptr;
+};
+
+// Completes the arguments of a launch and enqueues it.
+void launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch& launch,
+            runtime::Stream stream);
+
+}  // namespace unisono::transport
