@@ -110,6 +110,9 @@ constexpr Row kRows[] = {
      Number{&S::bootstrapTimeoutSeconds, 1, kLongestSeconds, OutOfRange::useDefault, "seconds"},
      "600 at init, then none",
      "limit of each wait for another rank, at init and when ranks connect later"},
+    {"UNISONO_FAILURE_GRACE",
+     Number{&S::failureGraceMilliseconds, 0, 60000, OutOfRange::useDefault, "milliseconds"}, "500",
+     "how long running calls of a communicator may go on after one of its ranks has failed"},
     {"UNISONO_COMM_KEY_FILE", Text{&S::commKeyFile, "file"}, "none",
      "file with a secret that protects NCCL_COMM_ID: at least 16 bytes, the same on all ranks, "
      "readable only by its owner"},

@@ -32,6 +32,7 @@ struct Settings {
   static constexpr int64_t kNoBootstrapTimeout = -1;
   int64_t bootstrapTimeoutSeconds = kNoBootstrapTimeout;  // UNISONO_BOOTSTRAP_TIMEOUT
   std::string commKeyFile;                                // UNISONO_COMM_KEY_FILE
+  int64_t failureGraceMilliseconds = 500;                 // UNISONO_FAILURE_GRACE
 
   // Topology.
   std::string topologyFile;        // NCCL_TOPO_FILE

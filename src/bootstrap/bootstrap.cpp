@@ -42,11 +42,14 @@ struct Tree {
 Bootstrap::Bootstrap(int rank, int ranks, std::unique_ptr<Mailbox> mailbox)
     : rank_(rank), ranks_(ranks), mailbox_(std::move(mailbox)) {}
 
-Bootstrap::~Bootstrap() = default;
+Bootstrap::~Bootstrap() {
+  leave("has left the communicator", [](int) { return DepartureCounts{}; });
+}
 
 std::unique_ptr<Bootstrap> Bootstrap::connect(const UniqueId& id, int rank, int ranks,
                                               const Settings& settings,
-                                              std::function<bool()> aborted) {
+                                              std::function<bool()> aborted,
+                                              std::shared_ptr<PeerWatcher> watcher) {
   if (ranks < 1 || rank < 0 || rank >= ranks) {
     throw invalidArgument("Rank {} of {} ranks does not exist", rank, ranks);
   }
@@ -62,8 +65,9 @@ std::unique_ptr<Bootstrap> Bootstrap::connect(const UniqueId& id, int rank, int 
   // When this fails, the root is destroyed as well and tells the others.
   Membership membership = joinRendezvous(id, rank, ranks, settings, aborted);
   if (root) keepUntilExit(std::move(root));
-  auto mailbox = std::make_unique<Mailbox>(
-      rank, std::move(membership), MailboxTimes{.limit = timeoutOf(settings)}, std::move(aborted));
+  auto mailbox = std::make_unique<Mailbox>(rank, std::move(membership),
+                                           MailboxTimes{.limit = timeoutOf(settings)},
+                                           std::move(aborted), std::move(watcher));
   return std::unique_ptr<Bootstrap>(new Bootstrap(rank, ranks, std::move(mailbox)));
 }
 
@@ -147,12 +151,14 @@ void Bootstrap::runCollective(std::span<std::byte> all, size_t bytesPerRank) {
 // Neighbours in the tree wait for this rank; they tell theirs. A failure that another rank has
 // caused is passed on as it came.
 void Bootstrap::fail(std::string_view cause) noexcept {
-  if (failed_.exchange(true)) return;
+  if (ended_.exchange(true)) return;
   const Tree tree = {rank_, ranks_};
   std::vector<int> neighbours = tree.children();
   if (rank_ != 0) neighbours.push_back(tree.parent());
   try {
-    const Failure failure = mailbox_->failure().value_or(Failure{rank_, std::string(cause)});
+    const Failure failure = mailbox_->failure().value_or(
+        Failure{rank_, fmt::format("{} ({})", cause, Mailbox::nameOfProcess())});
+    mailbox_->announce(failure);
     for (int peer : neighbours) {
       try {
         mailbox_->sendFailure(peer, failure);
@@ -162,6 +168,16 @@ void Bootstrap::fail(std::string_view cause) noexcept {
     }
   } catch (const std::exception&) {
     // There is no memory left for telling others.
+  }
+}
+
+void Bootstrap::leave(std::string_view how,
+                      const std::function<DepartureCounts(int peer)>& counts) noexcept {
+  if (ended_.exchange(true)) return;
+  try {
+    mailbox_->leave(fmt::format("Rank {} ({}) {}", rank_, Mailbox::nameOfProcess(), how), counts);
+  } catch (const std::exception&) {
+    // There is no memory left for telling others, who will take this end for a failure.
   }
 }
 

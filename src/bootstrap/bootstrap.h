@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/settings.h"
+#include "bootstrap/peer_watcher.h"
 #include "bootstrap/unique_id.h"
 
 namespace unisono::bootstrap {
@@ -36,7 +37,9 @@ class Bootstrap {
   // each other, and Error(remoteError) when the root has ended.
   static std::unique_ptr<Bootstrap> connect(const UniqueId& id, int rank, int ranks,
                                             const Settings& settings,
-                                            std::function<bool()> aborted = {});
+                                            std::function<bool()> aborted = {},
+                                            std::shared_ptr<PeerWatcher> watcher = {});
+  // Leaves, unless this rank has failed or has left.
   ~Bootstrap();
 
   int rank() const { return rank_; }
@@ -57,9 +60,13 @@ class Bootstrap {
   // Returns when every rank has called it.
   void barrier();
 
-  // Tells the other ranks that this one has failed and why: their collectives end with this cause.
-  // For a rank that fails between collectives. Takes a few seconds at most.
+  // Tells the other ranks that this one has failed and why: their collectives end with this cause,
+  // and their watchers hear of it. Once all-gathers have connected the ranks it takes no time,
+  // before that a few seconds at most.
   void fail(std::string_view cause) noexcept;
+  // Tells them that this rank ends with nothing in progress: `how` follows its name ("was
+  // destroyed"). Nothing but the destructor may follow. `counts` is called with some of the ranks.
+  void leave(std::string_view how, const std::function<DepartureCounts(int peer)>& counts) noexcept;
 
   // Sends at most 1 MiB; never waits for the receiver. Messages of one sender with the same
   // tag arrive in order. `peer` may be this rank.
@@ -83,7 +90,7 @@ class Bootstrap {
   const int ranks_;
   std::unique_ptr<Mailbox> mailbox_;
   uint64_t collectives_ = 0;
-  std::atomic<bool> failed_{false};
+  std::atomic<bool> ended_{false};  // this rank has failed or has left
 };
 
 }  // namespace unisono::bootstrap

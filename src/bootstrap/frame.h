@@ -22,22 +22,24 @@ Secret randomSecret();
 bool sameSecret(const Secret& a, const Secret& b);
 
 enum class FrameKind : uint32_t {
-  announce = 1,      // rank -> root: Announcement
-  table = 2,         // root -> rank: session secret, then one Address for each rank
-  refusal = 3,       // root -> rank: text; tag is the ErrorCode
-  message = 4,       // rank -> rank: payload of send()
-  collective = 5,    // rank -> rank: part of an all-gather; tag is its number
-  failure = 6,       // rank -> rank: text of an error that ends the communicator; tag is the rank
-                     // that it comes from
-  hello = 7,         // rank -> rank: the first on a connection, by the side that opened it
-  welcome = 8,       // rank -> rank: the answer
-  report = 9,        // root -> rank: text for the log
+  announce = 1,    // rank -> root: Announcement
+  table = 2,       // root -> rank: session secret, then one Address for each rank
+  refusal = 3,     // root -> rank: text; tag is the ErrorCode
+  message = 4,     // rank -> rank: payload of send()
+  collective = 5,  // rank -> rank: part of an all-gather; tag is its number
+  failure = 6,     // rank -> rank: text of an error that ends the communicator; tag is the rank
+                   // that it comes from
+  hello = 7,       // rank -> rank: the first on a connection, by the side that opened it: its name
+  welcome = 8,     // rank -> rank: the answer: the name of the other side
+  report = 9,      // root -> rank: text for the log
   wrongSecret = 10,  // root -> stranger: its secret is wrong. Carries no secret itself.
+  death = 11,        // rank -> rank: text on the end of a rank that did not leave; tag is the rank
+  departure = 12,    // rank -> rank: DepartureCounts and a text; tag is the rank that has left
 };
 
 // The version of all messages that ranks exchange to set up a communicator, those of `comm`
 // included. Ranks whose versions differ are refused by the root.
-inline constexpr uint32_t kProtocolVersion = 3;
+inline constexpr uint32_t kProtocolVersion = 4;
 
 // Every message is this header and `length` bytes of payload. Little-endian, as are all machines
 // that this library is built for.
@@ -60,6 +62,7 @@ struct FrameLimit {
 };
 
 inline constexpr uint64_t kLongestText = 4096;
+inline constexpr uint64_t kLongestName = 256;
 inline constexpr uint64_t kLongestMessage = uint64_t{1} << 20;
 inline constexpr uint64_t kLongestCollective = uint64_t{1} << 28;
 

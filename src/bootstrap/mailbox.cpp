@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/mailbox.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/system.h"
 
 namespace unisono::bootstrap {
 namespace {
@@ -31,22 +34,30 @@ constexpr const char* kLookAtPeer = "Look for the first error in the output of t
 
 Mailbox::PeerSocket::PeerSocket(Socket opened, const Secret& secret)
     : socket(std::move(opened)),
-      reader(secret, {{FrameKind::hello, 0},
-                      {FrameKind::welcome, 0},
+      reader(secret, {{FrameKind::hello, kLongestName},
+                      {FrameKind::welcome, kLongestName},
                       {FrameKind::message, kLongestMessage},
                       {FrameKind::collective, kLongestCollective},
-                      {FrameKind::failure, kLongestText}}) {}
+                      {FrameKind::failure, kLongestText},
+                      {FrameKind::death, kLongestText},
+                      {FrameKind::departure, sizeof(DepartureCounts) + kLongestText}}) {}
+
+std::string Mailbox::nameOfProcess() {
+  return fmt::format("process {} on host {}", ::getpid(), hostName()).substr(0, kLongestName);
+}
 
 Mailbox::Mailbox(int rank, Membership membership, const MailboxTimes& times,
-                 std::function<bool()> aborted)
+                 std::function<bool()> aborted, std::shared_ptr<PeerWatcher> watcher)
     : rank_(rank),
       addresses_(std::move(membership.addresses)),
       session_(membership.session),
       times_(times),
       aborted_(std::move(aborted)),
+      name_(nameOfProcess()),
       reactor_(Reactor::ofThisProcess()),
       listener_(std::move(membership.listener)),
-      peers_(addresses_.size()) {
+      peers_(addresses_.size()),
+      watcher_(std::move(watcher)) {
   number_ = reactor_.add(*this);
   try {
     const Lock lock(mutex_);
@@ -61,6 +72,7 @@ Mailbox::~Mailbox() {
   const Clock::time_point deadline = Clock::now() + kDrainTimeout;
   {
     Lock lock(mutex_);
+    leaving_ = true;
     while (hasUnsent() && Clock::now() < deadline && !(aborted_ && aborted_())) {
       changed_.wait_for(lock, Wait::kSlice);
     }
@@ -90,16 +102,37 @@ std::optional<std::vector<std::byte>> Mailbox::take(const Key& key) {
 }
 
 void Mailbox::throwIfReported() const {
-  if (!failure_) return;
-  throw Error(ErrorCode::remoteError,
-              fmt::format("Rank {} reports: {}", failure_->rank, failure_->text))
+  if (failure_) throw errorOf(*failure_);
+}
+
+Error Mailbox::errorOf(const Failure& failure) const {
+  if (failure.isDeath) {
+    return Error(ErrorCode::remoteError, failure.text)
+        .rank(rank_)
+        .peer(failure.rank)
+        .remedy(
+            "Look for the cause in the output of that process and in the log of its host. This "
+            "communicator can only be aborted or destroyed");
+  }
+  return Error(ErrorCode::remoteError,
+               fmt::format("Rank {} reports: {}", failure.rank, failure.text))
       .rank(rank_);
 }
 
+// "Rank 3 (process 17 on host n1)", or with its address while the name is not known.
+std::string Mailbox::describe(int peer) const {
+  const std::string& name = peers_[static_cast<size_t>(peer)].name;
+  return fmt::format("Rank {} ({})", peer,
+                     name.empty() ? addresses_[static_cast<size_t>(peer)].text() : name);
+}
+
 void Mailbox::throwIfGone(int peer) const {
-  throwIfReported();
   const Peer& state = peers_[static_cast<size_t>(peer)];
-  if (!state.goneSince || Clock::now() - *state.goneSince < kGoneGrace) return;
+  const bool mayStillArrive = state.goneSince && Clock::now() - *state.goneSince < kGoneGrace;
+  if (failure_ && !(mayStillArrive && failure_->isDeath && failure_->rank == peer)) {
+    throw errorOf(*failure_);
+  }
+  if (!state.goneSince || mayStillArrive) return;
   throw Error(ErrorCode::remoteError, state.goneText).rank(rank_).peer(peer).remedy(kLookAtPeer);
 }
 
@@ -265,6 +298,7 @@ void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
     if (header.sender >= peers_.size() || header.sender == static_cast<uint32_t>(rank_)) {
       throw Error(ErrorCode::remoteError, fmt::format("it claims to be rank {}", header.sender));
     }
+    peerOf(static_cast<int>(header.sender)).name = frame.text();
     identify(connection, static_cast<int>(header.sender));
     return;
   }
@@ -276,11 +310,28 @@ void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
     if (header.kind != FrameKind::welcome || connection->stage != Stage::greeting) {
       throw Error(ErrorCode::remoteError, "it introduces itself twice");
     }
+    peerOf(*connection->peer).name = frame.text();
     welcomed(connection);
     return;
   }
-  if (header.kind == FrameKind::failure) {
-    if (!failure_) failure_ = Failure{static_cast<int>(header.tag), frame.text()};
+  const bool isNews = header.kind == FrameKind::failure || header.kind == FrameKind::death ||
+                      header.kind == FrameKind::departure;
+  if (isNews) {
+    if (header.tag >= peers_.size()) {
+      throw Error(ErrorCode::remoteError, fmt::format("it tells of rank {}", header.tag));
+    }
+    const int about = static_cast<int>(header.tag);
+    if (header.kind != FrameKind::departure) {
+      hearFailure({about, frame.text(), header.kind == FrameKind::death});
+      return;
+    }
+    Departure departure = {.rank = about, .text = {}};
+    if (frame.payload.size() < sizeof(departure.counts)) {
+      throw Error(ErrorCode::remoteError, "its farewell is too short");
+    }
+    std::memcpy(&departure.counts, frame.payload.data(), sizeof(departure.counts));
+    departure.text = frame.text().substr(sizeof(departure.counts));
+    hearDeparture(std::move(departure), *connection->peer);
     return;
   }
   if (header.kind == FrameKind::message) {
@@ -297,8 +348,8 @@ void Mailbox::identify(const PeerSocketPointer& connection, int sender) {
   connection->stranger.reset();
   std::erase(strangers_, connection);
   connection->peer = sender;
-  welcomed(connection);
-  enqueue(connection, {.kind = FrameKind::welcome}, {});
+  enqueue(connection, {.kind = FrameKind::welcome}, std::as_bytes(std::span(name_)));
+  if (connection->stage != Stage::closed) welcomed(connection);
 }
 
 void Mailbox::welcomed(const PeerSocketPointer& connection) {
@@ -309,6 +360,7 @@ void Mailbox::welcomed(const PeerSocketPointer& connection) {
   state.rejections = 0;
   if (state.attempt == connection) state.attempt.reset();
   if (!state.out) state.out = connection;
+  if (told_) tell(connection, *told_);
   changed_.notify_all();
 }
 
@@ -335,6 +387,13 @@ void Mailbox::drop(const PeerSocketPointer& connection) {
   Peer& state = peerOf(peer);
   if (before == Stage::open && --state.openConnections == 0) {
     markGone(peer, "The peer closed its connection: it has ended or failed");
+    if (!state.hasLeft && !leaving_) {
+      hearFailure({peer,
+                   fmt::format("{} has died: its connection to rank {} was closed without a "
+                               "farewell, so its process was killed, has crashed or has ended",
+                               describe(peer), rank_),
+                   true});
+    }
   }
   if (state.attempt != keep) return;
   // The peer has closed the connection before its welcome. If it has ended, the next attempt to
@@ -373,7 +432,7 @@ void Mailbox::finishConnecting(const PeerSocketPointer& connection) {
   if (error == 0) {
     connection->stage = Stage::greeting;
     reactor_.setInterest(number_, connection->socket.descriptor(), Poller::Interest::read);
-    enqueue(connection, {.kind = FrameKind::hello}, {});
+    enqueue(connection, {.kind = FrameKind::hello}, std::as_bytes(std::span(name_)));
     return;
   }
   Peer& state = peerOf(peer);
@@ -434,12 +493,83 @@ void Mailbox::send(int peer, FrameKind kind, uint64_t tag, std::span<const std::
   }
 }
 
+void Mailbox::announce(const Failure& failure) {
+  const Lock lock(mutex_);
+  tellAll(failure);
+}
+
 void Mailbox::sendFailure(int peer, const Failure& failure) {
   Lock lock(mutex_);
+  tellAll(failure);
   const Wait wait(std::min(times_.limit.value_or(kFailureTimeout), kFailureTimeout), aborted_);
-  sendOn(connectionTo(peer, wait, true, lock), peer, FrameKind::failure,
-         static_cast<uint64_t>(failure.rank),
-         std::as_bytes(std::span(std::string_view(failure.text).substr(0, kLongestText))));
+  connectionTo(peer, wait, true, lock);  // whoever is connected is told
+}
+
+void Mailbox::leave(const std::string& text,
+                    const std::function<DepartureCounts(int peer)>& counts) {
+  const Lock lock(mutex_);
+  leaving_ = true;
+  for (const PeerSocketPointer& connection : openConnections()) {
+    tell(connection, {rank_, counts(*connection->peer), text});
+  }
+}
+
+std::vector<Mailbox::PeerSocketPointer> Mailbox::openConnections() const {
+  std::vector<PeerSocketPointer> open;
+  for (const auto& [descriptor, connection] : connections_) {
+    if (connection->stage == Stage::open) open.push_back(connection);
+  }
+  return open;
+}
+
+void Mailbox::tell(const PeerSocketPointer& connection, const Failure& failure) {
+  if (connection->stage != Stage::open) return;
+  enqueue(connection,
+          {.kind = failure.isDeath ? FrameKind::death : FrameKind::failure,
+           .tag = static_cast<uint64_t>(failure.rank)},
+          std::as_bytes(std::span(std::string_view(failure.text).substr(0, kLongestText))));
+}
+
+void Mailbox::tellAll(const Failure& failure) {
+  if (told_) return;
+  told_ = failure;
+  for (const PeerSocketPointer& connection : openConnections()) tell(connection, failure);
+}
+
+void Mailbox::tell(const PeerSocketPointer& connection, const Departure& departure) {
+  if (connection->stage != Stage::open) return;
+  std::vector<std::byte> payload(sizeof(departure.counts));
+  std::memcpy(payload.data(), &departure.counts, sizeof(departure.counts));
+  const auto text =
+      std::as_bytes(std::span(std::string_view(departure.text).substr(0, kLongestText)));
+  payload.insert(payload.end(), text.begin(), text.end());
+  enqueue(connection, {.kind = FrameKind::departure, .tag = static_cast<uint64_t>(departure.rank)},
+          payload);
+}
+
+void Mailbox::hearFailure(Failure failure) {
+  if (failure_ || failure.rank == rank_) return;
+  failure_ = std::move(failure);
+  if (watcher_ != nullptr) watcher_->peerFailed(errorOf(*failure_));
+  tellAll(*failure_);
+  changed_.notify_all();
+}
+
+// Only a rank that left after fewer calls than all before is news for those who are not connected
+// to it: when all ranks leave after the same call, each hears of one.
+void Mailbox::hearDeparture(Departure departure, int from) {
+  if (departure.rank == rank_) return;
+  if (departure.rank == from) {
+    peerOf(from).hasLeft = true;
+    markGone(from, departure.text);
+  }
+  if (watcher_ != nullptr) watcher_->peerLeft(departure);
+  if (departure.counts.collectives >= fewestCollectives_) return;
+  fewestCollectives_ = departure.counts.collectives;
+  departure.counts.sends = departure.counts.receives = DepartureCounts::kUnlimited;
+  for (const PeerSocketPointer& connection : openConnections()) {
+    if (*connection->peer != from) tell(connection, departure);
+  }
 }
 
 void Mailbox::sendOn(const PeerSocketPointer& connection, int peer, FrameKind kind, uint64_t tag,

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bootstrap/peer_watcher.h"
 #include "bootstrap/reactor.h"
 #include "bootstrap/rendezvous.h"
 
@@ -26,10 +27,11 @@ struct MailboxTimes {
   std::chrono::milliseconds reportInterval = kReportInterval;
 };
 
-// An error that ends a communicator, and the rank that it comes from.
+// What ends a communicator: an error that `rank` reports, or its end without a departure.
 struct Failure {
   int rank;
   std::string text;
+  bool isDeath = false;
 };
 
 // Messages between the ranks of one communicator, over TCP.
@@ -42,10 +44,14 @@ struct Failure {
 // The side that opens a connection says hello and sends nothing else until it is welcomed. Before
 // that the other side may have closed the connection to make room for others, or the system may
 // have lost it (a full accept queue); nothing is lost then, and the first side tries again.
+//
+// A rank whose last connection to this one closes without a departure has died. The first failure
+// or death that a rank hears of is passed on over all its connections. Those of the all-gathers at
+// init form a tree, so every rank hears of it.
 class Mailbox final : private Reactor::Handler {
  public:
-  Mailbox(int rank, Membership membership, const MailboxTimes& times,
-          std::function<bool()> aborted);
+  Mailbox(int rank, Membership membership, const MailboxTimes& times, std::function<bool()> aborted,
+          std::shared_ptr<PeerWatcher> watcher = {});
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
   // Writes what send() has left, for kDrainTimeout at most, and closes every connection.
@@ -55,8 +61,16 @@ class Mailbox final : private Reactor::Handler {
   // Error(remoteError) when the peer has ended, cannot be reached or has sent a failure, and
   // Error(timeout) at the limit.
   void send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload);
-  // Makes every wait of the peer end with this failure. Takes a second at most.
+  // Makes every wait of the other ranks end with this failure. Takes no time: those who are not
+  // connected hear it from others, or when they connect.
+  void announce(const Failure& failure);
+  // The same, and connects to `peer` if it is not connected, which takes a second at most.
   void sendFailure(int peer, const Failure& failure);
+  // Says to those who are connected that this rank leaves. `counts` is called with each of them.
+  void leave(const std::string& text, const std::function<DepartureCounts(int peer)>& counts);
+
+  // Names this rank in the messages of others: "process 17 on host n1".
+  static std::string nameOfProcess();
   // The oldest message of this peer, kind and tag. Throws as send() does.
   std::vector<std::byte> receive(int peer, FrameKind kind, uint64_t tag);
 
@@ -98,6 +112,8 @@ class Mailbox final : private Reactor::Handler {
     int openConnections = 0;
     std::optional<Clock::time_point> goneSince;
     std::string goneText;
+    std::string name;  // of its process, once it is known
+    bool hasLeft = false;
   };
 
   void serve(int descriptor) override;
@@ -107,6 +123,8 @@ class Mailbox final : private Reactor::Handler {
   std::optional<std::vector<std::byte>> take(const Key& key);
   void throwIfReported() const;
   void throwIfGone(int peer) const;
+  Error errorOf(const Failure& failure) const;
+  std::string describe(int peer) const;
   Error timeoutError(int peer, std::string_view what) const;
   void reportWait(int peer, const Wait& wait, Reminder& reminder) const;
 
@@ -128,6 +146,12 @@ class Mailbox final : private Reactor::Handler {
   void startAttempt(int peer);
   void finishConnecting(const PeerSocketPointer& connection);
   void markGone(int peer, std::string text);
+  void hearFailure(Failure failure);
+  void hearDeparture(Departure departure, int from);
+  void tell(const PeerSocketPointer& connection, const Failure& failure);
+  void tellAll(const Failure& failure);
+  void tell(const PeerSocketPointer& connection, const Departure& departure);
+  std::vector<PeerSocketPointer> openConnections() const;
   void sendOn(const PeerSocketPointer& connection, int peer, FrameKind kind, uint64_t tag,
               std::span<const std::byte> payload);
 
@@ -136,6 +160,7 @@ class Mailbox final : private Reactor::Handler {
   const Secret session_;
   const MailboxTimes times_;
   const std::function<bool()> aborted_;
+  const std::string name_;
   Reactor& reactor_;
 
   mutable std::mutex mutex_;
@@ -147,7 +172,11 @@ class Mailbox final : private Reactor::Handler {
   std::vector<Peer> peers_;
   std::map<Key, std::deque<std::vector<std::byte>>> inbox_;
   std::map<uint64_t, MessageHandler> handlers_;  // of messages, by tag
-  std::optional<Failure> failure_;
+  std::optional<Failure> failure_;  // of another rank
+  std::optional<Failure> told_;     // what the others are told: the same, or a failure of this rank
+  uint64_t fewestCollectives_ = DepartureCounts::kUnlimited;  // of those who left
+  bool leaving_ = false;
+  const std::shared_ptr<PeerWatcher> watcher_;
   uint32_t number_ = 0;  // with the reactor
 };
 

@@ -12,7 +12,7 @@ namespace unisono::comm {
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 248 && bootstrap::kProtocolVersion == 3,
+static_assert(sizeof(RankFacts) == 248 && bootstrap::kProtocolVersion == 4,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {

@@ -35,30 +35,14 @@ void copyText(std::array<char, kSize>& to, const std::string& from) {
 
 }  // namespace
 
-AbortSignal::AbortSignal(runtime::Runtime& runtime, int device)
-    : waitFlag_(runtime.allocatePinned(sizeof(uint32_t))),
-      launchFlag_(runtime.allocateLaunchFlag(device)) {}
-
-void AbortSignal::raise() {
-  if (aborted_.exchange(true, std::memory_order_acq_rel)) return;
-  endWaits();
-  std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(waitFlag_->hostAddress()))
-      .store(1, std::memory_order_release);
-  launchFlag_->raise();
-}
-
-const uint32_t* AbortSignal::waitFlag() const {
-  return static_cast<const uint32_t*>(waitFlag_->deviceAddress());
-}
-
 std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
                                                    std::unique_ptr<bootstrap::Bootstrap> bootstrap,
                                                    int device, const Settings& settings,
                                                    const Options& options,
-                                                   std::shared_ptr<AbortSignal> abort) {
+                                                   std::shared_ptr<Health> health) {
   runtime::DeviceScope scope(runtime, device);
   std::shared_ptr<Communicator> communicator(
-      new Communicator(runtime, std::move(bootstrap), device, settings, options, std::move(abort)),
+      new Communicator(runtime, std::move(bootstrap), device, settings, options, std::move(health)),
       &Communicator::release);
   try {
     communicator->agree();
@@ -73,9 +57,10 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
 Communicator::Communicator(runtime::Runtime& runtime,
                            std::unique_ptr<bootstrap::Bootstrap> bootstrap, int device,
                            const Settings& settings, const Options& options,
-                           std::shared_ptr<AbortSignal> abort)
+                           std::shared_ptr<Health> health)
     : runtime_(runtime),
-      abort_(std::move(abort)),
+      health_(std::move(health)),
+      abort_(&health_->signal()),
       settings_(settings),
       options_(options),
       device_(device),
@@ -117,6 +102,14 @@ Communicator::~Communicator() {
   } catch (const Error& error) {
     logInfo("A communicator ended before all its peers were connected: {}", error.what());
   }
+  leave("was destroyed");
+}
+
+void Communicator::leave(std::string_view how) noexcept {
+  bootstrap_->leave(how, [this](int peer) {
+    // Nobody counts how often a graph is launched.
+    return captured_ ? bootstrap::DepartureCounts{} : health_->countsFor(peer);
+  });
 }
 
 RankFacts Communicator::facts() const {
@@ -204,6 +197,8 @@ void Communicator::agree() {
   connector_->connectThrough();
   lastLaunch_ = runtime_.createEvent(device_);
   join_ = runtime_.createEvent(device_);
+  health_->start(description(), config.ranks,
+                 std::chrono::milliseconds(settings_.failureGraceMilliseconds));
   logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
           runtime_.properties(device_).busId, decision_.nodes, config.tuningInput.channels);
 }
@@ -283,6 +278,11 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   findWindows(calls, prepared.captured);
   stageInPlace(calls, prepared);
   prepared.plan = plan::makePlan(decision_.config, calls);
+  prepared.needs.messages = prepared.plan.peers;
+  prepared.needs.collectives =
+      static_cast<uint64_t>(std::count_if(tasks.begin(), tasks.end(), [](const StreamTask& task) {
+        return task.task.call != plan::Call::send && task.task.call != plan::Call::receive;
+      }));
   return prepared;
 }
 
@@ -346,11 +346,13 @@ bool Communicator::isConnected(const Prepared& prepared) const {
 }
 
 void Communicator::connect(const Prepared& prepared) {
+  health_->check(prepared.needs);
   runtime::DeviceScope scope(runtime_, device_);
   connector_->connect(prepared.plan.needs);
 }
 
 void Communicator::launch(Prepared& prepared) {
+  health_->begin(prepared.needs);
   if (prepared.plan.launches.empty()) return;
   runtime::DeviceScope scope(runtime_, device_);
   const runtime::Stream stream = prepared.streams.front();
@@ -411,6 +413,10 @@ void Communicator::finish() {
     if (abort_->aborted()) return;
     std::this_thread::sleep_for(nap);
   }
+}
+
+bool Communicator::isIdle() {
+  return lastLaunch_->isReached();
 }
 
 std::string Communicator::description() const {

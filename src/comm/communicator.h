@@ -9,35 +9,13 @@
 #include <vector>
 
 #include "comm/agreement.h"
+#include "comm/health.h"
 #include "comm/turns.h"
 #include "memory/windows.h"
 #include "transport/connector.h"
 #include "transport/launcher.h"
 
 namespace unisono::comm {
-
-// Ends the waits of a communicator. Exists before the communicator does, so that its initialization
-// can be aborted too.
-class AbortSignal {
- public:
-  AbortSignal(runtime::Runtime& runtime, int device);
-  // Ends all waits, on the CPU and in kernels, and keeps kernels that start later from doing
-  // anything.
-  void raise();
-  // Ends the waits on the CPU. Kernels that were launched still come to their end.
-  void endWaits() { raised_.store(true, std::memory_order_release); }
-  // Whether raise() was called, and whether either was.
-  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
-  bool raised() const { return raised_.load(std::memory_order_acquire); }
-  // For kernels that wait, and for kernels that start.
-  const uint32_t* waitFlag() const;
-  const uint32_t* launchFlag() const { return launchFlag_->deviceAddress(); }
-
- private:
-  std::atomic<bool> aborted_{false}, raised_{false};
-  std::shared_ptr<runtime::PinnedMemory> waitFlag_;
-  std::shared_ptr<runtime::LaunchFlag> launchFlag_;
-};
 
 // What a user may ask of one communicator; 0 or empty: as the settings say.
 struct Options {
@@ -68,7 +46,7 @@ class Communicator {
                                               std::unique_ptr<bootstrap::Bootstrap> bootstrap,
                                               int device, const Settings& settings,
                                               const Options& options,
-                                              std::shared_ptr<AbortSignal> abort);
+                                              std::shared_ptr<Health> health);
   // Unless it was aborted, waits for what was launched, and for peers that are still connecting to
   // this rank; other ranks need not be there any more.
   ~Communicator();
@@ -89,7 +67,8 @@ class Communicator {
   struct Prepared {
     plan::Plan plan;
     std::vector<runtime::Stream> streams;  // those of the calls, each once; the first launches
-    bool captured = false;                 // into a graph
+    CallNeeds needs;
+    bool captured = false;  // into a graph
     struct Copy {
       void* to;
       const void* from;
@@ -109,6 +88,10 @@ class Communicator {
   // Waits until everything that this communicator launched is done, or until an abort. Work of
   // others on the device is waited for only where a graph may hold launches of ours.
   void finish();
+  // Whether everything that this communicator launched is done. Throws what the device reports.
+  bool isIdle();
+  // Tells the other ranks that this one ends now with nothing in progress. `how` follows its name.
+  void leave(std::string_view how) noexcept;
 
   // Names the communicator and the rank in log lines.
   std::string description() const;
@@ -122,7 +105,7 @@ class Communicator {
  private:
   Communicator(runtime::Runtime& runtime, std::unique_ptr<bootstrap::Bootstrap> bootstrap,
                int device, const Settings& settings, const Options& options,
-               std::shared_ptr<AbortSignal> abort);
+               std::shared_ptr<Health> health);
   void agree();
   RankFacts facts() const;
   void makeWindows(const std::vector<RankFacts>& ranks, const transport::PeerLinks& links);
@@ -135,7 +118,8 @@ class Communicator {
   void releaseAfterLaunches(std::shared_ptr<runtime::DeviceMemory> memory);
 
   runtime::Runtime& runtime_;
-  std::shared_ptr<AbortSignal> abort_;
+  std::shared_ptr<Health> health_;
+  AbortSignal* abort_;  // of health_
   Settings settings_;
   Options options_;
   int device_;

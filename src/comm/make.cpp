@@ -9,11 +9,11 @@ namespace {
 
 std::shared_ptr<Communicator> join(runtime::Runtime& runtime, const bootstrap::UniqueId& id,
                                    int rank, int ranks, int device, const Settings& settings,
-                                   const Options& options, std::shared_ptr<AbortSignal> abort) {
-  auto bootstrap =
-      bootstrap::Bootstrap::connect(id, rank, ranks, settings, [abort] { return abort->raised(); });
+                                   const Options& options, std::shared_ptr<Health> health) {
+  auto bootstrap = bootstrap::Bootstrap::connect(
+      id, rank, ranks, settings, [health] { return health->signal().raised(); }, health);
   return Communicator::create(runtime, std::move(bootstrap), device, settings, options,
-                              std::move(abort));
+                              std::move(health));
 }
 
 struct SplitChoice {
@@ -25,8 +25,8 @@ struct SplitChoice {
 Handle::InitFunction makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& id, int rank,
                                 int ranks, int device, const Settings& settings,
                                 const Options& options) {
-  return [=, &runtime](std::shared_ptr<AbortSignal> abort) {
-    return join(runtime, id, rank, ranks, device, settings, options, std::move(abort));
+  return [=, &runtime](std::shared_ptr<Health> health) {
+    return join(runtime, id, rank, ranks, device, settings, options, std::move(health));
   };
 }
 
@@ -34,8 +34,8 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
                                    const Options& options) {
   // Splits of one parent use its bootstrap one after the other, in the order of the calls.
   return [=, turn = parent->turns().announce()](
-             std::shared_ptr<AbortSignal> abort) -> std::shared_ptr<Communicator> {
-    if (!turn->await([&] { return abort->raised() || parent->aborted(); })) {
+             std::shared_ptr<Health> health) -> std::shared_ptr<Communicator> {
+    if (!turn->await([&] { return health->signal().raised() || parent->aborted(); })) {
       throw invalidUsage("The split was aborted").rank(parent->rank());
     }
     bootstrap::Bootstrap& network = parent->bootstrap();
@@ -71,7 +71,7 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
     }
     turn->end();
     return join(parent->runtime(), id, rank, static_cast<int>(members.size()), parent->device(),
-                settings, options, std::move(abort));
+                settings, options, std::move(health));
   };
 }
 

@@ -2,6 +2,7 @@
 #include "comm/registry.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <shared_mutex>
@@ -23,7 +24,7 @@ constexpr std::chrono::milliseconds kLongestLaunch{50};
 void Handle::initialize(const InitFunction& init) {
   std::shared_ptr<Communicator> made;
   try {
-    made = init(abort_);
+    made = init(health_);
   } catch (const std::exception& error) {
     fail(asError(error));
   }
@@ -54,7 +55,8 @@ bool Handle::inProgress() const {
 ErrorCode Handle::state() const {
   const std::lock_guard lock(mutex_);
   if (inProgress()) return ErrorCode::inProgress;
-  return error_ ? error_->code() : ErrorCode::success;
+  if (!health_->hasFailed()) return ErrorCode::success;
+  return health_->error()->code();
 }
 
 std::shared_ptr<Communicator> Handle::communicator() const {
@@ -65,7 +67,7 @@ std::shared_ptr<Communicator> Handle::communicator() const {
             "Wait until ncclCommGetAsyncError no longer reports ncclInProgress (or, for a "
             "communicator that is initialized in a group, until ncclGroupEnd)");
   }
-  if (error_) throw *error_;
+  if (health_->hasFailed()) throw *health_->error();
   return communicator_;
 }
 
@@ -81,7 +83,7 @@ std::shared_ptr<Communicator> Handle::getActive() const {
 
 void Handle::launch(Communicator::Prepared& prepared) {
   std::unique_lock lock(mutex_);
-  if (error_) throw *error_;
+  if (health_->hasFailed()) throw *health_->error();
   launching_ = true;
   lock.unlock();
   std::exception_ptr failure;
@@ -123,15 +125,15 @@ bool Handle::finalize() {
 }
 
 Error Handle::fail(const Error& error) {
-  const std::string name = description();
-  const std::lock_guard lock(mutex_);
-  if (!error_) {
-    error_ = error;
-    logWarn("{}: {}", name, error.what());
-    error_->setLogged();
+  Error first = health_->fail(error);
+  std::shared_ptr<Communicator> made;
+  {
+    const std::lock_guard lock(mutex_);
+    made = communicator_;
   }
-  abort_->endWaits();
-  return *error_;
+  // If it was another rank that failed first, the others hear of that one.
+  if (made != nullptr) made->bootstrap().fail(first.what());
+  return first;
 }
 
 std::string Handle::description() const {
@@ -140,19 +142,45 @@ std::string Handle::description() const {
 }
 
 std::string Handle::lastError() const {
-  const std::lock_guard lock(mutex_);
-  return error_ ? error_->what() : "";
+  const std::optional<Error> error = health_->error();
+  return error ? error->what() : "";
+}
+
+// Whether this rank leaves in an orderly manner depends on what it had in progress before.
+bool Handle::isIdle(const std::unique_lock<std::mutex>&) const noexcept {
+  if (communicator_ == nullptr || launching_ || inProgress()) return false;
+  try {
+    return communicator_->isIdle();
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 void Handle::abort() {
-  abort_->raise();
-  logInfo("{}: abort", description());
   std::unique_lock lock(mutex_);
-  if (!error_) {
-    error_ = invalidUsage("The communicator was aborted").remedy("Make another communicator");
+  const std::shared_ptr<Communicator> made = communicator_;
+  const bool idle = isIdle(lock);
+  lock.unlock();
+  health_->abort();
+  logInfo("{}: abort", description());
+  if (made != nullptr && idle) made->leave("was aborted (ncclCommAbort)");
+  if (made != nullptr && !idle) {
+    made->bootstrap().fail("ncclCommAbort was called while a call was in progress");
   }
+  lock.lock();
   // A call in the background may be launching, on a stream that the user may destroy after this.
   launched_.wait_for(lock, kLongestLaunch, [this] { return !launching_; });
+}
+
+void Handle::leaveAtExit() noexcept {
+  // A thread that is in the middle of something may never go on.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || communicator_ == nullptr) return;
+  if (isIdle(lock)) {
+    communicator_->leave("has exited without ncclCommDestroy");
+  } else {
+    communicator_->bootstrap().fail("its process exits while a call is in progress");
+  }
 }
 
 void Handle::destroy() {
@@ -197,9 +225,19 @@ Error unknownHandle(HandleId id) {
 
 }  // namespace
 
+// Other ranks would take the end of this process for a death, also where it has nothing to do.
+void leaveAtExit() {
+  Registry& all = registry();
+  if (all.forks != forkCount()) return;
+  const std::shared_lock lock(all.mutex, std::try_to_lock);
+  if (!lock) return;
+  for (const auto& [id, handle] : all.live) handle->leaveAtExit();
+}
+
 HandleId registerHandle(std::shared_ptr<Handle> handle) {
   Registry& all = registry();
   checkNotForked(all.forks, kWhatIsForked);
+  [[maybe_unused]] static const int registered = std::atexit(leaveAtExit);
   std::lock_guard lock(all.mutex);
   HandleId id = &all.addresses.emplace_back();
   all.live.emplace(id, std::move(handle));

@@ -28,12 +28,10 @@ namespace unisono::comm {
 class Handle : public std::enable_shared_from_this<Handle> {
  public:
   Handle(runtime::Runtime& runtime, int device, bool blocking)
-      : abort_(std::make_shared<AbortSignal>(runtime, device)),
-        device_(device),
-        blocking_(blocking) {}
+      : health_(std::make_shared<Health>(runtime, device)), device_(device), blocking_(blocking) {}
 
   // Runs `init` and keeps its result or its error, here or in the background.
-  using InitFunction = std::function<std::shared_ptr<Communicator>(std::shared_ptr<AbortSignal>)>;
+  using InitFunction = std::function<std::shared_ptr<Communicator>(std::shared_ptr<Health>)>;
   void initialize(const InitFunction& init);
   void initAsync(InitFunction init);
 
@@ -54,13 +52,14 @@ class Handle : public std::enable_shared_from_this<Handle> {
   // Waits for everything that was launched, or returns false and does so in the background if the
   // communicator is nonblocking. Throws Error(invalidArgument) the second time.
   bool finalize();
-  // Records an error that makes the communicator unusable, unless there is one already, and logs
-  // it. From then on the communicator waits for no other rank. Returns the error that it has failed
-  // with.
+  // Records an error that makes the communicator unusable, unless there is one already, logs it and
+  // tells the other ranks. Returns the error that it has failed with.
   Error fail(const Error& error);
   std::string lastError() const;
   // Ends all waits and launches nothing more; the communicator can only be destroyed afterwards.
   void abort();
+  // Tells the other ranks that the process exits. Waits for nothing.
+  void leaveAtExit() noexcept;
   // Gives up an initialization or a call that is in progress and waits until it has ended.
   void destroy();
   // Names the communicator in log lines.
@@ -68,14 +67,14 @@ class Handle : public std::enable_shared_from_this<Handle> {
 
  private:
   bool inProgress() const;  // with the lock held
+  bool isIdle(const std::unique_lock<std::mutex>& lock) const noexcept;
 
-  std::shared_ptr<AbortSignal> abort_;
+  const std::shared_ptr<Health> health_;
   const int device_;
   const bool blocking_;
   mutable std::mutex mutex_;
   std::condition_variable launched_;
   bool initializing_ = true, launching_ = false, finalized_ = false;
-  std::optional<Error> error_;
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Background> background_;
 };

@@ -105,6 +105,9 @@ class Event {
   virtual ~Event() = default;
   virtual void record(Stream stream) = 0;
   virtual void makeWait(Stream stream) = 0;  // later work of `stream` waits for the recorded point
+  // Whether the stream has come to the recorded point, also when nothing is recorded. May be called
+  // from any thread. Throws what the device reports.
+  virtual bool isReached() = 0;
 
   // Around work that is captured into a graph, to keep it in order with work outside and in other
   // graphs. Each launch of the graph waits, before the first such work of a capture, for the point

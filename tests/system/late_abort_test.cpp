@@ -276,10 +276,13 @@ TEST(LateAborts, OfManyCommunicatorsInAnyOrder) {
   for (const DeviceStream& stream : streams) stream.synchronize();
 }
 
-// A receiver that offered its buffer is aborted and frees it; then the sender comes.
+// A receiver that offered its buffer is aborted and frees it; then the sender comes, whose kernel
+// was queued before.
 TEST(Offers, OfAnAbortedReceiverAreNotTaken) {
+  const Setting grace("UNISONO_FAILURE_GRACE", "60000");
   const Ranks ranks(2);
   const DeviceBuffer from(deviceOf(1), kBytes);
+  StuckStream stuck(1);
   {
     const DeviceBuffer to(deviceOf(0), kBytes);
     onThreads(2, [&](int rank) {
@@ -287,8 +290,9 @@ TEST(Offers, OfAnAbortedReceiverAreNotTaken) {
         if (rank == 0) {
           check(ncclRecv(to.as(), kBytes, ncclInt8, 1, ranks.comm(0), ranks.stream(0)));
         }
-        if (rank == 1 && call == 0) {
-          check(ncclSend(from.as(), kBytes, ncclInt8, 0, ranks.comm(1), ranks.stream(1)));
+        if (rank == 1) {
+          check(ncclSend(from.as(), kBytes, ncclInt8, 0, ranks.comm(1),
+                         call == 0 ? ranks.stream(1) : stuck.stream()));
         }
       }
     });
@@ -296,12 +300,12 @@ TEST(Offers, OfAnAbortedReceiverAreNotTaken) {
     EXPECT_OK(ncclCommAbort(ranks.comm(0)));
     device::synchronize(ranks.stream(0));
   }
-  device::use(deviceOf(1));
-  EXPECT_OK(ncclSend(from.as(), kBytes, ncclInt8, 0, ranks.comm(1), ranks.stream(1)));
+  check(ncclCommAbort(stuck.comm()));
+  stuck.markReleased();
   std::this_thread::sleep_for(milliseconds(50));
-  EXPECT_FALSE(device::isIdle(ranks.stream(1))) << "the message went somewhere";
+  EXPECT_TRUE(stuck.isStuck()) << "the message went somewhere";
   EXPECT_OK(ncclCommAbort(ranks.comm(1)));
-  device::synchronize(ranks.stream(1));
+  device::synchronize(stuck.stream());
 }
 
 // The process exits while memory of an aborted communicator is still to be released.

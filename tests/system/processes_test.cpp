@@ -188,6 +188,33 @@ TEST(ProcessesThatDie, OthersCanAbort) {
   EXPECT_EQ(results, std::vector<int>({0, 0}));
 }
 
+// The others wait for it in a kernel: they hear who it was, and their streams complete.
+TEST(ProcessesThatDie, InACallOfTheOthers) {
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(3, [&](int process) {
+    check(unisonoHostSetDevice(process));
+    ncclComm_t comm = nullptr;
+    check(ncclCommInitRank(&comm, 3, sharedId(pipe, process, 3), process));
+    useOnce(comm, 300'000);
+    if (process == 2) ::kill(::getpid(), SIGKILL);
+    DeviceBuffer buffer(process, 1 << 20);
+    DeviceStream stream(process);
+    // The death may be known already.
+    static_cast<void>(
+        ncclAllReduce(buffer.as(), buffer.as(), 1 << 18, ncclInt, ncclSum, comm, stream));
+    EXPECT_EQ(unisonoHostStreamSynchronize(stream), ncclSuccess);
+    ncclResult_t state = ncclSuccess;
+    EXPECT_OK(ncclCommGetAsyncError(comm, &state));
+    EXPECT_EQ(state, ncclRemoteError);
+    EXPECT_NE(std::strstr(ncclGetLastError(comm), "Rank 2 (process "), nullptr)
+        << ncclGetLastError(comm);
+    EXPECT_EQ(ncclAllReduce(buffer.as(), buffer.as(), 4, ncclInt, ncclSum, comm, stream),
+              ncclRemoteError);
+    EXPECT_OK(ncclCommDestroy(comm));
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0, 100 + SIGKILL}));
+}
+
 // The peer goes before the two are connected: the call itself ends with an error that names it.
 TEST(ProcessesThatDie, BeforeTheFirstCall) {
   const Pipe pipe;

@@ -50,6 +50,12 @@ class CudaEvent final : public Event {
   void makeWait(Stream stream) override {
     check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_, 0), "cudaStreamWaitEvent");
   }
+  bool isReached() override {
+    const CaptureRelaxedScope relaxed;
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status != cudaErrorNotReady) check(status, "cudaEventQuery");
+    return status == cudaSuccess;
+  }
   void makeGraphWait(Stream stream) override;
   void recordInGraph(Stream stream) override;
 

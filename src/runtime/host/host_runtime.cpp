@@ -51,6 +51,10 @@ class HostEvent final : public Event {
     std::lock_guard lock(mutex_);
     if (point_ != nullptr) runtime_.enqueue(WaitOperation{point_}, stream);
   }
+  bool isReached() override {
+    std::lock_guard lock(mutex_);
+    return point_ == nullptr || point_->isReached.load(std::memory_order_acquire);
+  }
 
  private:
   HostRuntime& runtime_;

@@ -99,6 +99,7 @@ void HostStream::perform(Operation& operation) {
                  },
                  [this](RecordOperation& record) {
                    record.point->clock.store(clock_, std::memory_order_relaxed);
+                   record.point->isReached.store(true, std::memory_order_release);
                    record.point->reached.arrive();
                  },
                  [this](WaitOperation& wait) {

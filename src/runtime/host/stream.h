@@ -21,6 +21,7 @@ namespace unisono::runtime::host {
 // A recorded point of a stream: opens when the stream gets there.
 struct EventPoint {
   Latch reached{1};
+  std::atomic<bool> isReached{false};  // for threads that do not wait
   std::atomic<uint64_t> clock{0};
 };
 

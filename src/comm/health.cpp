@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/health.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "comm/reaper.h"
+
+namespace unisono::comm {
+
+AbortSignal::AbortSignal(runtime::Runtime& runtime, int device)
+    : waitFlag_(runtime.allocatePinned(sizeof(uint32_t))),
+      launchFlag_(runtime.allocateLaunchFlag(device)) {}
+
+void AbortSignal::raise() {
+  if (aborted_.exchange(true, std::memory_order_acq_rel)) return;
+  endWaits();
+  std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(waitFlag_->hostAddress()))
+      .store(1, std::memory_order_release);
+  launchFlag_->raise();
+}
+
+const uint32_t* AbortSignal::waitFlag() const {
+  return static_cast<const uint32_t*>(waitFlag_->deviceAddress());
+}
+
+void Health::start(std::string name, int ranks, std::chrono::milliseconds grace) {
+  std::optional<Error> early;
+  {
+    const std::lock_guard lock(mutex_);
+    name_ = std::move(name);
+    grace_ = grace;
+    messages_ = std::vector<MessageCounts>(static_cast<size_t>(ranks));
+    started_ = true;
+    early = std::exchange(earlyFailure_, {});
+  }
+  if (early) fail(*early);
+}
+
+void Health::peerFailed(const Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!started_) earlyFailure_ = error;
+    if (!started_) return;
+  }
+  fail(error);
+}
+
+std::optional<Error> Health::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+Error Health::fail(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  if (!error_) {
+    error_ = error;
+    logWarn("{}: {}", name_, error.what());
+    error_->setLogged();
+    failed_.store(true, std::memory_order_release);
+    if (started_) raiseLater();
+  }
+  signal_.endWaits();
+  return *error_;
+}
+
+void Health::abort() {
+  signal_.raise();
+  const std::lock_guard lock(mutex_);
+  if (error_) return;
+  error_ = invalidUsage("The communicator was aborted").remedy("Make another communicator");
+  failed_.store(true, std::memory_order_release);
+}
+
+void Health::raiseLater() {
+  const auto deadline = std::chrono::steady_clock::now() + grace_;
+  Reaper::get().add([self = shared_from_this(), deadline] {
+    if (std::chrono::steady_clock::now() < deadline && !self->signal_.aborted()) return false;
+    self->signal_.raise();
+    return true;
+  });
+}
+
+void Health::check(const CallNeeds& needs) {
+  if (!anyoneLeft_.load()) return;
+  const std::lock_guard lock(mutex_);
+  for (const bootstrap::Departure& departure : departures_) {
+    if (auto error = unmetNeed(departure, needs)) throw *error;
+  }
+}
+
+// Either this rank sees here who has left, or peerLeft() sees there what was launched.
+void Health::begin(const CallNeeds& needs) {
+  for (const plan::PeerUse& use : needs.messages) {
+    MessageCounts& counts = messages_[static_cast<size_t>(use.peer)];
+    (use.sends ? counts.sends : counts.receives).fetch_add(1);
+  }
+  if (needs.collectives > 0) collectives_.fetch_add(needs.collectives);
+  check({});
+}
+
+bootstrap::DepartureCounts Health::countsFor(int peer) const {
+  const MessageCounts& counts = messages_[static_cast<size_t>(peer)];
+  return {collectives_.load(), counts.sends.load(), counts.receives.load()};
+}
+
+std::optional<Error> Health::unmetNeed(const bootstrap::Departure& departure,
+                                       const CallNeeds& more) const {
+  const bootstrap::DepartureCounts& theirs = departure.counts;
+  bootstrap::DepartureCounts mine = countsFor(departure.rank);
+  mine.collectives += more.collectives;
+  for (const plan::PeerUse& use : more.messages) {
+    if (use.peer == departure.rank) (use.sends ? mine.sends : mine.receives)++;
+  }
+  std::string need;
+  if (mine.collectives > theirs.collectives) {
+    need = fmt::format("collective call {}", theirs.collectives + 1);
+  } else if (mine.sends > theirs.receives) {
+    need = fmt::format("message {} to it", theirs.receives + 1);
+  } else if (mine.receives > theirs.sends) {
+    need = fmt::format("message {} from it", theirs.sends + 1);
+  } else {
+    return std::nullopt;
+  }
+  return Error(ErrorCode::remoteError,
+               fmt::format("{} before it took part in {} of this rank", departure.text, need))
+      .peer(departure.rank)
+      .remedy("All ranks must make the same collective calls, and a receive for each send");
+}
+
+void Health::peerLeft(const bootstrap::Departure& departure) {
+  std::optional<Error> error;
+  {
+    const std::lock_guard lock(mutex_);
+    departures_.push_back(departure);
+    anyoneLeft_.store(true);
+    if (started_) error = unmetNeed(departure, {});
+  }
+  if (error) fail(*error);
+}
+
+}  // namespace unisono::comm
