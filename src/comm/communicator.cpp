@@ -278,7 +278,7 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   findWindows(calls, prepared.captured);
   stageInPlace(calls, prepared);
   prepared.plan = plan::makePlan(decision_.config, calls);
-  prepared.needs.messages = prepared.plan.peers;
+  prepared.needs.messages = prepared.plan.needs.peers;
   prepared.needs.collectives =
       static_cast<uint64_t>(std::count_if(tasks.begin(), tasks.end(), [](const StreamTask& task) {
         return task.task.call != plan::Call::send && task.task.call != plan::Call::receive;
