@@ -11,6 +11,10 @@ std::string hostName() {
   return name;
 }
 
+std::string processName() {
+  return "process " + std::to_string(::getpid()) + " on host " + hostName();
+}
+
 size_t pageBytes() {
   static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   return bytes;

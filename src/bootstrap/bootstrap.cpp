@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/system.h"
 #include "bootstrap/mailbox.h"
 #include "bootstrap/root_service.h"
 
@@ -156,8 +157,8 @@ void Bootstrap::fail(std::string_view cause) noexcept {
   std::vector<int> neighbours = tree.children();
   if (rank_ != 0) neighbours.push_back(tree.parent());
   try {
-    const Failure failure = mailbox_->failure().value_or(
-        Failure{rank_, fmt::format("{} ({})", cause, Mailbox::nameOfProcess())});
+    const Failure failure =
+        mailbox_->failure().value_or(Failure{rank_, fmt::format("{} ({})", cause, processName())});
     mailbox_->announce(failure);
     for (int peer : neighbours) {
       try {
@@ -175,7 +176,7 @@ void Bootstrap::leave(std::string_view how,
                       const std::function<DepartureCounts(int peer)>& counts) noexcept {
   if (ended_.exchange(true)) return;
   try {
-    mailbox_->leave(fmt::format("Rank {} ({}) {}", rank_, Mailbox::nameOfProcess(), how), counts);
+    mailbox_->leave(fmt::format("Rank {} ({}) {}", rank_, processName(), how), counts);
   } catch (const std::exception&) {
     // There is no memory left for telling others, who will take this end for a failure.
   }

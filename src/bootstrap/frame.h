@@ -81,8 +81,9 @@ struct Announcement {
   uint32_t ranks = 0;
   uint32_t version = kProtocolVersion;
   Address listener;
+  std::array<char, 96> process = {};  // names it, NUL-terminated
 };
-static_assert(sizeof(Announcement) == 32);
+static_assert(sizeof(Announcement) == 128);
 inline constexpr size_t kMaxAnnouncement = 256;
 
 std::vector<std::byte> encodeFrame(FrameHeader header, std::span<const std::byte> payload);

@@ -42,10 +42,6 @@ Mailbox::PeerSocket::PeerSocket(Socket opened, const Secret& secret)
                       {FrameKind::death, kLongestText},
                       {FrameKind::departure, sizeof(DepartureCounts) + kLongestText}}) {}
 
-std::string Mailbox::nameOfProcess() {
-  return fmt::format("process {} on host {}", ::getpid(), hostName()).substr(0, kLongestName);
-}
-
 Mailbox::Mailbox(int rank, Membership membership, const MailboxTimes& times,
                  std::function<bool()> aborted, std::shared_ptr<PeerWatcher> watcher)
     : rank_(rank),
@@ -53,7 +49,7 @@ Mailbox::Mailbox(int rank, Membership membership, const MailboxTimes& times,
       session_(membership.session),
       times_(times),
       aborted_(std::move(aborted)),
-      name_(nameOfProcess()),
+      name_(processName().substr(0, kLongestName)),
       reactor_(Reactor::ofThisProcess()),
       listener_(std::move(membership.listener)),
       peers_(addresses_.size()),
@@ -126,6 +122,12 @@ std::string Mailbox::describe(int peer) const {
                      name.empty() ? addresses_[static_cast<size_t>(peer)].text() : name);
 }
 
+// The failure that was heard of may be why the communicator is being aborted.
+void Mailbox::throwIfAborted(const Wait& wait, std::string_view doing) const {
+  if (failure_ && aborted_ && aborted_()) throwIfReported();
+  wait.throwIfAborted(doing);
+}
+
 void Mailbox::throwIfGone(int peer) const {
   const Peer& state = peers_[static_cast<size_t>(peer)];
   const bool mayStillArrive = state.goneSince && Clock::now() - *state.goneSince < kGoneGrace;
@@ -164,7 +166,7 @@ std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag) 
   for (;;) {
     if (auto payload = take(key)) return std::move(*payload);
     throwIfGone(peer);
-    wait.throwIfAborted(fmt::format("waiting for a message from rank {}", peer));
+    throwIfAborted(wait, fmt::format("waiting for a message from rank {}", peer));
     if (wait.isExpired()) throw timeoutError(peer, "No message arrived");
     reportWait(peer, wait, reminder);
     // Without a connection, nothing tells whether the peer still lives.
@@ -386,11 +388,13 @@ void Mailbox::drop(const PeerSocketPointer& connection) {
   const int peer = *keep->peer;
   Peer& state = peerOf(peer);
   if (before == Stage::open && --state.openConnections == 0) {
-    markGone(peer, "The peer closed its connection: it has ended or failed");
-    if (!state.hasLeft && !leaving_) {
+    markGone(peer, state.farewell.value_or(fmt::format(
+                       "{} closed its connection: it has ended or failed", describe(peer))));
+    if (!state.farewell && !leaving_) {
       hearFailure({peer,
                    fmt::format("{} has died: its connection to rank {} was closed without a "
-                               "farewell, so its process was killed, has crashed or has ended",
+                               "farewell (its process was killed or has crashed, or the connection "
+                               "was cut)",
                                describe(peer), rank_),
                    true});
     }
@@ -466,7 +470,7 @@ Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, boo
           .peer(peer)
           .remedy(kLookAtPeer);
     }
-    wait.throwIfAborted(fmt::format("connecting to rank {}", peer));
+    throwIfAborted(wait, fmt::format("connecting to rank {}", peer));
     if (wait.isExpired()) throw timeoutError(peer, "No connection was made");
     reportWait(peer, wait, reminder);
     if (!state.attempt && Clock::now() >= state.nextAttempt) startAttempt(peer);
@@ -560,8 +564,7 @@ void Mailbox::hearFailure(Failure failure) {
 void Mailbox::hearDeparture(Departure departure, int from) {
   if (departure.rank == rank_) return;
   if (departure.rank == from) {
-    peerOf(from).hasLeft = true;
-    markGone(from, departure.text);
+    peerOf(from).farewell = departure.text;
   }
   if (watcher_ != nullptr) watcher_->peerLeft(departure);
   if (departure.counts.collectives >= fewestCollectives_) return;

@@ -68,9 +68,6 @@ class Mailbox final : private Reactor::Handler {
   void sendFailure(int peer, const Failure& failure);
   // Says to those who are connected that this rank leaves. `counts` is called with each of them.
   void leave(const std::string& text, const std::function<DepartureCounts(int peer)>& counts);
-
-  // Names this rank in the messages of others: "process 17 on host n1".
-  static std::string nameOfProcess();
   // The oldest message of this peer, kind and tag. Throws as send() does.
   std::vector<std::byte> receive(int peer, FrameKind kind, uint64_t tag);
 
@@ -112,8 +109,8 @@ class Mailbox final : private Reactor::Handler {
     int openConnections = 0;
     std::optional<Clock::time_point> goneSince;
     std::string goneText;
-    std::string name;  // of its process, once it is known
-    bool hasLeft = false;
+    std::string name;                     // of its process, once it is known
+    std::optional<std::string> farewell;  // if it has left in an orderly manner
   };
 
   void serve(int descriptor) override;
@@ -122,6 +119,7 @@ class Mailbox final : private Reactor::Handler {
   Peer& peerOf(int peer) { return peers_[static_cast<size_t>(peer)]; }
   std::optional<std::vector<std::byte>> take(const Key& key);
   void throwIfReported() const;
+  void throwIfAborted(const Wait& wait, std::string_view doing) const;
   void throwIfGone(int peer) const;
   Error errorOf(const Failure& failure) const;
   std::string describe(int peer) const;
@@ -172,8 +170,8 @@ class Mailbox final : private Reactor::Handler {
   std::vector<Peer> peers_;
   std::map<Key, std::deque<std::vector<std::byte>>> inbox_;
   std::map<uint64_t, MessageHandler> handlers_;  // of messages, by tag
-  std::optional<Failure> failure_;  // of another rank
-  std::optional<Failure> told_;     // what the others are told: the same, or a failure of this rank
+  std::optional<Failure> failure_;               // of another rank
+  std::optional<Failure> told_;  // what the others are told: the same, or a failure of this rank
   uint64_t fewestCollectives_ = DepartureCounts::kUnlimited;  // of those who left
   bool leaving_ = false;
   const std::shared_ptr<PeerWatcher> watcher_;

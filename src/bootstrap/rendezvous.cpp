@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/system.h"
 
 namespace unisono::bootstrap {
 namespace {
@@ -139,7 +140,8 @@ Membership joinRendezvous(const UniqueId& id, int rank, int ranks, const Setting
   const Wait connecting(timeout, aborted);
   const std::vector<NetworkInterface> interfaces = listInterfaces();
   const Address rootAddress = localizeScope(id.root, interfaces, settings.socketInterface);
-  const Announcement blank = {.ranks = static_cast<uint32_t>(ranks), .listener = {}};
+  Announcement blank = {.ranks = static_cast<uint32_t>(ranks), .listener = {}};
+  processName().copy(blank.process.data(), blank.process.size() - 1);
   const uint64_t tableBytes = sizeof(Secret) + static_cast<uint64_t>(ranks) * sizeof(Address);
   for (int announcements = 1;; announcements++) {
     Socket root = connectToRoot(id, rootAddress, rank, connecting);

@@ -39,7 +39,8 @@ struct Visitor {
   std::unique_ptr<Stranger> stranger = std::make_unique<Stranger>();  // until it announces itself
   int rank = kNobody;
   bool answering = false;
-  size_t answered = 0;  // bytes of the answer that are sent
+  size_t answered = 0;       // bytes of the answer that are sent
+  std::string process = {};  // as it names itself
 };
 
 std::string rankList(const std::vector<int>& ranks) {
@@ -197,10 +198,11 @@ class Rendezvous {
 
   // A rank that has announced itself and waits closed its connection, or sent what it should not.
   void leave(int descriptor, int rank) {
-    const std::string from = visitors_.at(descriptor).socket.peerAddress().text();
+    const Visitor& visitor = visitors_.at(descriptor);
+    const std::string text = fmt::format("Rank {} ({}, {}) left before every rank had joined", rank,
+                                         visitor.socket.peerAddress().text(), visitor.process);
     forget(descriptor);
-    fail(ErrorCode::remoteError,
-         fmt::format("Rank {} ({}) left before every rank had joined", rank, from));
+    fail(ErrorCode::remoteError, text);
   }
 
   void announce(int descriptor, Visitor& visitor) {
@@ -226,6 +228,8 @@ class Rendezvous {
       return;
     }
     visitor.rank = static_cast<int>(rank);
+    announcement.process.back() = '\0';
+    visitor.process = announcement.process.data();
     visitor.stranger.reset();
     std::erase(strangers_, descriptor);
     if (phase_ == Phase::answering) {

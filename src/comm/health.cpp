@@ -114,16 +114,15 @@ std::optional<Error> Health::unmetNeed(const bootstrap::Departure& departure,
   }
   std::string need;
   if (mine.collectives > theirs.collectives) {
-    need = fmt::format("collective call {}", theirs.collectives + 1);
+    need = fmt::format("it took part in collective call {}", theirs.collectives + 1);
   } else if (mine.sends > theirs.receives) {
-    need = fmt::format("message {} to it", theirs.receives + 1);
+    need = fmt::format("it received message {} of this rank", theirs.receives + 1);
   } else if (mine.receives > theirs.sends) {
-    need = fmt::format("message {} from it", theirs.sends + 1);
+    need = fmt::format("it sent message {} to this rank", theirs.sends + 1);
   } else {
     return std::nullopt;
   }
-  return Error(ErrorCode::remoteError,
-               fmt::format("{} before it took part in {} of this rank", departure.text, need))
+  return Error(ErrorCode::remoteError, fmt::format("{} before {}", departure.text, need))
       .peer(departure.rank)
       .remedy("All ranks must make the same collective calls, and a receive for each send");
 }

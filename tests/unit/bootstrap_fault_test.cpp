@@ -96,9 +96,9 @@ std::vector<Socket> annoy(const Address& target, const Secret& secret, FrameKind
   };
   say(noise);
   say("GET / HTTP/1.1\r\nHost: example\r\n\r\n");
-  say(frameBytes({.secret = wrong, .kind = kind, .sender = 1}, 32));
+  say(frameBytes({.secret = wrong, .kind = kind, .sender = 1}, sizeof(good)));
   say(withLength(good, uint64_t{1} << 62));
-  say(frameBytes({.secret = secret, .kind = FrameKind::table}, 32));
+  say(frameBytes({.secret = secret, .kind = FrameKind::table}, sizeof(good)));
   say(frameBytes(good, 32).substr(0, 60));
   sockets.back().close();
   say(frameBytes(good, 0).substr(0, 20));
@@ -206,11 +206,11 @@ TEST(BootstrapStranger, AnnouncementsThatMakeNoSenseAreRefused) {
   };
   const Announcement good = {.ranks = 2, .listener = id.root};
   std::vector<Socket> open;
-  open.push_back(announce(0, good, 31));
-  open.push_back(announce(2, good, 32));
-  open.push_back(announce(0, {.ranks = 0, .listener = id.root}, 32));
-  open.push_back(announce(0, {.ranks = ~0u, .listener = id.root}, 32));
-  open.push_back(announce(0, {.ranks = 2, .listener = {}}, 32));
+  open.push_back(announce(0, good, sizeof(good) - 1));
+  open.push_back(announce(2, good, sizeof(good)));
+  open.push_back(announce(0, {.ranks = 0, .listener = id.root}, sizeof(good)));
+  open.push_back(announce(0, {.ranks = ~0u, .listener = id.root}, sizeof(good)));
+  open.push_back(announce(0, {.ranks = 2, .listener = {}}, sizeof(good)));
   runRanks(2, settings, id, [](Bootstrap& bootstrap) { bootstrap.barrier(); });
   EXPECT_EQ(log.refusals(), 5) << log.text();
 }
