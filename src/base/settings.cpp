@@ -10,6 +10,7 @@
 #include <mutex>
 #include <set>
 #include <span>
+#include <sstream>
 #include <string_view>
 #include <variant>
 
@@ -62,12 +63,18 @@ struct Text {
   const char* kind;
 };
 
+// At most `count` numbers, separated by blanks.
+struct NumberList {
+  std::string Settings::*field;
+  size_t count;
+};
+
 // NCCL_CONF_FILE, which is read before all others.
 struct ConfigurationPath {};
 
 struct Row {
   const char* name;
-  std::variant<Flag, OptionalFlag, Number, Choice, Text, ConfigurationPath> type;
+  std::variant<Flag, OptionalFlag, Number, Choice, Text, NumberList, ConfigurationPath> type;
   const char* defaultText;
   const char* meaning;
 };
@@ -145,6 +152,26 @@ constexpr Row kRows[] = {
      "operations; where they leave nothing that can run, others are used"},
     {"NCCL_PROTO", Text{&S::protocol, "list"}, "automatic",
      "protocols to use: LL, LL128, Simple, in the syntax of NCCL_ALGO"},
+    {"NCCL_NTHREADS", Number{&S::threads, 0, kUnlimited}, "automatic",
+     "maximum number of threads of a channel with the protocols LL and Simple: a multiple of 32, "
+     "at "
+     "most 512"},
+    {"NCCL_LL128_NTHREADS", Number{&S::ll128Threads, 0, kUnlimited}, "automatic",
+     "maximum number of threads of a channel with the protocol LL128: a multiple of 32, at most "
+     "640"},
+    {"NCCL_THREAD_THRESHOLDS", NumberList{&S::threadThresholds, 6}, "automatic",
+     "bytes per thread below which a call gets fewer channels and threads: of trees with LL, LL128 "
+     "and Simple, then of rings"},
+    {"NCCL_NET_OVERHEAD",
+     Number{&S::netOverhead, -2, kUnlimited, OutOfRange::useDefault, "nanoseconds"}, "by processor",
+     "time that the cost model adds for each step over the network; negative is automatic"},
+    {"NCCL_LL128_C2C", Flag{&S::ll128C2c}, "1",
+     "allow LL128 from Hopper on where a path to a NIC passes another GPU or a C2C link"},
+    {"NCCL_PAT_ENABLE", Number{&S::pat, 0, 2}, "2",
+     "the algorithm PAT: 0 never, 1 with any number of ranks per node, 2 with one"},
+    {"UNISONO_TUNING_FILE", Text{&S::tuningFile, "file"}, "none",
+     "file with measured times of calls that replace those of the cost model, the same on all "
+     "ranks"},
     {"NCCL_CUMEM_ENABLE", OptionalFlag{&S::cuMem}, "automatic",
      "share GPU memory through CUDA VMM (1) or legacy CUDA IPC (0)"},
     {"UNISONO_ZERO_COPY", Flag{&S::zeroCopy}, "1",
@@ -243,6 +270,9 @@ struct AllowedText {
     return text;
   }
   std::string operator()(const Text& type) const { return type.kind; }
+  std::string operator()(const NumberList& type) const {
+    return fmt::format("{} numbers", type.count);
+  }
   std::string operator()(const ConfigurationPath&) const { return "file"; }
 };
 
@@ -315,6 +345,17 @@ class Parser {
   }
 
   std::string operator()(const Text& type) const {
+    settings_.*type.field = text_;
+    return "";
+  }
+
+  std::string operator()(const NumberList& type) const {
+    std::istringstream words(text_);
+    size_t count = 0;
+    for (std::string word; words >> word; count++) {
+      if (!parseNumber(word)) return "the default";
+    }
+    if (count == 0 || count > type.count) return "the default";
     settings_.*type.field = text_;
     return "";
   }

@@ -50,6 +50,13 @@ struct Settings {
   int64_t bufferBytes = 0;       // NCCL_BUFFSIZE; 0: automatic
   std::string algorithm;         // NCCL_ALGO
   std::string protocol;          // NCCL_PROTO
+  int64_t threads = 0;           // NCCL_NTHREADS; 0: automatic
+  int64_t ll128Threads = 0;      // NCCL_LL128_NTHREADS; 0: automatic
+  std::string threadThresholds;  // NCCL_THREAD_THRESHOLDS: up to six numbers, or empty
+  int64_t netOverhead = -1;      // NCCL_NET_OVERHEAD: nanoseconds; negative: automatic
+  bool ll128C2c = true;          // NCCL_LL128_C2C
+  int64_t pat = 2;               // NCCL_PAT_ENABLE: 0 never, 1 always, 2 with one rank per node
+  std::string tuningFile;        // UNISONO_TUNING_FILE
   int64_t cuMem = -1;            // NCCL_CUMEM_ENABLE: -1 automatic, 0 legacy IPC, 1 VMM
   bool zeroCopy = true;          // UNISONO_ZERO_COPY
   int64_t zeroCopyBytes = int64_t{64} << 30;  // UNISONO_ZERO_COPY_BYTES

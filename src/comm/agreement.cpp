@@ -12,7 +12,7 @@ namespace unisono::comm {
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 248 && bootstrap::kProtocolVersion == 4,
+static_assert(sizeof(RankFacts) == 344 && bootstrap::kProtocolVersion == 5,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -24,14 +24,14 @@ struct Defaults {
   uint32_t slots;          // of a FIFO: a chunk on its way and the next one
   int peerChannels;
   int mostChannelsPerPeer;
-  size_t minBytesPerChannel;
+  int64_t ringBytesPerThread;  // a channel with less is not worth its start
   uint64_t minBytesPerPart;
 };
 
 // CUDA: as many rings as H200 needs to fill its links with one block each, and slices long enough
 // that what happens between two of them does not count. Host: small, so that hundreds of ranks fit.
-constexpr Defaults kCuda{24, 1 << 20, 256 << 10, 4, 32, 16, 32 << 10, 64 << 10};
-constexpr Defaults kHost{2, 32 << 10, 32 << 10, 8, 4, 2, 64 << 10, 64 << 10};
+constexpr Defaults kCuda{24, 1 << 20, 256 << 10, 4, 32, 16, 64, 64 << 10};
+constexpr Defaults kHost{2, 32 << 10, 32 << 10, 8, 4, 2, 128, 64 << 10};
 
 constexpr uint32_t kSlicesPerChunk = 2;
 constexpr size_t kOneShotMaxBytes = 256 << 10;
@@ -49,6 +49,33 @@ int64_t settingOf(const std::vector<RankFacts>& ranks, Member member, Choose cho
     if (value > 0) result = result == 0 ? value : choose(result, value);
   }
   return result;
+}
+
+// What the choice of algorithms depends on must be alike: ranks that choose differently hang.
+void checkTuning(const RankFacts& first, const RankFacts& facts, size_t rank) {
+  using tuning::TuningSettings;
+  struct Field {
+    const char* variable;
+    int64_t TuningSettings::*value;
+  };
+  static constexpr Field kFields[] = {{"NCCL_NTHREADS", &TuningSettings::threads},
+                                      {"NCCL_LL128_NTHREADS", &TuningSettings::ll128Threads},
+                                      {"NCCL_NET_OVERHEAD", &TuningSettings::netOverheadNs},
+                                      {"NCCL_LL128_C2C", &TuningSettings::ll128C2c},
+                                      {"NCCL_PAT_ENABLE", &TuningSettings::patEnable}};
+  const char* differs = nullptr;
+  for (const Field& field : kFields) {
+    if (facts.tuning.*field.value != first.tuning.*field.value) differs = field.variable;
+  }
+  if (facts.tuning.thresholds != first.tuning.thresholds) differs = "NCCL_THREAD_THRESHOLDS";
+  if (differs != nullptr) {
+    throw invalidUsage("Ranks 0 and {} have different values of {}", rank, differs)
+        .remedy(fmt::format("Set {} alike on all ranks", differs));
+  }
+  if (facts.measurements != first.measurements) {
+    throw invalidUsage("Ranks 0 and {} have different files of UNISONO_TUNING_FILE", rank)
+        .remedy("Give all ranks the same file");
+  }
 }
 
 }  // namespace
@@ -90,6 +117,7 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
           r, first.user, facts.user)
           .remedy("Run all ranks of a machine as the same user");
     }
+    checkTuning(first, facts, r);
   }
   std::map<std::pair<uint64_t, std::array<std::byte, 16>>, size_t> devices;
   for (size_t r = 0; r < ranks.size(); r++) {
@@ -106,7 +134,7 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
 }
 
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
-                int rank) {
+                int rank, const tuning::MeasuredTable& measurements) {
   const bool cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
   const Defaults& defaults = cuda ? kCuda : kHost;
   auto smaller = [](int64_t a, int64_t b) { return std::min(a, b); };
@@ -147,9 +175,22 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.tuningInput.ranks = config.ranks;
   config.tuningInput.channels = decision.joined.channels();
   config.tuningInput.allowed = allowed;
-  config.tuningInput.minBytesPerChannel = defaults.minBytesPerChannel;
   config.tuningInput.oneShotMaxBytes =
       allReach && config.ranks <= device::kOneShotMaxRanks ? kOneShotMaxBytes : 0;
+
+  tuning::ModelInput input;
+  input.facts = tuning::factsOf(decision.joined);
+  tuning::setDirect(allReach, input.facts);
+  input.allowed = allowed;
+  input.settings = ranks.front().tuning;
+  int64_t& ringThreshold = input.settings.thresholds.back();
+  if (ringThreshold < 0) ringThreshold = defaults.ringBytesPerThread;
+  input.measured = tuning::replaceCurves(input.measured, measurements);
+  config.tuningInput.model = tuning::makeModel(input);
+  config.tuningInput.minBytesPerChannel = static_cast<size_t>(tuning::bytesPerChannel(
+      config.tuningInput.model, device::Algorithm::ring, device::Protocol::simple));
+  decision.warnings = tuning::warningsOf(input, config.tuningInput.model);
+
   uint32_t& simple = config.slotBytes[plan::indexOf(device::Protocol::simple)];
   simple = static_cast<uint32_t>(slotBytes);
   config.peerSlotBytes = std::min(simple, defaults.peerSlotBytes);
@@ -182,6 +223,7 @@ DecisionSummary summarize(const Decision& decision) {
           config.channelsPerPeer,
           static_cast<int64_t>(config.tuningInput.oneShotMaxBytes),
           decision.nodes,
+          static_cast<int64_t>(tuning::hashOf(config.tuningInput.model)),
           topology::hashOf(decision.joined)};
 }
 
@@ -213,6 +255,11 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
     const std::string_view differs = topology::firstDifference(first.joined, summaries[r].joined);
     if (!differs.empty()) {
       throw internalError("Ranks 0 and {} decided differently on {}", r, differs)
+          .remedy("Load the same libnccl.so.2 on all ranks");
+    }
+    // Follows from the graphs: they come first.
+    if (summaries[r].costModel != first.costModel) {
+      throw internalError("Ranks 0 and {} decided differently on the predicted times of calls", r)
           .remedy("Load the same libnccl.so.2 on all ranks");
     }
   }

@@ -10,6 +10,7 @@
 #include "plan/plan.h"
 #include "runtime/runtime.h"
 #include "topology/join.h"
+#include "tuning/model.h"
 
 // What all ranks of a communicator must agree on, decided by pure functions from what all ranks
 // told each other.
@@ -36,17 +37,20 @@ struct RankFacts {
   int64_t minChannels, maxChannels, bufferBytes;
   tuning::Allowed allowed;
   uint32_t unused;
+  tuning::TuningSettings tuning;
+  uint64_t measurements;  // hash of the table of UNISONO_TUNING_FILE, 0 without
   uint64_t sharedMemory;  // device of /dev/shm: equal where processes can share host memory
   uint64_t fabric;        // NVLink fabric across hosts: equal where GPUs are in the same; 0: none
   // Second look: whether this rank's device reaches all others directly.
   int32_t reachesPeers;
 };
 
-inline constexpr uint32_t kRankFactsLayout = 3 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 4 << 16 | sizeof(RankFacts);
 
 // Throws Error(invalidUsage) when the ranks cannot form a communicator: different versions or
 // backends, two ranks on one device (unless allowed), machines with no transport between them,
-// processes of one machine that cannot hand each other memory.
+// processes of one machine that cannot hand each other memory, different settings of the choice of
+// algorithms.
 void checkFacts(const std::vector<RankFacts>& ranks);
 
 // The decision: everything that shapes plans and connections. The same on every rank but for
@@ -57,15 +61,17 @@ struct Decision {
   int32_t nodes;
   topology::Joined joined;
   std::vector<std::vector<int32_t>> ringOrders;  // [channel][position]: rank
+  std::vector<std::string> warnings;             // for the user, about NCCL_ALGO and NCCL_PROTO
 };
 // From what all ranks said of themselves and of their place in their node's channels.
+// `measurements` replace the predicted times of calls.
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
-                int rank);
+                int rank, const tuning::MeasuredTable& measurements = {});
 
 // A summary for the check that all ranks decided alike, field by field.
 struct DecisionSummary {
   int64_t channels, slotBytes, peerSlotBytes, slots, slicesPerChunk, peerChannels, channelsPerPeer,
-      oneShotMaxBytes, nodes;
+      oneShotMaxBytes, nodes, costModel;
   topology::JoinedHash joined;
 };
 DecisionSummary summarize(const Decision& decision);

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <thread>
 
 #include "base/cpu_affinity.h"
@@ -18,8 +20,10 @@
 #include "comm/node_channels.h"
 #include "comm/node_machine.h"
 #include "comm/reaper.h"
+#include "detect/detect.h"
 #include "device/kernels.h"
 #include "runtime/descriptor_service.h"
+#include "tuning/settings.h"
 
 namespace unisono::comm {
 namespace {
@@ -31,6 +35,21 @@ void copyText(std::array<char, kSize>& to, const std::string& from) {
   const size_t length = std::min(from.size(), kSize - 1);
   std::memcpy(to.data(), from.data(), length);
   to[length] = '\0';
+}
+
+// The table of UNISONO_TUNING_FILE; empty without one.
+tuning::MeasuredTable measurements(const Settings& settings) {
+  if (settings.tuningFile.empty()) return {};
+  return tuning::parseMeasurements(detect::readFile(settings.tuningFile, "UNISONO_TUNING_FILE"),
+                                   settings.tuningFile);
+}
+
+// Logs each text once per process, however many communicators there are.
+void warnOnce(const std::string& text) {
+  static auto* mutex = new std::mutex;
+  static auto* logged = new std::set<std::string>;
+  std::lock_guard lock(*mutex);
+  if (logged->insert(text).second) logWarn("{}", text);
 }
 
 }  // namespace
@@ -136,6 +155,8 @@ RankFacts Communicator::facts() const {
   facts.maxChannels = bounds.max;
   facts.bufferBytes = settings_.bufferBytes;
   facts.allowed = tuning::parseAllowed(settings_.algorithm, settings_.protocol);
+  facts.tuning = tuning::tuningSettingsOf(settings_);
+  facts.measurements = settings_.tuningFile.empty() ? 0 : tuning::hashOf(measurements(settings_));
   return facts;
 }
 
@@ -167,8 +188,12 @@ void Communicator::agree() {
     if (link.through >= 0) mine.reachesPeers = 0;
   }
   ranks = bootstrap_->allGather(mine);
-  decision_ = decide(ranks, bootstrap_->allGather(found.place), bootstrap_->rank());
+  decision_ = decide(ranks, bootstrap_->allGather(found.place), bootstrap_->rank(),
+                     measurements(settings_));
   checkSummaries(bootstrap_->allGather(summarize(decision_)));
+  if (bootstrap_->rank() == 0) {
+    for (const std::string& warning : decision_.warnings) warnOnce(warning);
+  }
 
   for (const runtime::Kernel* kernel : device::kernelsOf(decision_.config.ranks)) {
     runtime_.prepare(*kernel, device_);

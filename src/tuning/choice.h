@@ -94,6 +94,7 @@ struct TuningInput {
   size_t oneShotMaxBytes = 0;     // 0: not every pair of ranks can map each other's memory
   size_t minBytesPerChannel = 1;  // a channel with less is not worth its start
   Allowed allowed;
+  CostModel model;
 };
 
 // For an all-reduce of `bytes` bytes: Algorithm::direct or Algorithm::ring.

@@ -475,6 +475,12 @@ CommFacts factsOf(const topology::Joined& joined) {
   return facts;
 }
 
+void setDirect(bool reachAll, CommFacts& facts) {
+  facts.reachAll = reachAll && facts.nodes == 1;
+  facts.directMaxRanks = kDirectMaxRanks;
+  facts.maxBytes[at(Algorithm::direct)][at(Protocol::ll)] = kDirectMaxBytes;
+}
+
 CostModel makeModel(const ModelInput& input) {
   CostModel model;
   model.facts = input.facts;
@@ -491,6 +497,12 @@ CostModel makeModel(const ModelInput& input) {
   setThreads(input, model);
   listCandidates(input.allowed, model);
   return model;
+}
+
+int64_t bytesPerChannel(const CostModel& model, Algorithm algorithm, Protocol protocol) {
+  return std::max<int64_t>(model.maxThreads[at(algorithm)][at(protocol)] *
+                               model.bytesPerThread[at(algorithm)][at(protocol)],
+                           1);
 }
 
 std::vector<std::string> warningsOf(const ModelInput& input, const CostModel& model) {
@@ -521,6 +533,22 @@ std::vector<std::string> warningsOf(const ModelInput& input, const CostModel& mo
                     fmt::join(split, ", ")));
   }
   return warnings;
+}
+
+uint64_t hashOf(const MeasuredTable& table) {
+  Fnv hash;
+  for (const MeasuredCurve& curve : table) {
+    for (const size_t value : {at(curve.operation), at(curve.algorithm), at(curve.protocol),
+                               static_cast<size_t>(curve.nodes), static_cast<size_t>(curve.ranks),
+                               curve.points.size()}) {
+      hash.add(value);
+    }
+    for (const MeasuredPoint& point : curve.points) {
+      hash.add(point.bytes);
+      hash.add(std::bit_cast<uint64_t>(point.timeUs));
+    }
+  }
+  return hash.value();
 }
 
 uint64_t hashOf(const CostModel& model) {

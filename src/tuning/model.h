@@ -68,6 +68,12 @@ struct CommFacts {
 };
 CommFacts factsOf(const topology::Joined& joined);
 
+// Adds what the direct algorithms need: whether all ranks map each other's memory, and how much
+// fits into the memory that they use for lines.
+inline constexpr uint64_t kDirectMaxBytes = 256 << 10;
+inline constexpr int kDirectMaxRanks = 8;
+void setDirect(bool reachAll, CommFacts& facts);
+
 // The cost of an operation by one algorithm and protocol.
 struct Estimate {
   Exclusion exclusion = Exclusion::operation;
@@ -111,11 +117,15 @@ struct ModelInput {
 };
 CostModel makeModel(const ModelInput& input);
 
+// Bytes that keep all threads of a channel busy.
+int64_t bytesPerChannel(const CostModel& model, Algorithm algorithm, Protocol protocol);
+
 // Texts for the user about NCCL_ALGO and NCCL_PROTO: operations for which they leave nothing that
 // can run here (something else carries them), and LL128 forced where its lines may be split.
 std::vector<std::string> warningsOf(const ModelInput& input, const CostModel& model);
 
 // Changes with everything that a choice depends on.
 uint64_t hashOf(const CostModel& model);
+uint64_t hashOf(const MeasuredTable& table);
 
 }  // namespace unisono::tuning

@@ -118,6 +118,32 @@ TEST(Facts, ProcessesThatCannotShareMemoryAreRefusedWithTheCause) {
   EXPECT_TRUE(has(refusal(space), "different machines")) << refusal(space);
 }
 
+TEST(Facts, RanksThatWouldChooseDifferentlyAreRefused) {
+  auto threads = factsOf(3);
+  threads[1].tuning.threads = 256;
+  EXPECT_TRUE(has(refusal(threads), "Ranks 0 and 1 have different values of NCCL_NTHREADS"))
+      << refusal(threads);
+  auto thresholds = factsOf(3);
+  thresholds[2].tuning.thresholds[3] = 7;
+  EXPECT_TRUE(has(refusal(thresholds), "NCCL_THREAD_THRESHOLDS")) << refusal(thresholds);
+  auto file = factsOf(3);
+  file[2].measurements = 9;
+  EXPECT_TRUE(has(refusal(file), "UNISONO_TUNING_FILE")) << refusal(file);
+}
+
+TEST(Decision, TheModelFollowsTheSettings) {
+  auto ranks = factsOf(4);
+  EXPECT_TRUE(decideFrom(ranks, 0).warnings.empty());
+  const size_t bytes = decideFrom(ranks, 0).config.tuningInput.minBytesPerChannel;
+  for (RankFacts& facts : ranks) {
+    facts.tuning.threads = 256;
+    facts.allowed = tuning::parseAllowed("nvls", "");
+  }
+  const Decision decision = decideFrom(ranks, 0);
+  EXPECT_EQ(decision.config.tuningInput.minBytesPerChannel, bytes / 2);
+  EXPECT_EQ(decision.warnings.size(), 1u);
+}
+
 TEST(Decision, IsTheSameOnEveryRank) {
   for (unsigned seed = 0; seed < 500; seed++) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -250,7 +276,8 @@ TEST(Summaries, TheFieldThatDiffersIsNamed) {
                         {&DecisionSummary::peerChannels, "point-to-point"},
                         {&DecisionSummary::channelsPerPeer, "channels of a peer"},
                         {&DecisionSummary::oneShotMaxBytes, "one-shot"},
-                        {&DecisionSummary::nodes, "nodes"}};
+                        {&DecisionSummary::nodes, "nodes"},
+                        {&DecisionSummary::costModel, "predicted times"}};
   const DecisionSummary same = summarize(decideFrom(factsOf(3), 0));
   auto text = [](const std::vector<DecisionSummary>& summaries) -> std::string {
     try {

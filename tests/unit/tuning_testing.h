@@ -48,10 +48,7 @@ inline topology::Joined joinMachines(const topology::XmlTopology& file, int node
 inline ModelInput inputOf(const std::string& preset, int nodes) {
   ModelInput input;
   input.facts = factsOf(joinMachines(topology::describeMachine(topology::preset(preset)), nodes));
-  input.facts.reachAll = nodes == 1;
-  input.facts.directMaxRanks = 8;
-  input.facts.maxBytes[static_cast<size_t>(Algorithm::direct)][static_cast<size_t>(Protocol::ll)] =
-      256 << 10;
+  setDirect(true, input.facts);
   return input;
 }
 
