@@ -25,4 +25,9 @@ if(TARGET unisono_tool)
     DEPENDS unisono_tool ${UNISONO_PUGIXML_LIBRARY} GTest::gmock LABELS unit)
   add_dependencies(tools_topo_test unisono)
   target_compile_definitions(tools_topo_test PRIVATE UNISONO_PROGRAM="$<TARGET_FILE:unisono>")
+
+  unisono_test(tools_explain_test SOURCES tools_explain_test.cpp
+    DEPENDS unisono_options nlohmann_json::nlohmann_json GTest::gmock LABELS unit)
+  add_dependencies(tools_explain_test unisono)
+  target_compile_definitions(tools_explain_test PRIVATE UNISONO_PROGRAM="$<TARGET_FILE:unisono>")
 endif()

@@ -52,6 +52,7 @@ struct BenchOptions {
   bool processPerGpu = false;
 
   std::string jsonPath;  // "-": standard output
+  bool quiet = false;    // print no table
   std::string library;
   std::string against;
   int repeats = 0;  // 0: 1, or 5 with `against`

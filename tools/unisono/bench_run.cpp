@@ -90,6 +90,10 @@ class Worker {
     const OperationInfo& info = operationInfo(options_.operation);
     if (worker_ == 0) {
       std::FILE* table = options_.jsonPath == "-" ? stderr : stdout;
+      if (options_.quiet) {
+        nowhere_.reset(std::fopen("/dev/null", "w"));
+        table = nowhere_.get();
+      }
       report_.emplace(options_, describeRun(run_), table);
       report_->header();
     }
@@ -242,6 +246,10 @@ class Worker {
   int helpers_;
   std::vector<size_t> sizes_;
   std::vector<std::unique_ptr<RankSet>> sets_;
+  struct Closer {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::unique_ptr<std::FILE, Closer> nowhere_;
   std::optional<Report> report_;
 };
 

@@ -6,6 +6,7 @@
 
 #include "bench_options.h"
 #include "bench_run.h"
+#include "explain_command.h"
 #include "library_table.h"
 #include "topo_command.h"
 
@@ -33,6 +34,8 @@ int run(int argc, char** argv) {
   CLI::App* bench = addBenchCommand(app, arguments);
   unisono::topo::TopoOptions topoOptions;
   CLI::App* topo = unisono::topo::addTopoCommand(app, topoOptions);
+  unisono::explain::ExplainArguments explainArguments;
+  CLI::App* explain = unisono::explain::addExplainCommand(app, explainArguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -44,6 +47,7 @@ int run(int argc, char** argv) {
     return kExitSuccess;
   }
   if (topo->parsed()) return unisono::topo::runTopo(topoOptions);
+  if (explain->parsed()) return unisono::explain::runExplain(explainArguments);
   if (bench->parsed()) return runBench(finishOptions(arguments));
   fmt::print("{}", app.help());
   return kExitUsage;

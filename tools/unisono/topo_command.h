@@ -4,16 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "machine_options.h"
+
 namespace CLI {
 class App;
 }
 
 namespace unisono::topo {
 
-struct TopoOptions {
-  std::string file;       // topology file; empty: see preset
-  std::string preset;     // of topology/presets.h; empty and no file: this machine
-  int nodes = 1;          // machines in the communicator
+struct TopoOptions : MachineOptions {
   bool noJoined = false;  // leave out the channels of the whole communicator
   std::string svgFile;    // empty: no picture
   std::string svgPattern = "ring";
@@ -21,7 +20,6 @@ struct TopoOptions {
   std::vector<std::string> why;  // two names, or none
   std::string dumpFile;          // topology file to write
   std::string graphFile;         // graph file to write
-  std::string root = "/";        // folder with the sys and proc of this machine
 };
 
 // Adds `topo` to the program's commands. Parsing fills `options`.

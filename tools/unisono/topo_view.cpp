@@ -36,6 +36,7 @@ Joined joinMachines(const std::vector<Domain>& domains, size_t gpus, int machine
       const int rank = topology.node(gpu).gpu.rank;
       ofMachine[static_cast<size_t>(rank)] =
           placeOf(domain.graphs, ranksOf, rank, static_cast<uint64_t>(first));
+      ofMachine[static_cast<size_t>(rank)].machine = machineFactsOf(topology);
     }
   }
   std::vector<RankPlace> places;
@@ -50,13 +51,18 @@ Joined joinMachines(const std::vector<Domain>& domains, size_t gpus, int machine
 }
 
 // Renumbers ranks from 0: those of a file may be a part of a larger communicator's.
-void renumberRanks(Topology& topology) {
+void renumberRanks(Topology& topology, int ranksPerNode) {
   std::vector<int> gpus = topology.of(NodeType::gpu);
   std::erase_if(gpus, [&](int gpu) { return topology.node(gpu).gpu.rank < 0; });
   std::sort(gpus.begin(), gpus.end(),
             [&](int a, int b) { return topology.node(a).gpu.rank < topology.node(b).gpu.rank; });
+  if (static_cast<size_t>(ranksPerNode) > gpus.size()) {
+    throw invalidArgument("this machine has {} GPUs, not {}", gpus.size(), ranksPerNode)
+        .remedy("Ask for fewer ranks, or for more machines with --nodes.");
+  }
   for (size_t rank = 0; rank < gpus.size(); rank++) {
-    topology.nodes[static_cast<size_t>(gpus[rank])].gpu.rank = static_cast<int>(rank);
+    const bool used = ranksPerNode == 0 || rank < static_cast<size_t>(ranksPerNode);
+    topology.nodes[static_cast<size_t>(gpus[rank])].gpu.rank = used ? static_cast<int>(rank) : -1;
   }
 }
 
@@ -81,7 +87,7 @@ View makeView(const XmlTopology& file, const ViewSettings& settings) {
   for (Node& node : topology.nodes) {
     node.net.name = printable(node.net.name);
   }
-  renumberRanks(topology);
+  renumberRanks(topology, settings.ranksPerNode);
   const auto& gpus = topology.of(NodeType::gpu);
   const auto ranks = static_cast<size_t>(std::count_if(
       gpus.begin(), gpus.end(), [&](int gpu) { return topology.node(gpu).gpu.rank >= 0; }));

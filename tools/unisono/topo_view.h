@@ -14,7 +14,8 @@ namespace unisono::topo {
 
 // What the user asks for in addition to the machine.
 struct ViewSettings {
-  int nodes = 1;  // machines like this one in the communicator
+  int nodes = 1;         // machines like this one in the communicator
+  int ranksPerNode = 0;  // the first GPUs of each machine are in it; 0: all
   topology::PathSettings paths;
   topology::SearchSettings search;
   topology::JoinSettings join;

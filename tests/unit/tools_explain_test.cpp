@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+// `unisono explain` as its users run it.
+namespace unisono::explain {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string read(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::ostringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+class ExplainProgram : public ::testing::Test {
+ protected:
+  struct Run {
+    int status = -1;
+    std::string out, err;
+  };
+
+  void SetUp() override {
+    std::string name =
+        (std::filesystem::temp_directory_path() / "unisono-explain-test-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override {
+    std::error_code error;
+    std::filesystem::remove_all(folder_, error);
+  }
+
+  Run explain(const std::string& arguments, const std::string& environment = "") {
+    const std::string command = "env " + environment + " " + UNISONO_PROGRAM + " explain " +
+                                arguments + " >" + at("out") + " 2>" + at("err");
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(at("out")), read(at("err"))};
+  }
+  json explainJson(const std::string& arguments, const std::string& environment = "") {
+    const Run run = explain(arguments + " --json", environment);
+    EXPECT_EQ(run.status, 0) << run.err;
+    return json::parse(run.out);
+  }
+  std::string at(const std::string& name) const { return (folder_ / name).string(); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+TEST_F(ExplainProgram, PrintsTheChoiceTheCandidatesAndTheRanges) {
+  const Run run = explain("--preset hgx-h200x8 -s 8");
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("AllReduce of 8 B (2 float, sum) by 8 ranks on 1 node"));
+  EXPECT_THAT(run.out, HasSubstr("\nChoice: Direct LL"));
+  EXPECT_THAT(run.out, HasSubstr("the choice (time measured)"));
+  EXPECT_THAT(run.out, HasSubstr("times the time of the choice"));
+  EXPECT_THAT(run.out, HasSubstr("no NVLink multicast"));
+  EXPECT_THAT(run.out, HasSubstr("\nBy size\n"));
+  EXPECT_EQ(run.err, "");
+}
+
+TEST_F(ExplainProgram, FollowsTheEnvironment) {
+  const json ring = explainJson("--preset hgx-h200x8 -s 8", "NCCL_ALGO=ring");
+  EXPECT_EQ(ring["choice"]["algorithm"], "Ring");
+  EXPECT_EQ(ring["choice"]["allowed"], true);
+  EXPECT_TRUE(ring["warnings"].empty());
+  const json nvls = explainJson("--preset hgx-h200x8 -s 8", "NCCL_ALGO=nvls");
+  EXPECT_EQ(nvls["choice"]["allowed"], false);
+  ASSERT_EQ(nvls["warnings"].size(), 1u);
+  const json threads = explainJson("broadcast --preset hgx-h200x8 -s 1G", "NCCL_NTHREADS=128");
+  EXPECT_EQ(threads["choice"]["threads"], 128 + 32);
+  std::ofstream(at("times")) << "AllReduce Ring Simple 1 8 8 0.5\n";
+  const json file = explainJson("--preset hgx-h200x8 -s 8", "UNISONO_TUNING_FILE=" + at("times"));
+  EXPECT_EQ(file["choice"]["algorithm"], "Ring");
+  EXPECT_EQ(file["choice"]["predicted_us"], 0.5);
+}
+
+TEST_F(ExplainProgram, AsNcclChoosesAmongNcclsAlgorithms) {
+  const json small = explainJson("--preset dgx-h100 --nodes 8 -s 8 --as-nccl");
+  EXPECT_EQ(small["ranks"], 64);
+  EXPECT_EQ(small["choice"]["algorithm"], "Tree");
+  const json large = explainJson("--preset dgx-h100 -s 1G --as-nccl --multicast");
+  EXPECT_EQ(large["choice"]["algorithm"], "NVLS");
+}
+
+TEST_F(ExplainProgram, RangesFollowEachOther) {
+  const json report = explainJson("--preset dgx-h100 --nodes 2 --as-nccl -b 1 -e 4G");
+  uint64_t next = 1;
+  for (const json& range : report["ranges"]) {
+    EXPECT_EQ(range["first_bytes"], next);
+    next = range["last_bytes"].get<uint64_t>() + 1;
+  }
+  EXPECT_EQ(next, (uint64_t{4} << 30) + 1);
+  EXPECT_GT(report["ranges"].size(), 2u);
+}
+
+TEST_F(ExplainProgram, DrawsThePlot) {
+  const Run run = explain("--preset dgx-h100 --svg " + at("plot.svg"));
+  ASSERT_EQ(run.status, 0) << run.err;
+  const std::string svg = read(at("plot.svg"));
+  EXPECT_THAT(svg, AllOf(HasSubstr("<svg"), HasSubstr("Ring Simple"), HasSubstr("the choice"),
+                         HasSubstr("Tree LL (cannot run)"), HasSubstr("</svg>")));
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
+  EXPECT_THAT(svg, Not(HasSubstr("inf,")));
+}
+
+TEST_F(ExplainProgram, RunsTheCallOnSimulatedGpus) {
+  const json report = explainJson("all_reduce --preset hgx-h200x4 --ranks 2 --run -b 1K -e 256K");
+  EXPECT_EQ(report["run"]["backend"], "host");
+  ASSERT_EQ(report["run"]["rows"].size(), 5u);
+  for (const json& row : report["run"]["rows"]) {
+    EXPECT_GT(row["measured_us"], 0.0);
+    EXPECT_GT(row["predicted_us"], 0.0);
+    EXPECT_EQ(row["wrong"], 0);
+  }
+  const Run text = explain("all_gather --preset hgx-h200x4 --nodes 2 --ranks 2 --run -s 1K");
+  ASSERT_EQ(text.status, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("Measured (host backend)"));
+  EXPECT_THAT(text.out, HasSubstr("A CPU simulated the GPUs"));
+}
+
+TEST_F(ExplainProgram, WrongArgumentsAreErrorsThatListTheAcceptedOnes) {
+  struct Case {
+    const char* arguments;
+    const char* part;
+  };
+  const Case cases[] = {
+      {"all_to_all --preset dgx-h100", "expected one of all_reduce, all_gather, reduce_scatter"},
+      {"--preset dgx-h100 -d quad", "expected one of int8, uint8"},
+      {"--preset dgx-h100 -o xor", "expected one of sum, prod, max, min, avg, mulsum"},
+      {"--preset dgx-h100 -s many", "--size: \"many\" is not a size"},
+      {"--preset dgx-h100 -b 1M -e 1K", "--min 1 MiB is larger than --max 1 KiB"},
+      {"--preset dgx-h100 --nodes 2 --ranks 3", "3 ranks do not divide by 2 nodes"},
+      {"--preset dgx-h100 --ranks 9", "has 8 GPUs, not 9"},
+      {"--preset dgx-h101", "The presets are dgx-h100"},
+      {"--preset dgx-h100 --as-nccl --run", "omit it or --as-nccl"},
+      {"--file /nowhere", "/nowhere"}};
+  for (const Case& wrong : cases) {
+    const Run run = explain(wrong.arguments);
+    EXPECT_EQ(run.status, 2) << wrong.arguments;
+    EXPECT_THAT(run.err, HasSubstr(wrong.part)) << wrong.arguments;
+    EXPECT_EQ(run.out, "");
+  }
+  EXPECT_THAT(explain("--preset dgx-h100", "NCCL_ALGO=fast").err, HasSubstr("Use Tree, Ring"));
+  std::ofstream(at("times")) << "AllReduce Ring Simple 1 8 8\n";
+  EXPECT_THAT(explain("--preset dgx-h100", "UNISONO_TUNING_FILE=" + at("times")).err,
+              HasSubstr("has 6 words instead of 7"));
+}
+
+}  // namespace
+}  // namespace unisono::explain

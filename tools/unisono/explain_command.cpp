@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "explain_command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/error.h"
+#include "bench_run.h"
+#include "detect/detect.h"
+#include "explain_report.h"
+#include "library_table.h"
+#include "topology/checks.h"
+#include "tuning/settings.h"
+
+namespace unisono::explain {
+namespace {
+
+using bench::BenchOperation;
+using bench::BenchReduction;
+using bench::UsageError;
+
+constexpr int kExitShown = 0;
+constexpr double kRunFactor = 4;  // between the sizes of a run over a range
+
+std::string operationNames() {
+  std::vector<std::string> names;
+  for (int o = 0; o < tuning::kCollectives; o++) {
+    names.emplace_back(bench::operationInfo(static_cast<BenchOperation>(o)).name);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+// The first operations of the bench are those that have a choice, in the same order.
+BenchOperation parseOperation(const std::string& text) {
+  for (int o = 0; o < tuning::kCollectives; o++) {
+    const auto operation = static_cast<BenchOperation>(o);
+    if (text == bench::operationInfo(operation).name || tuning::findOperation(text) == o) {
+      return operation;
+    }
+  }
+  throw UsageError(
+      fmt::format("unknown operation \"{}\"; expected one of {}", text, operationNames()));
+}
+
+const bench::ElementInfo& parseType(const std::string& text) {
+  if (const bench::ElementInfo* info = bench::findElementType(text)) return *info;
+  std::vector<std::string> names;
+  for (const bench::ElementInfo& info : bench::elementTypes()) names.emplace_back(info.name);
+  throw UsageError(
+      fmt::format("--type: unknown type \"{}\"; expected one of {}", text, fmt::join(names, ", ")));
+}
+
+BenchReduction parseReduction(const std::string& text) {
+  std::vector<std::string> names;
+  for (int i = 0; i < bench::kReductions; i++) {
+    names.emplace_back(bench::reductionName(BenchReduction{i}));
+    if (text == names.back()) return BenchReduction{i};
+  }
+  throw UsageError(fmt::format("--op: unknown operator \"{}\"; expected one of {}", text,
+                               fmt::join(names, ", ")));
+}
+
+uint64_t parseBytes(const char* option, const std::string& text) {
+  try {
+    return bench::parseSize(text);
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("{}: {}", option, error.what()));
+  }
+}
+
+// What kernels compute for an operator of the API.
+device::Reduction deviceReduction(BenchReduction reduction, const bench::ElementInfo& type) {
+  switch (reduction) {
+    case BenchReduction::avg:
+      return type.kind == bench::NumberKind::floating ? device::Reduction::preMulSum
+                                                      : device::Reduction::sumPostDivide;
+    case BenchReduction::preMulSum:
+      return device::Reduction::preMulSum;
+    default:
+      return static_cast<device::Reduction>(reduction);
+  }
+}
+
+// Whether the GPUs of a machine all map each other's memory.
+bool allReach(const topo::View& view) {
+  if (view.domains.size() != 1) return false;
+  const topology::Machine& machine = view.domains.front().machine;
+  const std::vector<int>& gpus = machine.topology.of(topology::NodeType::gpu);
+  for (const int a : gpus) {
+    for (const int b : gpus) {
+      if (a >= b) continue;
+      const topology::PeerVerdict verdict =
+          topology::checkPeer(machine.topology, machine.paths, machine.settings, a, b);
+      if (!verdict.allowed || verdict.through >= 0) return false;
+    }
+  }
+  return true;
+}
+
+tuning::ModelInput modelInput(const ExplainArguments& arguments, const Settings& settings,
+                              const topo::View& view) {
+  tuning::ModelInput input;
+  input.facts = tuning::factsOf(view.joined);
+  input.facts.multicast = arguments.multicast;
+  input.facts.collnet = arguments.collnet;
+  tuning::setDirect(!arguments.asNccl && allReach(view), input.facts);
+  input.allowed = tuning::parseAllowed(settings.algorithm, settings.protocol);
+  input.settings = tuning::tuningSettingsOf(settings);
+  if (arguments.asNccl) {
+    input.registry = &tuning::ncclRegistry();
+    input.measured.clear();
+  }
+  if (!settings.tuningFile.empty()) {
+    input.measured = tuning::replaceCurves(
+        input.measured,
+        tuning::parseMeasurements(detect::readFile(settings.tuningFile, "UNISONO_TUNING_FILE"),
+                                  settings.tuningFile));
+  }
+  return input;
+}
+
+// A file that is removed at the end.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const char* ending) {
+    path_ = (std::filesystem::temp_directory_path() / "unisono-explain-XXXXXX").string() + ending;
+    const int descriptor = ::mkstemps(path_.data(), static_cast<int>(std::strlen(ending)));
+    if (descriptor < 0) throw systemError(errno, "creating a file in the temporary directory");
+    ::close(descriptor);
+  }
+  ~TemporaryFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Runs the call through the bench: on this machine's GPUs, or on the host backend with the machine
+// that was asked for. Returns the exit status.
+int measure(const ExplainArguments& arguments, const topology::XmlTopology& file,
+            const bench::ElementInfo& type, ExplainReport& report) {
+  const TemporaryFile results(".json"), machine(".xml");
+  bench::BenchOptions options;
+  options.operation = report.operation;
+  options.types = {type.type};
+  options.reductions = {parseReduction(arguments.reduction)};
+  options.minBytes = arguments.rangeGiven ? report.minBytes : report.question.bytes;
+  options.maxBytes = arguments.rangeGiven ? report.maxBytes : report.question.bytes;
+  options.factor = kRunFactor;
+  options.nodes = report.nodes;
+  options.gpusPerThread = report.ranks / report.nodes;
+  options.seed = 1;
+  options.library = bench::defaultLibraryPath();
+  options.jsonPath = results.path();
+  options.quiet = true;
+  if (!arguments.machine.file.empty() || !arguments.machine.preset.empty()) {
+    detect::writeFile(machine.path(), topology::writeTopologyXml(file));
+    options.backend = "host";
+    options.topologyFile = machine.path();
+  } else {
+    options.backend = "cuda";
+  }
+  const int status = bench::runBench(options);
+  if (status != bench::kExitSuccess && status != bench::kExitWrongResult) return status;
+  const auto json = nlohmann::json::parse(detect::readFile(results.path(), "the results"));
+  report.backend = json.at("backend");
+  tuning::Question question = report.question;
+  for (const auto& row : json.at("rows")) {
+    question.bytes = row.at("bytes");
+    const auto& ours = row.at("out_of_place").at("ours");
+    const double seconds = ours.at("time").at("median");
+    report.run.push_back(
+        {question.bytes, tuning::choose(report.model, question), seconds * 1e6, ours.at("wrong")});
+  }
+  return status;
+}
+
+int show(const ExplainArguments& arguments) {
+  const BenchOperation operation = parseOperation(arguments.operation);
+  const bench::ElementInfo& type = parseType(arguments.type);
+  const BenchReduction reduction = parseReduction(arguments.reduction);
+  ExplainReport report;
+  report.minBytes = parseBytes("--min", arguments.minSize);
+  report.maxBytes = parseBytes("--max", arguments.maxSize);
+  const uint64_t bytes = parseBytes("--size", arguments.size);
+  if (report.minBytes > report.maxBytes) {
+    throw UsageError(fmt::format("--min {} is larger than --max {}", bytesText(report.minBytes),
+                                 bytesText(report.maxBytes)));
+  }
+  if (arguments.run && arguments.asNccl) {
+    throw UsageError("--run runs this library, not NCCL; omit it or --as-nccl");
+  }
+  topo::MachineOptions machine = arguments.machine;
+  if (arguments.ranks % machine.nodes != 0) {
+    throw UsageError(
+        fmt::format("--ranks: {} ranks do not divide by {} nodes", arguments.ranks, machine.nodes));
+  }
+  machine.ranksPerNode = arguments.ranks / machine.nodes;
+
+  const Settings settings = settingsFromEnvironment();
+  topo::ViewSettings viewSettings = topo::viewSettings(settings, machine);
+  viewSettings.search.collnet |= arguments.collnet;
+  const topology::XmlTopology file = topo::readMachine(machine, settings, viewSettings.paths);
+  const topo::View view = topo::makeView(file, viewSettings);
+
+  report.source = view.source;
+  report.nodes = machine.nodes;
+  report.ranks = view.joined.ranks();
+  report.asNccl = arguments.asNccl;
+  report.operation = operation;
+  report.typeName = type.name;
+  report.reductionName = bench::reductionName(reduction);
+  report.count = bench::countForBytes(operation, bytes, type.bytes, report.ranks);
+  report.question = {static_cast<tuning::Operation>(operation),
+                     bench::bytesForCount(operation, report.count, type.bytes, report.ranks),
+                     static_cast<device::DataType>(type.type), deviceReduction(reduction, type), 1};
+  const tuning::ModelInput input = modelInput(arguments, settings, view);
+  report.model = tuning::makeModel(input);
+  report.warnings = tuning::warningsOf(input, report.model);
+  report.explanation = tuning::explain(report.model, report.question);
+  report.ranges =
+      tuning::choicesBySize(report.model, report.question, report.minBytes, report.maxBytes);
+
+  int status = kExitShown;
+  if (arguments.run) {
+    status = measure(arguments, file, type, report);
+    if (status != kExitShown && status != bench::kExitWrongResult) return status;
+  }
+  if (!arguments.svgFile.empty()) detect::writeFile(arguments.svgFile, svgOf(report));
+  if (!arguments.jsonFile.empty() && arguments.jsonFile != "-") {
+    detect::writeFile(arguments.jsonFile, jsonOf(report));
+  }
+  topo::print(arguments.jsonFile == "-" ? jsonOf(report) : topo::printableLines(textOf(report)));
+  return status;
+}
+
+}  // namespace
+
+CLI::App* addExplainCommand(CLI::App& app, ExplainArguments& arguments) {
+  CLI::App* explain = app.add_subcommand(
+      "explain",
+      "Explain how a call is carried: the choice of algorithm and protocol, its predicted time, "
+      "every candidate with the reason why it lost or is excluded, and how the choice changes over "
+      "sizes, as a communicator with the NCCL_* variables of this environment sees them. Exit "
+      "status: 0 explained, 1 a run had wrong results, 2 wrong options or an unusable file, 3 a "
+      "run "
+      "failed");
+  const char* call = "Which call";
+  explain
+      ->add_option("OPERATION", arguments.operation,
+                   fmt::format("One of {} (all_reduce)", operationNames()))
+      ->group(call);
+  explain
+      ->add_option("-s,--size", arguments.size,
+                   "Bytes of a rank's input or output, the larger one (1M)")
+      ->group(call);
+  explain->add_option("-d,--type", arguments.type, "Type of the elements, as in bench (float)")
+      ->group(call);
+  explain->add_option("-o,--op", arguments.reduction, "Operator, as in bench (sum)")->group(call);
+  explain
+      ->add_option("--ranks", arguments.ranks, "Ranks in all, equally many on each node (all GPUs)")
+      ->check(CLI::Range(1, 1 << 20))
+      ->group(call);
+  topo::addMachineOptions(*explain, arguments.machine);
+
+  const char* assume = "Assumptions";
+  explain
+      ->add_flag("--as-nccl", arguments.asNccl,
+                 "Choose among NCCL's algorithms, as if all were implemented, and none of ours")
+      ->group(assume);
+  explain->add_flag("--multicast", arguments.multicast, "The GPUs have NVLink multicast (NVLS)")
+      ->group(assume);
+  explain->add_flag("--collnet", arguments.collnet, "The network reduces (CollNet)")->group(assume);
+
+  const char* output = "Output (default: text)";
+  const auto range = [&](const std::string&) { arguments.rangeGiven = true; };
+  explain->add_option("-b,--min", arguments.minSize, "Smallest size of the table and the plot (8)")
+      ->each(range)
+      ->group(output);
+  explain->add_option("-e,--max", arguments.maxSize, "Largest size of the table and the plot (1G)")
+      ->each(range)
+      ->group(output);
+  explain
+      ->add_flag(
+          "--run", arguments.run,
+          "Run the call (with --min or --max: sizes of that range) and show predicted next to "
+          "measured: on this machine's GPUs, or simulated for --file and --preset")
+      ->group(output);
+  explain->add_option("--json", arguments.jsonFile, "Write JSON to this file or to standard output")
+      ->expected(0, 1)
+      ->default_str("-")
+      ->group(output);
+  explain->add_option("--svg", arguments.svgFile, "Plot predicted times over sizes to this file")
+      ->group(output);
+  return explain;
+}
+
+int runExplain(const ExplainArguments& arguments) {
+  try {
+    return show(arguments);
+  } catch (const UsageError& error) {
+    fmt::print(stderr, "unisono explain: {}\nRun unisono explain --help to see all options.\n",
+               topo::printableLines(error.what()));
+  } catch (const Error& error) {
+    fmt::print(stderr, "unisono explain: {}\n", topo::printableLines(error.what()));
+  }
+  return bench::kExitUsage;
+}
+
+}  // namespace unisono::explain

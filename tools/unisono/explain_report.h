@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "operations.h"
+#include "topo_view.h"
+#include "tuning/choice.h"
+
+// What `unisono explain` shows: why a call is carried as it is, as plain data.
+namespace unisono::explain {
+
+// One size of a real run, with the prediction.
+struct MeasuredRow {
+  uint64_t bytes;
+  tuning::Choice choice;
+  double measuredUs;
+  uint64_t wrong;  // elements that differ from the expected result
+};
+
+struct ExplainReport {
+  std::string source;  // file, preset or "this machine"
+  int nodes = 1, ranks = 1;
+  bool asNccl = false;
+  bench::BenchOperation operation{};
+  std::string typeName, reductionName;
+  uint64_t count = 0;  // of the call, in elements
+  tuning::Question question;
+  tuning::CostModel model;
+  tuning::Explanation explanation;
+  uint64_t minBytes = 0, maxBytes = 0;
+  std::vector<tuning::ChoiceRange> ranges;  // from minBytes to maxBytes
+  std::vector<std::string> warnings;
+  std::string backend;  // of the run; empty: there was none
+  std::vector<MeasuredRow> run;
+
+  double busBandwidth(uint64_t bytes, double timeUs) const;
+};
+
+std::string textOf(const ExplainReport& report);
+std::string jsonOf(const ExplainReport& report);
+// Draws the predicted time of every candidate over the sizes.
+std::string svgOf(const ExplainReport& report);
+
+// "256 KiB", "1000001 B".
+std::string bytesText(uint64_t bytes);
+
+}  // namespace unisono::explain
