@@ -65,12 +65,9 @@ UNISONO_DEVICE void localCollective(ThreadGroup& group, const Block& block) {
   const ChannelPart part = work.part(block.channel);
   const uint64_t bytes = part.offset * elementBytes(work.reduction.type);
   ReduceCopy copy{};
-  copy.source[0] = static_cast<const std::byte*>(work.input) + bytes;
-  copy.destination[0] = static_cast<std::byte*>(work.output) + bytes;
-  copy.sources = 1;
-  copy.destinations = 1;
+  copy.addSource(static_cast<const std::byte*>(work.input) + bytes, true);
+  copy.addDestination(static_cast<std::byte*>(work.output) + bytes);
   copy.elements = part.count;
-  copy.prepare = 1;
   copy.finish = true;
   if (group.isWorker() && !group.aborted()) reduceCopy(group, work.reduction, copy);
 }

@@ -8,10 +8,6 @@
 // earlier, so no order of calls can deadlock.
 namespace unisono::device::UNISONO_TARGET {
 
-UNISONO_DEVICE ReductionSpec asBytes() {
-  return {DataType::uint8, Reduction::sum, false, 0};
-}
-
 // The bytes of a message that one of its channels carries.
 struct MessagePart {
   uint64_t offset;
@@ -30,7 +26,6 @@ UNISONO_DEVICE MessagePart partOf(const Message& message, int channel) {
 UNISONO_DEVICE void loadMessage(ThreadGroup& group, Block& block, bool sends, Fifo* fifo,
                                 const Message& message) {
   if (group.isLoader(0)) {
-    block.work.reduction = asBytes();
     loadEnd(sends ? block.send[0] : block.receive[0], fifo, message.peer);
   }
   group.syncAll();
@@ -60,20 +55,17 @@ UNISONO_DEVICE void sendMessage(ThreadGroup& group, Block& block,
   std::byte* from = message.buffer + part.offset;
   if (message.peer == block.rank) {  // to oneself: the receive half does nothing
     ReduceCopy copy{};
-    copy.source[0] = from;
-    copy.destination[0] = work.receive.buffer + part.offset;
-    copy.sources = copy.destinations = 1;
-    copy.elements = part.bytes;
-    if (group.isWorker() && !group.aborted() && copy.source[0] != copy.destination[0]) {
-      reduceCopy(group, asBytes(), copy);
-    }
+    std::byte* to = work.receive.buffer + part.offset;
+    copy.addSource(from, false);
+    copy.addDestination(to);
+    if (group.isWorker() && !group.aborted() && from != to) copyOnly(group, copy, part.bytes);
     return;
   }
 
   loadMessage(group, block, true,
               &communicator.send[message.peer * communicator.peerChannels + block.channel],
               message);
-  Simple<0, 1> protocol(group, block);
+  Simple<0, 1, true> protocol(group, block);
   const uint64_t offer = block.send[0].fifo.offer != nullptr ? protocol.takeOffer() : kStagedOffer;
   if (offer != 0 && offer != kStagedOffer) {
     protocol.sendDirect(from, reinterpret_cast<std::byte*>(offer) + part.offset, part.bytes);
@@ -91,7 +83,7 @@ UNISONO_DEVICE void receiveMessage(ThreadGroup& group, Block& block,
   loadMessage(group, block, false,
               &communicator.receive[message.peer * communicator.peerChannels + block.channel],
               message);
-  Simple<1, 0> protocol(group, block);
+  Simple<1, 0, true> protocol(group, block);
   const bool offers = block.receive[0].fifo.offer != nullptr;
   const bool direct = offers && work.offerDirect && message.buffer != nullptr;
   if (offers) {

@@ -10,7 +10,9 @@
 // way, the next hop works on the one before.
 namespace unisono::device::UNISONO_TARGET {
 
-template <int kReceives, int kSends>
+// With `kCopies`, for messages, elements are bytes and nothing is ever reduced: the code of all
+// reductions is part of every kernel that might use it.
+template <int kReceives, int kSends, bool kCopies = false>
 class Simple : public FifoEnds<kReceives, kSends> {
  public:
   static constexpr Protocol kProtocol = Protocol::simple;
@@ -24,17 +26,17 @@ class Simple : public FifoEnds<kReceives, kSends> {
       work.elements = slice.elements;
       work.finish = slice.finish;
       this->forEachReceive(slice.receive, [&](int i) {
-        work.source[work.sources++] = receive_[i].slot(block_, block_.receive[i]);
+        work.addSource(receive_[i].slot(block_, block_.receive[i]), false);
       });
-      if (slice.input != nullptr) {
-        if (slice.prepare) work.prepare = 1u << work.sources;
-        work.source[work.sources++] = slice.input;
+      if (slice.input != nullptr) work.addSource(slice.input, slice.prepare);
+      this->forEachSend(slice.send,
+                        [&](int i) { work.addDestination(send_[i].slot(block_, block_.send[i])); });
+      if (slice.output != nullptr) work.addDestination(slice.output);
+      if constexpr (kCopies) {
+        copyOnly(group_, work, slice.elements);
+      } else {
+        reduceCopy(group_, block_.work.reduction, work);
       }
-      this->forEachSend(slice.send, [&](int i) {
-        work.destination[work.destinations++] = send_[i].slot(block_, block_.send[i]);
-      });
-      if (slice.output != nullptr) work.destination[work.destinations++] = slice.output;
-      reduceCopy(group_, block_.work.reduction, work);
     }
     publish(slice.receive, slice.send);
   }
@@ -64,14 +66,12 @@ class Simple : public FifoEnds<kReceives, kSends> {
     return end.origin->taken;
   }
   // The address `to` is that of an offer that was taken, and was not 0.
-  UNISONO_DEVICE void sendDirect(const void* from, void* to, uint64_t elements) {
+  UNISONO_DEVICE void sendDirect(const void* from, void* to, uint64_t bytes) {
     if (group_.isWorker()) {
       ReduceCopy work{};
-      work.source[0] = from;
-      work.destination[0] = to;
-      work.sources = work.destinations = 1;
-      work.elements = elements;
-      reduceCopy(group_, block_.work.reduction, work);
+      work.addSource(from, false);
+      work.addDestination(to);
+      copyOnly(group_, work, bytes);
     }
     publish(kNobody, 1);
   }

@@ -16,7 +16,7 @@
 namespace unisono::device::UNISONO_TARGET {
 
 template <typename To, typename From>
-UNISONO_DEVICE To bitsAs(From value) {
+UNISONO_DEVICE To bitsAs(const From& value) {
   static_assert(sizeof(To) == sizeof(From));
   To result;
   memcpy(&result, &value, sizeof(result));
@@ -99,11 +99,19 @@ struct BFloat16 {
   uint16_t bits;
 
   UNISONO_DEVICE static BFloat16 from(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint16_t result;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(value));
+    return {result};
+#else
     uint32_t word = bitsAs<uint32_t>(value);
     if ((word & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>(word >> 16 | 0x40)};
     return {static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16)};
+#endif
   }
-  UNISONO_DEVICE float toFloat() const { return bitsAs<float>(uint32_t{bits} << 16); }
+  UNISONO_DEVICE float toFloat() const {
+    return bitsAs<float>(uint32_t{bits} << 16);
+  }
 };
 
 struct Float8E4M3 {  // no infinity; 0x7f is NaN, the largest value 448
@@ -119,9 +127,15 @@ struct Float8E4M3 {  // no infinity; 0x7f is NaN, the largest value 448
 #endif
   }
   UNISONO_DEVICE float toFloat() const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(bits)));
+    return Float16{static_cast<uint16_t>(pair)}.toFloat();
+#else
     uint32_t exponent = (bits >> 3) & 15u, mantissa = bits & 7u;
     if (exponent == 15 && mantissa == 7) return bitsAs<float>(0x7fc00000u);
     return widenFloat<4, 3>(bits >> 7, exponent, mantissa);
+#endif
   }
 };
 
@@ -142,6 +156,12 @@ struct Float8E5M2 {  // as IEEE: infinities and NaN, but conversions saturate
   }
 };
 
+// Elements are computed with a word at a time: 4 bytes, or one element if it is larger.
+template <typename T>
+using WordOf = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+template <typename T>
+inline constexpr int kPerWord = static_cast<int>(sizeof(WordOf<T>) / sizeof(T));
+
 // How a type is computed with: narrow floating-point types accumulate in float.
 template <typename T>
 struct Arithmetic {
@@ -149,6 +169,12 @@ struct Arithmetic {
   static constexpr bool kFloating = std::is_floating_point_v<T>;
   UNISONO_DEVICE static T widen(T value) { return value; }
   UNISONO_DEVICE static T narrow(T value) { return value; }
+  UNISONO_DEVICE static void widenWord(WordOf<T> word, T (&value)[kPerWord<T>]) {
+    memcpy(value, &word, sizeof(word));
+  }
+  UNISONO_DEVICE static WordOf<T> narrowWord(const T (&value)[kPerWord<T>]) {
+    return bitsAs<WordOf<T>>(value);
+  }
 };
 
 template <typename T>
@@ -157,15 +183,107 @@ struct NarrowArithmetic {
   static constexpr bool kFloating = true;
   UNISONO_DEVICE static float widen(T value) { return value.toFloat(); }
   UNISONO_DEVICE static T narrow(float value) { return T::from(value); }
+  UNISONO_DEVICE static void widenWord(uint32_t word, float (&value)[kPerWord<T>]) {
+    T element[kPerWord<T>];
+    memcpy(element, &word, sizeof(word));
+    UNISONO_UNROLL
+    for (int e = 0; e < kPerWord<T>; e++) value[e] = widen(element[e]);
+  }
+  UNISONO_DEVICE static uint32_t narrowWord(const float (&value)[kPerWord<T>]) {
+    T element[kPerWord<T>];
+    UNISONO_UNROLL
+    for (int e = 0; e < kPerWord<T>; e++) element[e] = narrow(value[e]);
+    return bitsAs<uint32_t>(element);
+  }
+};
+
+// GPUs convert two elements at a time. The second element is in the high half.
+template <>
+struct Arithmetic<Float16> : NarrowArithmetic<Float16> {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  UNISONO_DEVICE static uint32_t narrowWord(const float (&value)[2]) {
+    uint32_t word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(value[1]), "f"(value[0]));
+    return word;
+  }
+#endif
 };
 template <>
-struct Arithmetic<Float16> : NarrowArithmetic<Float16> {};
+struct Arithmetic<BFloat16> : NarrowArithmetic<BFloat16> {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  UNISONO_DEVICE static void widenWord(uint32_t word, float (&value)[2]) {
+    value[0] = bitsAs<float>(word << 16);
+    value[1] = bitsAs<float>(word & 0xffff0000u);
+  }
+  UNISONO_DEVICE static uint32_t narrowWord(const float (&value)[2]) {
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(value[1]), "f"(value[0]));
+    return word;
+  }
+#endif
+};
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+// Both 8-bit formats are exact in Float16. Four elements to two pairs of these and back; back, what
+// is too large becomes the largest number.
+template <typename T>
+UNISONO_DEVICE void widenToHalves(uint32_t word, uint32_t (&pair)[2]) {
+  const auto low = static_cast<uint16_t>(word), high = static_cast<uint16_t>(word >> 16);
+  if constexpr (std::is_same_v<T, Float8E4M3>) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair[0]) : "h"(low));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair[1]) : "h"(high));
+  } else {
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(pair[0]) : "h"(low));
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(pair[1]) : "h"(high));
+  }
+}
+template <typename T>
+UNISONO_DEVICE uint32_t narrowFromHalves(const uint32_t (&pair)[2]) {
+  uint16_t low, high;
+  if constexpr (std::is_same_v<T, Float8E4M3>) {
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(low) : "r"(pair[0]));
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(high) : "r"(pair[1]));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(low) : "r"(pair[0]));
+    asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(high) : "r"(pair[1]));
+  }
+  return uint32_t{low} | uint32_t{high} << 16;
+}
+#endif
+
+template <typename T>
+struct Arithmetic8 : NarrowArithmetic<T> {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  UNISONO_DEVICE static void widenWord(uint32_t word, float (&value)[4]) {
+    uint32_t pair[2];
+    widenToHalves<T>(word, pair);
+    UNISONO_UNROLL
+    for (int e = 0; e < 4; e++) {
+      value[e] = Float16{static_cast<uint16_t>(pair[e / 2] >> (e % 2 * 16))}.toFloat();
+    }
+  }
+  UNISONO_DEVICE static uint32_t narrowWord(const float (&value)[4]) {
+    uint16_t pair[2];
+    UNISONO_UNROLL
+    for (int i = 0; i < 2; i++) {
+      if constexpr (std::is_same_v<T, Float8E4M3>) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+            : "=h"(pair[i])
+            : "f"(value[2 * i + 1]), "f"(value[2 * i]));
+      } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;"
+            : "=h"(pair[i])
+            : "f"(value[2 * i + 1]), "f"(value[2 * i]));
+      }
+    }
+    return uint32_t{pair[0]} | uint32_t{pair[1]} << 16;
+  }
+#endif
+};
 template <>
-struct Arithmetic<BFloat16> : NarrowArithmetic<BFloat16> {};
+struct Arithmetic<Float8E4M3> : Arithmetic8<Float8E4M3> {};
 template <>
-struct Arithmetic<Float8E4M3> : NarrowArithmetic<Float8E4M3> {};
-template <>
-struct Arithmetic<Float8E5M2> : NarrowArithmetic<Float8E5M2> {};
+struct Arithmetic<Float8E5M2> : Arithmetic8<Float8E5M2> {};
 
 // The element type of each DataType. Everything that exists once for each type is made from this
 // list, and does not compile if a type is missing here.

@@ -1,44 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "device/reduce/copy.h"
+#include "device/reduce/packed.h"
 #include "device/reduce/reductions.h"
 
 // Moves elements from one or more sources, combined, to one or more destinations. A plain copy
-// knows no types; a reduction is instantiated once for each (type, operator).
+// knows no types; a reduction is instantiated once for each (type, operator), in a form for the
+// shapes that rings have, two operands to one or two destinations with the same alignment, and in a
+// general one.
 namespace unisono::device::UNISONO_TARGET {
-
-inline constexpr int kMaxSources = 4;
-inline constexpr int kMaxDestinations = 4;
-
-// 16-byte vectors that one lane keeps in flight.
-inline constexpr int kUnroll = 8;
-
-struct ReduceCopy {
-  const void* source[kMaxSources];
-  void* destination[kMaxDestinations];
-  int sources;
-  int destinations;
-  uint64_t elements;
-  uint32_t prepare;  // bit s: source s is a rank's own input (Reducer::prepare)
-  bool finish;       // the result is complete (Reducer::finish)
-};
-
-// Elements before the first 16-byte boundary that all pointers share, or all of them if there is
-// none.
-template <typename Element>
-UNISONO_DEVICE uint64_t elementsBeforeVectors(const ReduceCopy& work) {
-  uint64_t first = reinterpret_cast<uint64_t>(work.source[0]);
-  uint64_t differing = 0;
-  for (int s = 1; s < work.sources; s++) {
-    differing |= first ^ reinterpret_cast<uint64_t>(work.source[s]);
-  }
-  for (int d = 0; d < work.destinations; d++) {
-    differing |= first ^ reinterpret_cast<uint64_t>(work.destination[d]);
-  }
-  if (differing % 16 != 0) return work.elements;
-  uint64_t before = (16 - first % 16) % 16 / sizeof(Element);
-  return before < work.elements ? before : work.elements;
-}
 
 // One rank's operand: its own input prepared, or a partial result as it is.
 template <typename R>
@@ -59,157 +30,224 @@ UNISONO_DEVICE typename R::Element resultOf(const R& reducer, typename R::Accumu
   return R::Traits::narrow(value);
 }
 
+// The elements outside of `range`.
 template <typename R>
-UNISONO_DEVICE void reduceElements(const ThreadGroup& group, const R& reducer,
-                                   const ReduceCopy& work, uint64_t begin, uint64_t end) {
+UNISONO_DEVICE void reduceElements(int lane, int lanes, const R& reducer, const ReduceCopy& work,
+                                   VectorRange range) {
   using Element = typename R::Element;
-  for (uint64_t i = begin + group.rank(); i < end; i += group.size()) {
+  const uint64_t begin = range.begin / sizeof(Element), end = range.end / sizeof(Element);
+  const uint64_t count = work.elements - (end - begin);
+  for (uint64_t i = static_cast<uint32_t>(lane); i < count; i += static_cast<uint32_t>(lanes)) {
+    const uint64_t index = i < begin ? i : i + (end - begin);
     auto value =
-        operandOf(reducer, static_cast<const Element*>(work.source[0])[i], work.prepare & 1);
+        operandOf(reducer, static_cast<const Element*>(work.source[0])[index], work.prepare & 1);
+    UNISONO_NO_UNROLL
     for (int s = 1; s < work.sources; s++) {
-      Element element = static_cast<const Element*>(work.source[s])[i];
+      const Element element = static_cast<const Element*>(work.source[s])[index];
       value = R::combine(value, operandOf(reducer, element, work.prepare >> s & 1));
     }
-    Element result = resultOf(reducer, value, work.finish);
+    const Element result = resultOf(reducer, value, work.finish);
+    UNISONO_NO_UNROLL
     for (int d = 0; d < work.destinations; d++) {
-      static_cast<Element*>(work.destination[d])[i] = result;
+      static_cast<Element*>(work.destination[d])[index] = result;
     }
   }
 }
 
-// Narrow elements need many registers a vector and much code, so fewer vectors are in flight.
-template <typename Element>
-inline constexpr int kReduceVectors = sizeof(Element) >= 4 ? 4 : static_cast<int>(sizeof(Element));
-
-// Vectors `begin` to `end`, kVectors at a time a lane. More than one: only as far as they fill
-// whole rounds of the group. Returns where it stopped.
-template <int kVectors, typename R>
-UNISONO_DEVICE uint64_t reduceVectors(const ThreadGroup& group, const R& reducer,
-                                      const ReduceCopy& work, uint64_t firstElement, uint64_t begin,
-                                      uint64_t end) {
+// The result for one word of every operand on its way: the word itself where the operator works on
+// whole words, else its elements widened. `kOperands` is their number, or the most.
+template <typename R, int kOperands>
+class PartialWord {
+ public:
   using Element = typename R::Element;
-  constexpr int kPerVector = 16 / sizeof(Element);
-  const uint64_t stride = group.size();
-  const uint64_t whole = (end - begin) / (stride * kVectors) * (stride * kVectors);
-  const uint64_t stop = kVectors == 1 ? end : begin + whole;
-  for (uint64_t v = begin + group.rank(); v < stop; v += stride * kVectors) {
-    typename R::Accumulator value[kVectors][kPerVector];
-    auto load = [&](int s, auto apply) {
-      const Element* base = static_cast<const Element*>(work.source[s]) + firstElement;
-      Vector16 raw[kVectors];
+  using Word = WordOf<Element>;
+  static constexpr Packing kPacking = packingOf<Element, R::kReduction>();
+  static constexpr bool kPacked =
+      kPacking == Packing::any || (kPacking == Packing::pairs && kOperands <= 2);
+
+  // The next operand, or the first. `factor` multiplies it, if the operator prepares.
+  UNISONO_DEVICE void add(Word word, typename R::Accumulator factor, bool first) {
+    if constexpr (kPacked) {
+      word_ = first ? word : combineWord<Element, R::kReduction>(word_, word);
+    } else {
+      typename R::Accumulator value[kPerWord<Element>];
+      R::Traits::widenWord(word, value);
       UNISONO_UNROLL
-      for (int u = 0; u < kVectors; u++) {
-        raw[u] = loadVector(reinterpret_cast<const Vector16*>(base) + v + u * stride);
+      for (int e = 0; e < kPerWord<Element>; e++) {
+        if constexpr (R::kPrepares) value[e] = R::multiply(value[e], factor);
+        value_[e] = first ? value[e] : R::combine(value_[e], value[e]);
       }
-      UNISONO_UNROLL
-      for (int u = 0; u < kVectors; u++) {
-        Element element[kPerVector];
-        memcpy(element, &raw[u], sizeof(element));
+    }
+  }
+  UNISONO_DEVICE Word result(const R& reducer, bool finish) {
+    if constexpr (R::kFinishes) {
+      if (finish) {
+        if constexpr (kPacked) R::Traits::widenWord(word_, value_);
         UNISONO_UNROLL
-        for (int e = 0; e < kPerVector; e++) {
-          apply(value[u][e], operandOf(reducer, element[e], work.prepare >> s & 1));
-        }
+        for (auto& value : value_) value = reducer.finish(value);
+        return R::Traits::narrowWord(value_);
       }
-    };
-    load(0, [](auto& into, auto operand) { into = operand; });
-    for (int s = 1; s < work.sources; s++) {
-      load(s, [](auto& into, auto operand) { into = R::combine(into, operand); });
+    }
+    if constexpr (kPacked) {
+      return word_;
+    } else {
+      return R::Traits::narrowWord(value_);
+    }
+  }
+
+ private:
+  Word word_{};
+  typename R::Accumulator value_[kPerWord<Element>]{};
+};
+
+// A vector as words of `Word`.
+template <typename Word>
+struct Words {
+  Word word[16 / sizeof(Word)];
+};
+
+// Combines `kSources` operands, to one destination or (`second` not null) two. All are aligned.
+template <typename R, int kSources, int kVectors>
+UNISONO_DEVICE void reduceFew(int lane, int lanes, const R& reducer,
+                              const std::byte* const (&source)[kSources], std::byte* first,
+                              std::byte* second, uint64_t bytes, uint32_t prepare, bool finish) {
+  using Word = WordOf<typename R::Element>;
+  constexpr int kWords = 16 / sizeof(Word);
+  typename R::Accumulator factor[kSources];
+  UNISONO_UNROLL
+  for (int s = 0; s < kSources; s++) factor[s] = reducer.factorIf((prepare >> s & 1) != 0);
+  for (Rounds<kVectors> rounds(lane, lanes, bytes); rounds.more(); rounds.next()) {
+    Vector16 raw[kSources][kVectors];
+    UNISONO_UNROLL
+    for (int u = 0; u < kVectors; u++) {
+      UNISONO_UNROLL
+      for (int s = 0; s < kSources; s++) {
+        raw[s][u] = loadVector(source[s] + rounds.offset() + rounds.distance(u), rounds.has(u));
+      }
     }
     UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
-      Element element[kPerVector];
+      Words<Word> words[kSources], result;
       UNISONO_UNROLL
-      for (int e = 0; e < kPerVector; e++) {
-        element[e] = resultOf(reducer, value[u][e], work.finish);
+      for (int s = 0; s < kSources; s++) words[s] = bitsAs<Words<Word>>(raw[s][u]);
+      UNISONO_UNROLL
+      for (int w = 0; w < kWords; w++) {
+        PartialWord<R, kSources> partial;
+        UNISONO_UNROLL
+        for (int s = 0; s < kSources; s++) partial.add(words[s].word[w], factor[s], s == 0);
+        result.word[w] = partial.result(reducer, finish);
       }
-      Vector16 result;
-      memcpy(&result, element, sizeof(result));
-      for (int d = 0; d < work.destinations; d++) {
-        Element* base = static_cast<Element*>(work.destination[d]) + firstElement;
-        storeVector(reinterpret_cast<Vector16*>(base) + v + u * stride, result);
+      raw[0][u] = bitsAs<Vector16>(result);
+      storeVector(first + rounds.offset() + rounds.distance(u), raw[0][u], rounds.has(u));
+    }
+    if (second == nullptr) continue;
+    UNISONO_UNROLL
+    for (int u = 0; u < kVectors; u++) {
+      storeVector(second + rounds.offset() + rounds.distance(u), raw[0][u], rounds.has(u));
+    }
+  }
+}
+
+// Any number of operands of any alignment; the first destination is aligned. One source after
+// another, because a body for several at once would be several times the code.
+template <typename R, int kVectors>
+UNISONO_DEVICE void reduceMany(int lane, int lanes, const R& reducer, const ReduceCopy& work,
+                               VectorRange range) {
+  using Word = WordOf<typename R::Element>;
+  constexpr int kWords = 16 / sizeof(Word);
+  const int sources = work.sources, destinations = work.destinations;
+  for (Rounds<kVectors> rounds(lane, lanes, range.end - range.begin); rounds.more();
+       rounds.next()) {
+    const uint64_t offset = range.begin + rounds.offset();
+    PartialWord<R, kMaxSources> partial[kVectors][kWords];
+    UNISONO_NO_UNROLL
+    for (int s = 0; s < sources; s++) {
+      const std::byte* from = at(work.source[s], offset);
+      const typename R::Accumulator factor = reducer.factorIf((work.prepare >> s & 1) != 0);
+      Window window[kVectors];
+      UNISONO_UNROLL
+      for (int u = 0; u < kVectors; u++) {
+        window[u] = loadWindow(from + rounds.distance(u), rounds.has(u));
+      }
+      UNISONO_UNROLL
+      for (int u = 0; u < kVectors; u++) {
+        const auto words = bitsAs<Words<Word>>(vectorOf(window[u], misalignmentOf(from)));
+        UNISONO_UNROLL
+        for (int w = 0; w < kWords; w++) partial[u][w].add(words.word[w], factor, s == 0);
+      }
+    }
+    Vector16 value[kVectors];
+    UNISONO_UNROLL
+    for (int u = 0; u < kVectors; u++) {
+      Words<Word> result;
+      UNISONO_UNROLL
+      for (int w = 0; w < kWords; w++) result.word[w] = partial[u][w].result(reducer, work.finish);
+      value[u] = bitsAs<Vector16>(result);
+    }
+    UNISONO_NO_UNROLL
+    for (int d = 0; d < destinations; d++) {
+      std::byte* to = at(work.destination[d], offset);
+      UNISONO_UNROLL
+      for (int u = 0; u < kVectors; u++) {
+        if (rounds.has(u)) storeAnywhere(to + rounds.distance(u), value[u]);
       }
     }
   }
-  return stop;
 }
 
+// The vectors of a work of one or two operands, one or two destinations, all aligned: nearly every
+// slice of a ring. One function for all reducers, without a stack: the stacks of 512 threads do not
+// fit into the first-level cache when data passes through it.
+struct AlignedReduction {
+  int lane, lanes;
+  ReductionSpec spec;
+  const std::byte *a, *b;
+  std::byte *first, *second;
+  uint64_t bytes;
+  uint32_t prepare;
+  bool finish;
+
+  template <typename R>
+  UNISONO_DEVICE void run() const {
+    const R reducer(spec);
+    if (b != nullptr) {
+      const std::byte* const sources[2] = {a, b};
+      reduceFew<R, 2, 4>(lane, lanes, reducer, sources, first, second, bytes, prepare, finish);
+    } else if constexpr (R::kPrepares || R::kFinishes) {
+      const std::byte* const sources[1] = {a};
+      reduceFew<R, 1, 4>(lane, lanes, reducer, sources, first, second, bytes, prepare, finish);
+    }
+  }
+};
+UNISONO_DEVICE_CALL void reduceAligned(int lane, int lanes, ReductionSpec spec, const std::byte* a,
+                                       const std::byte* b, std::byte* first, std::byte* second,
+                                       uint64_t bytes, uint32_t prepare, bool finish) {
+  visitReducer(spec,
+               AlignedReduction{lane, lanes, spec, a, b, first, second, bytes, prepare, finish});
+}
+
+// Any work, or the elements outside of its vectors if these have been moved. A function for each
+// reducer, called through a table: with direct calls, ptxas keeps the variables of all of them on
+// one stack of 13 KB.
 template <typename R>
-UNISONO_DEVICE_CALL void reduceWith(const ThreadGroup& group, const ReductionSpec& spec,
-                                    const ReduceCopy& work) {
-  using Element = typename R::Element;
+UNISONO_DEVICE_CALL void reduceGeneral(int lane, int lanes, const ReductionSpec& spec,
+                                       const ReduceCopy& work, const VectorRange& range) {
   const R reducer(spec);
-  constexpr int kPerVector = 16 / sizeof(Element);
-  uint64_t before = elementsBeforeVectors<Element>(work);
-  reduceElements(group, reducer, work, 0, before);
-  const uint64_t vectors = (work.elements - before) / kPerVector;
-  uint64_t done = reduceVectors<kReduceVectors<Element>>(group, reducer, work, before, 0, vectors);
-  done = reduceVectors<1>(group, reducer, work, before, done, vectors);
-  reduceElements(group, reducer, work, before + done * kPerVector, work.elements);
+  reduceElements(lane, lanes, reducer, work, range);
+  constexpr int kVectors = sizeof(typename R::Element) == 1 ? 2 : 4;
+  if (!range.done) reduceMany<R, kVectors>(lane, lanes, reducer, work, range);
 }
 
-// Called through a table: the compiler would inline a switch over direct calls, and every one of
-// them would have a stack of its own.
-using ReduceFunction = void (*)(const ThreadGroup&, const ReductionSpec&, const ReduceCopy&);
+using ReduceFunction = void (*)(int, int, const ReductionSpec&, const ReduceCopy&,
+                                const VectorRange&);
 struct MakeReduceFunction {
   template <typename R>
   constexpr ReduceFunction operator()() const {
-    return &reduceWith<R>;
+    return &reduceGeneral<R>;
   }
 };
 UNISONO_DEVICE_TABLE ReductionTable<ReduceFunction> kReduceFunctions =
     makeReductionTable<ReduceFunction>(MakeReduceFunction{});
-
-template <typename Word>
-UNISONO_DEVICE void copyWords(const ThreadGroup& group, const ReduceCopy& work, uint64_t begin,
-                              uint64_t end) {
-  for (uint64_t i = begin + group.rank(); i < end; i += group.size()) {
-    Word word = static_cast<const Word*>(work.source[0])[i];
-    for (int d = 0; d < work.destinations; d++) static_cast<Word*>(work.destination[d])[i] = word;
-  }
-}
-
-// A copy of `bytes` bytes from one source; the widest word that all alignments allow.
-UNISONO_DEVICE_CALL void copyBytes(const ThreadGroup& group, const ReduceCopy& work,
-                                   uint64_t bytes) {
-  ReduceCopy asBytes = work;
-  asBytes.elements = bytes;
-  uint64_t before = elementsBeforeVectors<uint8_t>(asBytes);
-  if (before == bytes && bytes >= 16) {
-    uint64_t misalignment = reinterpret_cast<uint64_t>(work.source[0]) | bytes;
-    for (int d = 0; d < work.destinations; d++) {
-      misalignment |= reinterpret_cast<uint64_t>(work.destination[d]);
-    }
-    if (misalignment % 8 == 0) return copyWords<uint64_t>(group, work, 0, bytes / 8);
-    if (misalignment % 4 == 0) return copyWords<uint32_t>(group, work, 0, bytes / 4);
-    if (misalignment % 2 == 0) return copyWords<uint16_t>(group, work, 0, bytes / 2);
-  }
-  copyWords<uint8_t>(group, work, 0, before);
-  const uint64_t vectors = (bytes - before) / 16;
-  const uint64_t stride = group.size();
-  const Vector16* from =
-      reinterpret_cast<const Vector16*>(static_cast<const std::byte*>(work.source[0]) + before);
-  uint64_t v = group.rank();
-  for (; v + (kUnroll - 1) * stride < vectors; v += kUnroll * stride) {
-    Vector16 raw[kUnroll];
-    UNISONO_UNROLL
-    for (int u = 0; u < kUnroll; u++) raw[u] = loadVector(from + v + u * stride);
-    for (int d = 0; d < work.destinations; d++) {
-      Vector16* to =
-          reinterpret_cast<Vector16*>(static_cast<std::byte*>(work.destination[d]) + before);
-      UNISONO_UNROLL
-      for (int u = 0; u < kUnroll; u++) storeVector(to + v + u * stride, raw[u]);
-    }
-  }
-  for (; v < vectors; v += stride) {
-    Vector16 raw = loadVector(from + v);
-    for (int d = 0; d < work.destinations; d++) {
-      storeVector(
-          reinterpret_cast<Vector16*>(static_cast<std::byte*>(work.destination[d]) + before) + v,
-          raw);
-    }
-  }
-  copyWords<uint8_t>(group, work, before + vectors * 16, bytes);
-}
 
 // Whether `work` needs arithmetic: several sources, or an operator that changes a single one.
 UNISONO_DEVICE bool needsArithmetic(const ReductionSpec& spec, const ReduceCopy& work) {
@@ -217,17 +255,39 @@ UNISONO_DEVICE bool needsArithmetic(const ReductionSpec& spec, const ReduceCopy&
          (spec.reduction == Reduction::sumPostDivide && work.finish);
 }
 
-UNISONO_DEVICE_CALL void reduceCopy(const ThreadGroup& group, const ReductionSpec& spec,
-                                    const ReduceCopy& work) {
-  if (work.elements == 0 || work.destinations == 0) return;
+UNISONO_DEVICE_CALL void reduceSlowly(int lane, int lanes, const ReductionSpec& spec,
+                                      const ReduceCopy& work, uint64_t bytes) {
+  VectorRange range = vectorRangeOf(work, bytes);
+  if (isFew(work) && range.aligned) {
+    reduceAligned(lane, lanes, spec, at(work.source[0], range.begin),
+                  work.sources > 1 ? at(work.source[1], range.begin) : nullptr,
+                  at(work.destination[0], range.begin),
+                  work.destinations > 1 ? at(work.destination[1], range.begin) : nullptr,
+                  range.end - range.begin, work.prepare, work.finish);
+    range.done = true;
+  }
+  kReduceFunctions.of(spec)(lane, lanes, spec, work, range);
+}
+
+// By workers. Inlined, so that the operands stay in registers on the common path.
+UNISONO_DEVICE void reduceCopy(const ThreadGroup& group, const ReductionSpec& spec,
+                               const ReduceCopy& work) {
   const uint64_t bytes = work.elements * elementBytes(spec.type);
-  for (int s = 0; s < work.sources; s++) noteRead(work.source[s], bytes);
-  for (int d = 0; d < work.destinations; d++) noteWrite(work.destination[d], bytes);
   if (!needsArithmetic(spec, work)) {
-    copyBytes(group, work, bytes);
+    copyOnly(group, work, bytes);
     return;
   }
-  kReduceFunctions.of(spec)(group, spec, work);
+  if (bytes == 0 || work.destinations == 0) return;
+  noteOperands(work, bytes);
+  if (isFew(work) && isAligned(work, bytes)) {
+    reduceAligned(group.rank(), group.size(), spec, at(work.source[0], 0),
+                  work.sources > 1 ? at(work.source[1], 0) : nullptr, at(work.destination[0], 0),
+                  work.destinations > 1 ? at(work.destination[1], 0) : nullptr, bytes, work.prepare,
+                  work.finish);
+  } else {
+    const ReduceCopy copy = work;  // whose address may be taken
+    reduceSlowly(group.rank(), group.size(), spec, copy, bytes);
+  }
 }
 
 }  // namespace unisono::device::UNISONO_TARGET

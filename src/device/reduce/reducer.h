@@ -8,14 +8,36 @@
 // code only here and in what is instantiated for each pair of them (reductions.h).
 namespace unisono::device::UNISONO_TARGET {
 
-template <typename ElementType, Reduction kReduction>
+// The larger or smaller of two floating-point numbers. A NaN on either side stays a NaN: data that
+// went wrong must not vanish in a maximum.
+template <bool kMax, typename T>
+UNISONO_DEVICE T extremeOf(T a, T b) {
+  if (a != a) return a;  // NOLINT(misc-redundant-expression)
+  if (b != b) return b;  // NOLINT(misc-redundant-expression)
+  return (kMax ? a > b : a < b) ? a : b;
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <bool kMax>
+UNISONO_DEVICE float extremeOf(float a, float b) {
+  float result;
+  if constexpr (kMax) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  } else {
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  }
+  return result;
+}
+#endif
+
+template <typename ElementType, Reduction kOperator>
 struct Reducer {
+  static constexpr Reduction kReduction = kOperator;
   using Element = ElementType;
   using Traits = Arithmetic<Element>;
   using Accumulator = typename Traits::Accumulator;
 
   Accumulator factor{};  // preMulSum
-  uint64_t divisor = 1;  // sumPostDivide
+  uint64_t divisor = 1;  // sumPostDivide, at most 2^31 - 1
 
   UNISONO_DEVICE explicit Reducer(const ReductionSpec& spec) {
     if constexpr (kReduction == Reduction::preMulSum) {
@@ -51,21 +73,25 @@ struct Reducer {
   static constexpr bool kPrepares = kReduction == Reduction::preMulSum;
   static constexpr bool kFinishes = kReduction == Reduction::sumPostDivide;
 
+  UNISONO_DEVICE static Accumulator multiply(Accumulator a, Accumulator b) {
+    return wrapping(a, b, [](auto x, auto y) { return x * y; });
+  }
+  // What an operand is multiplied with: a rank's own input with the factor, all else with 1.
+  UNISONO_DEVICE Accumulator factorIf(bool prepare) const {
+    return prepare ? factor : Accumulator{1};
+  }
+
   // Applied once to every rank's own input.
   UNISONO_DEVICE Accumulator prepare(Element element) const {
-    Accumulator value = Traits::widen(element);
-    if constexpr (kReduction == Reduction::preMulSum) {
-      return wrapping(value, factor, [](auto a, auto b) { return a * b; });
-    } else {
-      return value;
-    }
+    const Accumulator value = Traits::widen(element);
+    return kPrepares ? multiply(value, factor) : value;
   }
 
   UNISONO_DEVICE static Accumulator combine(Accumulator a, Accumulator b) {
     if constexpr (kSums) {
       return wrapping(a, b, [](auto x, auto y) { return x + y; });
     } else if constexpr (kReduction == Reduction::prod) {
-      return wrapping(a, b, [](auto x, auto y) { return x * y; });
+      return multiply(a, b);
     } else {
       static_assert(kReduction == Reduction::max || kReduction == Reduction::min,
                     "an operator is missing here");
@@ -73,10 +99,7 @@ struct Reducer {
       if constexpr (kInteger) {
         return (kMax ? a > b : a < b) ? a : b;
       } else {
-        // A NaN on either side stays a NaN: data that went wrong must not vanish in a maximum.
-        if (a != a) return a;  // NOLINT(misc-redundant-expression)
-        if (b != b) return b;  // NOLINT(misc-redundant-expression)
-        return (kMax ? a > b : a < b) ? a : b;
+        return extremeOf<kMax>(a, b);
       }
     }
   }
@@ -84,12 +107,11 @@ struct Reducer {
   // Applied once to the sum of all ranks.
   UNISONO_DEVICE Accumulator finish(Accumulator value) const {
     if constexpr (kReduction == Reduction::sumPostDivide) {
-      if constexpr (std::is_signed_v<Accumulator>) {
-        return static_cast<Accumulator>(static_cast<int64_t>(value) /
-                                        static_cast<int64_t>(divisor));
-      } else {
-        return static_cast<Accumulator>(static_cast<uint64_t>(value) / divisor);
-      }
+      // A division of 64 bits is several times slower than one of 32.
+      using Unsigned = std::conditional_t<sizeof(Accumulator) == 8, uint64_t, uint32_t>;
+      using Wide =
+          std::conditional_t<std::is_signed_v<Accumulator>, std::make_signed_t<Unsigned>, Unsigned>;
+      return static_cast<Accumulator>(static_cast<Wide>(value) / static_cast<Wide>(divisor));
     } else {
       return value;
     }

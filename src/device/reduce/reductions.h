@@ -32,6 +32,21 @@ constexpr void forEachReduction(const Visit& visit) {
   (std::make_integer_sequence<int, kDataTypes>{});
 }
 
+// Calls visit.template run<R>() for the reducer R of the pair that `spec` names. Everything is
+// inlined, which nvcc does not do to lambdas of this size.
+template <int kIndex = 0, typename Visit>
+UNISONO_DEVICE void visitReducer(const ReductionSpec& spec, const Visit& visit) {
+  if constexpr (kIndex < kDataTypes * kReductions) {
+    constexpr auto kType = static_cast<DataType>(kIndex / kReductions);
+    constexpr auto kReduction = static_cast<Reduction>(kIndex % kReductions);
+    if (static_cast<int>(spec.type) * kReductions + static_cast<int>(spec.reduction) != kIndex) {
+      visitReducer<kIndex + 1>(spec, visit);
+    } else if constexpr (isReduction(kType, kReduction)) {
+      visit.template run<ReducerOf<kType, kReduction>>();
+    }
+  }
+}
+
 // A value for each pair that exists. The others are value-initialized.
 template <typename Value>
 struct ReductionTable {

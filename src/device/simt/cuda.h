@@ -7,6 +7,7 @@
 // One body for all callers, where inlining would multiply code.
 #define UNISONO_DEVICE_CALL __device__ __noinline__
 #define UNISONO_UNROLL _Pragma("unroll")
+#define UNISONO_NO_UNROLL _Pragma("unroll 1")
 // A constant table in device memory.
 #define UNISONO_DEVICE_TABLE __device__ constexpr
 #define UNISONO_TARGET cuda_target
@@ -125,17 +126,96 @@ UNISONO_DEVICE void addRelease(uint64_t* address, uint64_t value) {
 UNISONO_DEVICE void noteRead(const void*, uint64_t) {}
 UNISONO_DEVICE void noteWrite(const void*, uint64_t) {}
 
-UNISONO_DEVICE Vector16 loadVector(const void* address) {
+// Only if `wanted`, else zero. A predicate instead of a branch, so that the loads of several
+// vectors are issued one after another. Without the zero, the registers would be live from the
+// beginning of the function.
+UNISONO_DEVICE Vector16 loadVector(const void* address, bool wanted = true) {
   Vector16 value;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
-               : "l"(address));
+  asm volatile(
+      "{\n"
+      "  .reg .pred wanted;\n"
+      "  setp.ne.s32 wanted, %5, 0;\n"
+      "  mov.b32 %0, 0;\n"
+      "  mov.b32 %1, 0;\n"
+      "  mov.b32 %2, 0;\n"
+      "  mov.b32 %3, 0;\n"
+      "  @wanted ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(value.word[0]), "=&r"(value.word[1]), "=&r"(value.word[2]), "=&r"(value.word[3])
+      : "l"(address), "r"(static_cast<int>(wanted)));
   return value;
 }
-UNISONO_DEVICE void storeVector(void* address, const Vector16& value) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.word[0]),
-               "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
-               : "memory");
+UNISONO_DEVICE void storeVector(void* address, const Vector16& value, bool wanted = true) {
+  asm volatile(
+      "{\n"
+      "  .reg .pred wanted;\n"
+      "  setp.ne.s32 wanted, %5, 0;\n"
+      "  @wanted st.global.v4.u32 [%0], {%1, %2, %3, %4};\n"
+      "}" ::"l"(address),
+      "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3]),
+      "r"(static_cast<int>(wanted))
+      : "memory");
+}
+
+// The two aligned vectors that a vector at any address is part of. Both hold bytes of it, so that
+// both can be read.
+struct Window {
+  Vector16 low, high;
+};
+UNISONO_DEVICE Window loadWindow(const void* address, bool wanted) {
+  const uint64_t begin = reinterpret_cast<uint64_t>(address) & ~uint64_t{15};
+  const bool spans = reinterpret_cast<uint64_t>(address) % 16 != 0;
+  Window window;
+  window.low = loadVector(reinterpret_cast<const void*>(begin), wanted);
+  window.high = loadVector(reinterpret_cast<const void*>(begin + 16), wanted && spans);
+  return window;
+}
+// The vector `misalignment` bytes after the beginning of the window.
+UNISONO_DEVICE Vector16 vectorOf(const Window& window, uint32_t misalignment) {
+  uint32_t word[8];
+  UNISONO_UNROLL
+  for (int i = 0; i < 4; i++) {
+    word[i] = window.low.word[i];
+    word[i + 4] = window.high.word[i];
+  }
+  if (misalignment == 0) return window.low;
+  UNISONO_UNROLL
+  for (int i = 0; i < 6; i++) word[i] = (misalignment & 8) != 0 ? word[i + 2] : word[i];
+  UNISONO_UNROLL
+  for (int i = 0; i < 5; i++) word[i] = (misalignment & 4) != 0 ? word[i + 1] : word[i];
+  Vector16 value;
+  UNISONO_UNROLL
+  for (int i = 0; i < 4; i++) {
+    value.word[i] = __funnelshift_r(word[i], word[i + 1], misalignment % 4 * 8);
+  }
+  return value;
+}
+template <typename Word>
+UNISONO_DEVICE void storePieces(void* address, const Vector16& value) {
+  Word piece[16 / sizeof(Word)];
+  memcpy(piece, &value, sizeof(piece));
+  UNISONO_UNROLL
+  for (unsigned i = 0; i < 16 / sizeof(Word); i++) static_cast<Word*>(address)[i] = piece[i];
+}
+UNISONO_DEVICE_CALL void storeUnaligned(void* address, Vector16 value) {
+  const uint64_t bits = reinterpret_cast<uint64_t>(address);
+  if (bits % 8 == 0) {
+    storePieces<uint64_t>(address, value);
+  } else if (bits % 4 == 0) {
+    storePieces<uint32_t>(address, value);
+  } else if (bits % 2 == 0) {
+    storePieces<uint16_t>(address, value);
+  } else {
+    storePieces<uint8_t>(address, value);
+  }
+}
+// To an address that need not be aligned; all lanes store to addresses of the same alignment.
+UNISONO_DEVICE void storeAnywhere(void* address, const Vector16& value) {
+  if (reinterpret_cast<uint64_t>(address) % 16 == 0) {
+    storeVector(address, value);
+  } else {
+    storeUnaligned(address, value);
+  }
 }
 
 // Volatile 16-byte accesses are single transactions on NVLink and in L2; each 8-byte half is all

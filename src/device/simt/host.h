@@ -11,6 +11,7 @@
 #define UNISONO_DEVICE inline
 #define UNISONO_DEVICE_CALL inline
 #define UNISONO_UNROLL
+#define UNISONO_NO_UNROLL
 #define UNISONO_DEVICE_TABLE inline constexpr
 #define UNISONO_TARGET host_target
 
@@ -130,13 +131,28 @@ class ThreadGroup {
   uint64_t rounds_[kBarriers] = {};
 };
 
-inline Vector16 loadVector(const void* address) {
-  Vector16 value;
-  std::memcpy(&value, __builtin_assume_aligned(address, 16), sizeof(value));
+inline Vector16 loadVector(const void* address, bool wanted = true) {
+  Vector16 value{};
+  if (wanted) std::memcpy(&value, __builtin_assume_aligned(address, 16), sizeof(value));
   return value;
 }
-inline void storeVector(void* address, const Vector16& value) {
-  std::memcpy(__builtin_assume_aligned(address, 16), &value, sizeof(value));
+inline void storeVector(void* address, const Vector16& value, bool wanted = true) {
+  if (wanted) std::memcpy(__builtin_assume_aligned(address, 16), &value, sizeof(value));
+}
+// Here a vector at any address.
+struct Window {
+  Vector16 value;
+};
+inline Window loadWindow(const void* address, bool wanted) {
+  Window window{};
+  if (wanted) std::memcpy(&window.value, address, sizeof(window.value));
+  return window;
+}
+inline Vector16 vectorOf(const Window& window, uint32_t misalignment) {
+  return (void)misalignment, window.value;
+}
+inline void storeAnywhere(void* address, const Vector16& value) {
+  std::memcpy(address, &value, sizeof(value));
 }
 
 inline void storeLine(Line* line, uint64_t data, uint32_t flag) {

@@ -12,7 +12,8 @@
 //                            exchange, fetchAddAcquire, addRelease (system scope)
 //   noteRead, noteWrite      announce the plain accesses that follow, a call for a range, so that
 //                            the host target can check them for data races; nothing on a GPU
-//   Vector16                 16 bytes moved by one instruction: loadVector, storeVector
+//   Vector16                 16 bytes moved by one instruction: loadVector, storeVector; at any
+//                            address: loadWindow with vectorOf, storeAnywhere
 //   Line                     8 bytes of data and 8 of flag that arrive together: storeLine,
 //                            loadLine
 //   waitUntil                a wait loop that looks at the abort flag and, on the host, lets
