@@ -209,6 +209,7 @@ void Communicator::agree() {
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
   mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
   makeWindows(ranks, found.links);
+  head.windows = windows_ == nullptr ? nullptr : windows_->table();
   tables_ = std::make_unique<transport::DeviceTables>(
       runtime_, device_, *arena_,
       transport::DeviceTables::Sizes{config.ranks, config.tuningInput.channels,

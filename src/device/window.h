@@ -25,6 +25,11 @@ struct MappedWindow {
 };
 inline constexpr uint64_t kWindowMapped = uint64_t{1} << 63;
 
+// Where a communicator's table has a window of `peer`.
+constexpr uint64_t windowIndex(int peer, uint64_t window) {
+  return static_cast<uint64_t>(peer) * kWindowSlots + window % kWindowSlots;
+}
+
 enum class WindowChange : uint32_t {
   map,    // sets the entry
   unmap,  // lets nobody use the entry from now on

@@ -69,16 +69,17 @@ struct ReductionSpec {
 // A slot is written again only after the receiver has released it. The other protocols have no
 // tail: readiness is part of the data.
 //
-// Between ranks of one process, the receiver of a message can let the sender write straight into
-// its output buffer. Both ends exchange one word in the sender's memory, `offer`, which is zero
-// unless an offer stands:
-//   receiver: offer = address of the buffer, or kStagedOffer for a message that goes through the
-//             FIFO (release); then waits tail > step as usual
+// The receiver of a large message can let the sender write straight into its output buffer. Both
+// ends exchange one word in the sender's memory, `offer`, which is zero unless an offer stands:
+//   receiver: offer = address of the buffer, for a sender of the same process; or kWindowOffer and
+//             the offset of the buffer in a window, whose id is in the next word; or kStagedOffer
+//             (release); then waits tail > step as usual
 //   sender:   waits head + slots > step, then offer != 0; takes the offer by exchanging the word
-//             with 0; writes the buffer; tail = step + 1 (release)
+//             with 0. It knows whether the window is mapped: stores in the word after the tail
+//             whether it writes to the buffer or to slots; writes; tail = step + 1 (release)
 // A receiver that sees its abort flag while it waits withdraws the offer by exchanging the word
 // with 0. Exactly one of the two exchanges returns the offer, and that end owns the buffer:
-//   - The receiver got it: the sender never learned the address. The kernel ends, the user may free
+//   - The receiver got it: the sender never learned the place. The kernel ends, the user may free
 //     the buffer, and the sender waits for an offer until it is aborted too.
 //   - The sender got it: it is writing. The receiver keeps waiting for the tail, without looking at
 //     the abort flag. This is a short wait, because a sender that has taken an offer waits for
@@ -87,13 +88,19 @@ struct alignas(16) Fifo {
   std::byte* slots;  // null until connected
   uint64_t* tail;
   uint64_t* head;
-  uint64_t step;    // slots passed by this end so far; kept between launches
-  uint64_t* offer;  // null if nothing is ever offered
-  uint64_t taken;   // the offer that the sender took last
+  uint64_t step;         // slots passed by this end so far; kept between launches
+  uint64_t* offer;       // null if nothing is ever offered
+  uint64_t byAddress;    // 1: the receiver may offer addresses
+  uint64_t agreed;       // of the last offer: where the sender writes, or kStagedOffer
+  MappedWindow* pinned;  // sender: the window that it writes to, or null
 };
 
 // The offer for a message that goes through the FIFO.
 inline constexpr uint64_t kStagedOffer = 1;
+// The bit of an offer that holds an offset; no address has it.
+inline constexpr uint64_t kWindowOffer = uint64_t{1} << 63;
+// The sender's answer, besides kStagedOffer: the message is in the buffer.
+inline constexpr uint64_t kDirectAnswer = 2;
 
 // What a rank shares with `peer` on one channel: a FIFO in each direction for each protocol. FIFOs
 // are independent of each other; a direction that no algorithm uses has none.
@@ -137,8 +144,9 @@ struct DeviceCommunicator {
   uint32_t stopped;                // set permanently when an abort has ended a launch
   const uint32_t* abortFlag;       // in host memory, so a waiting kernel looks at it rarely
   Channel* channels;
-  Fifo* send;     // for messages: [peer * peerChannels + channel]
-  Fifo* receive;  // for messages: [peer * peerChannels + channel]
+  Fifo* send;             // for messages: [peer * peerChannels + channel]
+  Fifo* receive;          // for messages: [peer * peerChannels + channel]
+  MappedWindow* windows;  // of the peers: [peer * kWindowSlots + index]; null if there are none
 };
 
 enum class Operation : uint8_t {
@@ -195,12 +203,14 @@ struct Message {
   std::byte* buffer;  // only read by the sender
   uint64_t bytes, part;
   uint32_t slice;  // bytes of a slot that are used
+  bool offered;    // the receiver makes an offer, the sender takes it
 };
 
 // A round of sends and receives: a message to one peer and a message from another.
 struct SendReceiveWork {
   Message send, receive;
-  bool offerDirect;  // the receiver may offer its buffer to the sender
+  bool addressIsOpen;      // senders of the same process can write to the receive buffer
+  WindowReference window;  // of the receive buffer
 };
 
 // The launches. Their arguments hold all that a replay of a CUDA graph needs, by value.

@@ -53,7 +53,7 @@ struct CommConfig {
   int peerChannels = 1;          // channels of point-to-point messages, all peers together
   int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels
   uint64_t minBytesPerPart = 1;  // of a message on one of its channels
-  uint64_t directBytes = 0;      // receive buffers of at least this size are offered to the sender
+  uint64_t directBytes = 0;      // messages of at least this size need an offer of the receiver
 };
 
 // The launches of kernels. `arguments` lack what only the communicator knows: addresses of its

@@ -17,7 +17,9 @@ constexpr uint64_t kGrainBytes = 512;
 struct PendingMessage {
   std::byte* buffer;
   uint64_t bytes;
+  // Of a receive: see Task.
   bool open;
+  device::WindowReference window;
 };
 
 // The messages of a group, in call order, by the peer at the other end.
@@ -30,40 +32,44 @@ struct MessageQueues {
   void send(int peer, const void* buffer, uint64_t bytes) {
     if (bytes == 0) return;
     auto* address = static_cast<std::byte*>(const_cast<void*>(buffer));
-    to[static_cast<size_t>(peer)].push_back({address, bytes, false});
+    to[static_cast<size_t>(peer)].push_back({address, bytes, false, {}});
   }
-  void receive(int peer, void* buffer, uint64_t bytes, bool open) {
+  // Part `part` of the task's output.
+  void receive(int peer, const Task& task, uint64_t bytes, int part = 0) {
     if (bytes == 0) return;
-    from[static_cast<size_t>(peer)].push_back({static_cast<std::byte*>(buffer), bytes, open});
+    const uint64_t offset = static_cast<uint64_t>(part) * bytes;
+    device::WindowReference window = task.window;
+    window.offset += offset;
+    from[static_cast<size_t>(peer)].push_back(
+        {static_cast<std::byte*>(task.output) + offset, bytes, task.outputIsOpen, window});
   }
 };
 
 void enqueueMessages(const CommConfig& config, const Task& task, MessageQueues& queues) {
   const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
   const auto* input = static_cast<const std::byte*>(task.input);
-  auto* output = static_cast<std::byte*>(task.output);
   auto at = [bytes](auto* base, int rank) { return base + static_cast<uint64_t>(rank) * bytes; };
   switch (task.call) {
     case Call::send:
       queues.send(task.peer, input, bytes);
       break;
     case Call::receive:
-      queues.receive(task.peer, output, bytes, task.outputIsOpen);
+      queues.receive(task.peer, task, bytes);
       break;
     case Call::allToAll:
       for (int r = 0; r < config.ranks; r++) {
         queues.send(r, at(input, r), bytes);
-        queues.receive(r, at(output, r), bytes, task.outputIsOpen);
+        queues.receive(r, task, bytes, r);
       }
       break;
     case Call::gather:
       queues.send(task.peer, input, bytes);
       for (int r = 0; config.rank == task.peer && r < config.ranks; r++) {
-        queues.receive(r, at(output, r), bytes, task.outputIsOpen);
+        queues.receive(r, task, bytes, r);
       }
       break;
     case Call::scatter:
-      queues.receive(task.peer, output, bytes, task.outputIsOpen);
+      queues.receive(task.peer, task, bytes);
       for (int r = 0; config.rank == task.peer && r < config.ranks; r++) {
         queues.send(r, at(input, r), bytes);
       }
@@ -92,7 +98,8 @@ Message split(const CommConfig& config, int delta, int peer, const PendingMessag
           .buffer = letter.buffer,
           .bytes = letter.bytes,
           .part = part,
-          .slice = sliceOf(config, part)};
+          .slice = sliceOf(config, part),
+          .offered = delta != 0 && letter.bytes >= config.directBytes};
 }
 
 void checkMessagesToSelf(const CommConfig& config, const MessageQueues& queues) {
@@ -148,8 +155,10 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
       if (outgoing.empty() && incoming.empty()) continue;
       if (launch.arguments.works == device::kMaxSendReceiveWorks) endLaunch();
       SendReceiveWork& work = launch.arguments.work[launch.arguments.works++];
-      work.offerDirect = !incoming.empty() && incoming.front().open &&
-                         incoming.front().bytes >= config.directBytes && delta != 0;
+      if (!incoming.empty()) {
+        work.addressIsOpen = incoming.front().open;
+        work.window = incoming.front().window;
+      }
       auto take = [&](std::deque<PendingMessage>& queue, int peer, bool sends) -> Message {
         Message message{};
         message.peer = -1;

@@ -139,7 +139,10 @@ std::vector<device::Fifo> Connector::complete(const ConnectionGroup& link) {
   std::byte* receiver = block(false);
   std::byte* slots =
       (between.read ? sender : receiver) + linesBytes(link.channels.size(), count, between.read);
-  const bool direct = link.purpose == kPeer && between.through < 0 && isDirect(peer);
+  const bool pair = link.purpose == kPeer && between.through < 0;
+  const bool byAddress = pair && isDirect(peer);
+  // Ranks of different processes offer windows.
+  const bool offers = byAddress || (pair && between.atomics && !isSameProcess(peer));
   std::vector<device::Fifo> fifos;
   for (size_t channel = 0; channel < link.channels.size(); channel++) {
     std::byte* senderLines = sender + channel * linesOf(count, true) * kLineBytes;
@@ -149,7 +152,8 @@ std::vector<device::Fifo> Connector::complete(const ConnectionGroup& link) {
       fifo.slots = slots;
       fifo.head = reinterpret_cast<uint64_t*>(senderLines + i * kLineBytes);
       fifo.tail = reinterpret_cast<uint64_t*>(receiverLines + i * kLineBytes);
-      if (direct) fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * kLineBytes);
+      if (offers) fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * kLineBytes);
+      fifo.byAddress = byAddress ? 1 : 0;
       fifos.push_back(fifo);
       slots += size_t{slots_} * link.slotBytes[i];
     }
@@ -163,12 +167,17 @@ void Connector::waitUntilMapped() {
   }
 }
 
+bool Connector::isSameProcess(int peer) const {
+  return places_[static_cast<size_t>(config_.rank)].process ==
+         places_[static_cast<size_t>(peer)].process;
+}
+
 // Says whether the kernels of both ranks can store to each other's memory without mapping it. Both
 // ends decide alike, and each opens its own direction.
 bool Connector::isDirect(int peer) const {
   const PeerPlace& mine = places_[static_cast<size_t>(config_.rank)];
   const PeerPlace& theirs = places_[static_cast<size_t>(peer)];
-  if (mine.process != theirs.process || !runtime_.canAccessPeer(mine.device, theirs.device) ||
+  if (!isSameProcess(peer) || !runtime_.canAccessPeer(mine.device, theirs.device) ||
       !runtime_.canAccessPeer(theirs.device, mine.device) ||
       // Both ends exchange the word of an offer.
       !runtime_.supportsPeerAtomics(mine.device, theirs.device) ||

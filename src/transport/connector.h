@@ -87,6 +87,7 @@ class Connector {
   std::byte* receiveBlock(int peer, const ConnectionGroup& link, bool ofSender);
   void offer(ConnectionGroup& link);
   std::vector<device::Fifo> complete(const ConnectionGroup& link);
+  bool isSameProcess(int peer) const;
   bool isDirect(int peer) const;
   ConnectionGroup makeLinkForMessages(int from, int to);
   void completeForMessages(const ConnectionGroup& link);

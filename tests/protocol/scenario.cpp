@@ -373,7 +373,7 @@ void Scenario::addMovement(Call call, Group& group) {
     if (reads[r]) fillRandom(static_cast<int>(r), inputs[r], inputParts * bytes);
     const bool open = below(random_, 2) == 0;
     group[r].push_back({call, memory.at(inputs[r]), memory.at(outputs[r]), count, movement(type),
-                        static_cast<int>(root), open});
+                        static_cast<int>(root), open, windowOf(outputs[r], open)});
   }
   // Reads go before writes: in place, an output overlaps an input.
   std::vector<std::vector<std::byte>> sent(ranks);
@@ -415,8 +415,8 @@ void Scenario::addMessage(int from, int to, Group& group) {
   }
   group[static_cast<size_t>(from)].push_back(
       {Call::send, source.at(input), nullptr, count, movement(type), to});
-  group[static_cast<size_t>(to)].push_back(
-      {Call::receive, nullptr, destination.at(output), count, movement(type), from, open});
+  group[static_cast<size_t>(to)].push_back({Call::receive, nullptr, destination.at(output), count,
+                                            movement(type), from, open, windowOf(output, open)});
 }
 
 void Scenario::addMessages(Group& group) {
@@ -442,7 +442,31 @@ void Scenario::addMessages(Group& group) {
   }
 }
 
+// Every rank's memory is one window.
+constexpr uint64_t kWindow = 5 * device::kWindowSlots + 9;
+
+device::WindowReference Scenario::windowOf(size_t offset, bool open) const {
+  return world_.geometry().windows && open ? device::WindowReference{kWindow, offset}
+                                           : device::WindowReference{};
+}
+
+// Most pairs have mapped the windows, some do it or end it during the calls.
+void Scenario::enqueueWindows() {
+  if (!world_.geometry().windows) return;
+  for (int rank = 0; rank < world_.ranks(); rank++) {
+    for (int peer = 0; peer < world_.ranks(); peer++) {
+      if (peer == rank || below(random_, 8) == 0) continue;
+      std::byte* base = memories_[static_cast<size_t>(peer)].at(0);
+      const auto delay = [&] { return below(random_, 2) == 0 ? 0 : below(random_, 3000); };
+      world_.enqueueWindow(rank, peer, device::WindowChange::map, kWindow, base, delay());
+      if (below(random_, 3) != 0) continue;
+      world_.enqueueWindow(rank, peer, device::WindowChange::unmap, kWindow, base, delay());
+    }
+  }
+}
+
 void Scenario::enqueue() {
+  enqueueWindows();
   std::vector<int> turns;
   for (int rank = 0; rank < world_.ranks(); rank++) turns.insert(turns.end(), groups_.size(), rank);
   std::shuffle(turns.begin(), turns.end(), random_);

@@ -91,6 +91,9 @@ class Scenario {
   void addMovement(plan::Call call, Group& group);
   void shuffle(std::vector<plan::Task>& tasks);
 
+  void enqueueWindows();
+  device::WindowReference windowOf(size_t offset, bool open) const;
+
   device::DataType randomType();
   uint64_t randomCount(size_t elementSize, uint64_t ranks);
   Operator randomOperator(device::DataType type, bool& isAverage);

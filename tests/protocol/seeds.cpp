@@ -78,6 +78,18 @@ const std::vector<Geometry>& geometries() {
        .minBytesPerPart = 512,
        .directBytes = 512,
        .oneProcess = false},
+      // Buffers in windows.
+      {.name = "windows",
+       .channels = 2,
+       .slots = 4,
+       .slotBytes = 512,
+       .peerChannels = 2,
+       .channelsPerPeer = 2,
+       .minBytesPerChannel = 4096,
+       .minBytesPerPart = 1024,
+       .directBytes = 256,
+       .oneProcess = false,
+       .windows = true},
       // Pairs of ranks that reach each other in different ways.
       {.name = "links",
        .channels = 3,

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "bootstrap/unique_id.h"
+#include "device/kernels.h"
 #include "device/simt/common.h"
 #include "runtime/host/schedule.h"
 
@@ -161,9 +162,10 @@ void World::nameMemory() const {
     runtime.nameMemory(send.tail, sizeof(*send.tail), "tail of " + which);
     runtime.nameMemory(&send.step, sizeof(send.step), "sender's step of " + which);
     runtime.nameMemory(&receive.step, sizeof(receive.step), "receiver's step of " + which);
-    runtime.nameMemory(&send.taken, sizeof(send.taken), "taken offer of " + which);
+    runtime.nameMemory(&send.agreed, sizeof(send.agreed), "agreed offer of " + which);
     if (send.offer != nullptr) {
-      runtime.nameMemory(send.offer, sizeof(*send.offer), "offer of " + which);
+      runtime.nameMemory(send.offer, 2 * sizeof(*send.offer), "offer of " + which);
+      runtime.nameMemory(send.tail + 1, sizeof(*send.tail), "answer of " + which);
     }
     for (uint32_t slot = 0; slotBytes > 0 && slot < geometry_.slots; slot++) {
       runtime.nameMemory(send.slots + slot * slotBytes, slotBytes,
@@ -219,10 +221,17 @@ void World::makeMember(int rank, int ranks) {
   head.abortFlag = abortFlag(rank);
   member.arena = std::make_unique<memory::Arena>(runtime, rank, 1 << 20);
   member.mappings = std::make_unique<memory::MappingCache>(runtime, rank);
+  if (geometry_.windows) {
+    const size_t entries = index(ranks) * device::kWindowSlots;
+    head.windows = reinterpret_cast<device::MappedWindow*>(
+        member.arena->allocate(entries * sizeof(device::MappedWindow)).address);
+  }
   member.tables = std::make_unique<transport::DeviceTables>(
       runtime, rank, *member.arena,
       transport::DeviceTables::Sizes{ranks, geometry_.channels, geometry_.peerChannels}, head);
   member.stream = runtime.createStream(rank);
+  member.mapper = runtime.createStream(rank);
+  member.users = runtime.allocatePinned(sizeof(uint64_t));
 
   std::vector<transport::PeerPlace> places;
   for (int r = 0; r < ranks; r++) {
@@ -276,7 +285,9 @@ void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotByte
   *receive.tail = step;
   if (send.offer != nullptr) {
     *send.offer = 0;
-    send.taken = random();
+    send.agreed = random();
+    receive.agreed = random();
+    receive.tail[1] = random();
   }
   std::memset(receive.slots, static_cast<int>(below(random, 256)), geometry_.slots * slotBytes);
 }
@@ -305,6 +316,26 @@ void World::reset(Random& random) {
     resetFifo(send, receive, slotBytes, random);
   });
   resetOneShot(random);
+  for (int rank = 0; geometry_.windows && rank < ranks(); rank++) {
+    std::memset(tables(rank).windows, 0,
+                index(ranks()) * device::kWindowSlots * sizeof(device::MappedWindow));
+  }
+}
+
+device::MappedWindow* World::windowEntry(int rank, int peer, uint64_t window) const {
+  return tables(rank).windows + device::windowIndex(peer, window);
+}
+
+void World::enqueueWindow(int rank, int peer, device::WindowChange change, uint64_t window,
+                          std::byte* base, uint64_t steps) {
+  const Member& member = members_[index(rank)];
+  launchDelay({steps, nullptr}, member.mapper.get());
+  const device::ChangeWindowArguments arguments{
+      windowEntry(rank, peer, window), change, window, base,
+      static_cast<uint64_t*>(member.users->hostAddress())};
+  runtime::LaunchShape shape;
+  shape.argumentBytes = sizeof(arguments);
+  testRuntime().launch(device::changeWindowKernel(), shape, &arguments, member.mapper.get());
 }
 
 void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
@@ -356,6 +387,7 @@ std::vector<std::string> World::synchronize() {
   for (int rank = 0; rank < ranks(); rank++) {
     try {
       testRuntime().synchronize(stream(rank));
+      testRuntime().synchronize(members_[index(rank)].mapper.get());
       errors.emplace_back();
     } catch (const Error& error) {
       errors.emplace_back(error.what());

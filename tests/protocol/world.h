@@ -46,6 +46,7 @@ struct Geometry {
   uint64_t oneShotMaxBytes = 0;
   bool oneProcess = true;  // else the ranks believe that each has its own: nothing is direct
   bool links = false;      // some pairs read, some meet in the memory of a third rank
+  bool windows = false;    // receive buffers are in windows, which are mapped and unmapped at times
 };
 
 // `fibers` or `threads` as UNISONO_TEST_EXECUTOR says. One for the whole program; a deadlock is an
@@ -80,6 +81,12 @@ class World {
   // Enqueues a write of a range, as far as data races are concerned: for a user that frees it.
   void enqueueTouch(void* address, size_t bytes, runtime::Stream on);
 
+  // The entry of a window of `peer` in the table of `rank`.
+  device::MappedWindow* windowEntry(int rank, int peer, uint64_t window) const;
+  // Enqueues, in order with other changes, a change of that entry after about `steps` steps.
+  void enqueueWindow(int rank, int peer, device::WindowChange change, uint64_t window,
+                     std::byte* base, uint64_t steps);
+
   // Waits for every rank; what each one's stream threw, or an empty text.
   std::vector<std::string> synchronize();
 
@@ -92,6 +99,8 @@ class World {
     std::unique_ptr<transport::DeviceTables> tables;
     std::unique_ptr<transport::Connector> connector;
     std::shared_ptr<void> stream;
+    std::shared_ptr<void> mapper;  // the stream of its changes of windows
+    std::shared_ptr<runtime::PinnedMemory> users;
   };
 
   static size_t index(int rank) { return static_cast<size_t>(rank); }

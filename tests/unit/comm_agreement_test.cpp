@@ -256,7 +256,7 @@ TEST(Decision, SmallCallsStaySmall) {
     auto isOffered = [&](uint64_t bytes) {
       const auto made = makePlan(config, {{Call::receive, memory, memory, bytes, spec, 1, true}});
       const auto& launch = std::get<plan::SendReceiveLaunch>(made.launches.front());
-      return launch.arguments.work[0].offerDirect;
+      return launch.arguments.work[0].receive.offered;
     };
     EXPECT_FALSE(isOffered(1));
     EXPECT_FALSE(isOffered(64 << 10));

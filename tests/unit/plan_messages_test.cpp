@@ -273,19 +273,39 @@ TEST(PlanMessages, ToOneself) {
   EXPECT_THROW(makePlan(config, {send, receive}), Error);
 }
 
-TEST(PlanMessages, OnlyLargeOpenReceivesAreOffered) {
+TEST(PlanMessages, BothEndsOfALargeMessageExchangeAnOffer) {
   const CommConfig config = configOf(0, 2);
-  Task open = taskOf(Call::receive, config.directBytes, device::DataType::uint8, 1);
-  auto offered = [&](const Task& task) {
+  auto workOf = [&](const Task& task) {
     const Plan plan = makePlan(config, {task});
-    return std::get<SendReceiveLaunch>(plan.launches.front()).arguments.work[0].offerDirect;
+    return std::get<SendReceiveLaunch>(plan.launches.front()).arguments.work[0];
   };
-  EXPECT_TRUE(offered(open));
-  open.count--;
-  EXPECT_FALSE(offered(open));
-  open.count++;
-  open.outputIsOpen = false;
-  EXPECT_FALSE(offered(open));
+  for (const uint64_t bytes : {config.directBytes - 1, config.directBytes}) {
+    const bool large = bytes == config.directBytes;
+    const Task send = taskOf(Call::send, bytes, device::DataType::uint8, 1);
+    const Task receive = taskOf(Call::receive, bytes, device::DataType::uint8, 1);
+    EXPECT_EQ(workOf(send).send.offered, large);
+    EXPECT_EQ(workOf(receive).receive.offered, large);
+  }
+}
+
+TEST(PlanMessages, OffersNameThePlaceOfEachPart) {
+  const CommConfig config = configOf(1, 4);
+  Task task = taskOf(Call::allToAll, config.directBytes);
+  task.window = {77, 1000};
+  for (const bool open : {true, false}) {
+    task.outputIsOpen = open;
+    const Plan plan = makePlan(config, {task});
+    const auto& arguments = std::get<SendReceiveLaunch>(plan.launches.front()).arguments;
+    ASSERT_EQ(arguments.works, 4);
+    for (int w = 0; w < arguments.works; w++) {
+      const device::SendReceiveWork& work = arguments.work[w];
+      EXPECT_EQ(work.addressIsOpen, open);
+      EXPECT_EQ(work.window.window, 77u);
+      EXPECT_EQ(work.window.offset,
+                1000 + static_cast<uint64_t>(work.receive.peer) * config.directBytes);
+      EXPECT_EQ(work.receive.offered, work.receive.peer != config.rank);
+    }
+  }
 }
 
 }  // namespace

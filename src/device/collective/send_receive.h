@@ -66,9 +66,12 @@ UNISONO_DEVICE void sendMessage(ThreadGroup& group, Block& block,
               &communicator.send[message.peer * communicator.peerChannels + block.channel],
               message);
   Simple<0, 1, true> protocol(group, block);
-  const uint64_t offer = block.send[0].fifo.offer != nullptr ? protocol.takeOffer() : kStagedOffer;
-  if (offer != 0 && offer != kStagedOffer) {
-    protocol.sendDirect(from, reinterpret_cast<std::byte*>(offer) + part.offset, part.bytes);
+  uint64_t to = kStagedOffer;
+  if (message.offered && block.send[0].fifo.offer != nullptr) {
+    to = protocol.takeOffer(communicator.windows);
+  }
+  if (to != 0 && to != kStagedOffer) {
+    protocol.sendDirect(from, reinterpret_cast<std::byte*>(to) + part.offset, part.bytes);
   } else {
     transfer(protocol, true, from, part.bytes, message.slice);
   }
@@ -84,16 +87,19 @@ UNISONO_DEVICE void receiveMessage(ThreadGroup& group, Block& block,
               &communicator.receive[message.peer * communicator.peerChannels + block.channel],
               message);
   Simple<1, 0, true> protocol(group, block);
-  const bool offers = block.receive[0].fifo.offer != nullptr;
-  const bool direct = offers && work.offerDirect && message.buffer != nullptr;
-  if (offers) {
-    protocol.makeOffer(direct ? reinterpret_cast<uint64_t>(message.buffer) : kStagedOffer);
+  const Fifo& fifo = block.receive[0].fifo;
+  bool direct = false;
+  if (message.offered && fifo.offer != nullptr) {
+    uint64_t offer = kStagedOffer;
+    if (work.addressIsOpen && fifo.byAddress != 0) {
+      offer = reinterpret_cast<uint64_t>(message.buffer);
+    } else if (work.window.window != 0) {
+      offer = kWindowOffer | work.window.offset;
+    }
+    protocol.makeOffer(offer, work.window.window);
+    direct = offer != kStagedOffer && protocol.receiveDirect();
   }
-  if (direct) {
-    protocol.receiveDirect();
-  } else {
-    transfer(protocol, false, message.buffer + part.offset, part.bytes, message.slice);
-  }
+  if (!direct) transfer(protocol, false, message.buffer + part.offset, part.bytes, message.slice);
   protocol.finish();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/protocol/protocol.h"
+#include "device/protocol/window.h"
 #include "device/reduce/reduce_copy.h"
 
 // Protocol Simple: readiness is a counter published with release order after the data
@@ -41,12 +42,13 @@ class Simple : public FifoEnds<kReceives, kSends> {
     publish(slice.receive, slice.send);
   }
 
-  // A message straight into the receiver's buffer (device/work.h: Fifo). Returns the offer, or 0
-  // after an abort.
-  UNISONO_DEVICE uint64_t takeOffer() {
+  // Takes the receiver's offer for a message (device/work.h: Fifo). Returns where to write, which
+  // may be kStagedOffer, or 0 after an abort. `windows`: the table of the communicator.
+  UNISONO_DEVICE uint64_t takeOffer(MappedWindow* windows) {
     // Whoever has taken an offer must not wait any more, so the slot comes first.
     waitForPeers(kNobody, 1);
     const End& end = block_.send[0];
+    Fifo& origin = *end.origin;
     if (group_.isWaiter(0)) {
       uint64_t taken = 0;
       const uint64_t* offer = end.fifo.offer;
@@ -58,14 +60,31 @@ class Simple : public FifoEnds<kReceives, kSends> {
           group_.setAborted();
         }
       }
-      noteWrite(&end.origin->taken, sizeof(end.origin->taken));
-      end.origin->taken = taken;
+      noteWrite(&origin.agreed, sizeof(origin.agreed) + sizeof(origin.pinned));
+      origin.pinned = nullptr;
+      origin.agreed = taken;
+      if ((taken & kWindowOffer) != 0) {
+        const WindowReference place{loadRelaxed(end.fifo.offer + 1), taken & ~kWindowOffer};
+        origin.agreed = kStagedOffer;
+        if (windows != nullptr) {
+          MappedWindow& entry = windows[windowIndex(end.peer, place.window)];
+          if (std::byte* address = pinWindow(entry, place); address != nullptr) {
+            origin.pinned = &entry;
+            origin.agreed = reinterpret_cast<uint64_t>(address);
+          }
+        }
+      }
+      // Released with the tail.
+      if (taken > kStagedOffer) {
+        storeRelaxed(end.fifo.tail + 1,
+                     origin.agreed == kStagedOffer ? kStagedOffer : kDirectAnswer);
+      }
     }
     group_.syncAll();
-    noteRead(&end.origin->taken, sizeof(end.origin->taken));
-    return end.origin->taken;
+    noteRead(&origin.agreed, sizeof(origin.agreed) + sizeof(origin.pinned));
+    return origin.agreed;
   }
-  // The address `to` is that of an offer that was taken, and was not 0.
+  // The address `to` is one that takeOffer() returned.
   UNISONO_DEVICE void sendDirect(const void* from, void* to, uint64_t bytes) {
     if (group_.isWorker()) {
       ReduceCopy work{};
@@ -74,25 +93,42 @@ class Simple : public FifoEnds<kReceives, kSends> {
       copyOnly(group_, work, bytes);
     }
     publish(kNobody, 1);
+    MappedWindow* pinned = block_.send[0].origin->pinned;
+    if (group_.isPoster(0) && pinned != nullptr) unpinWindow(*pinned);
   }
-  // Offers a buffer, or kStagedOffer. After an abort nothing is offered.
-  UNISONO_DEVICE void makeOffer(uint64_t offer) {
-    if (group_.isWaiter(0) && !group_.aborted()) storeRelease(block_.receive[0].fifo.offer, offer);
+  // Makes an offer for a message; of a place in a window if `offer` has kWindowOffer. After an
+  // abort nothing is offered.
+  UNISONO_DEVICE void makeOffer(uint64_t offer, uint64_t window) {
+    if (!group_.isWaiter(0) || group_.aborted()) return;
+    uint64_t* word = block_.receive[0].fifo.offer;
+    if ((offer & kWindowOffer) != 0) storeRelaxed(word + 1, window);
+    storeRelease(word, offer);
   }
-  UNISONO_DEVICE void receiveDirect() {
-    if (group_.isWaiter(0) && !group_.aborted()) {
-      const End& end = block_.receive[0];
-      const WaitSubject subject = receive_[0].dataSubject(block_, end);
-      auto hasData = [&] { return receive_[0].hasData(end); };
-      if (!waitUntil(block_.abortFlag, subject, hasData)) {
-        const bool withdrawn = exchange(end.fifo.offer, uint64_t{0}) != 0;
-        if (!withdrawn) waitAlways(subject, hasData);
-        group_.setAborted();
+  // Waits for the answer to an offer other than kStagedOffer. Returns whether the message is in the
+  // buffer; if not, it comes through the FIFO.
+  UNISONO_DEVICE bool receiveDirect() {
+    const End& end = block_.receive[0];
+    Fifo& origin = *end.origin;
+    if (group_.isWaiter(0)) {
+      noteWrite(&origin.agreed, sizeof(origin.agreed));
+      origin.agreed = kStagedOffer;
+      if (!group_.aborted()) {
+        const WaitSubject subject = receive_[0].dataSubject(block_, end);
+        auto hasData = [&] { return receive_[0].hasData(end); };
+        if (!waitUntil(block_.abortFlag, subject, hasData)) {
+          const bool withdrawn = exchange(end.fifo.offer, uint64_t{0}) != 0;
+          if (!withdrawn) waitAlways(subject, hasData);
+          group_.setAborted();
+        }
+        loadAcquire(end.fifo.tail);
+        origin.agreed = loadRelaxed(end.fifo.tail + 1);
       }
-      loadAcquire(end.fifo.tail);
     }
-    group_.syncReady();
+    group_.syncAll();
+    noteRead(&origin.agreed, sizeof(origin.agreed));
+    if (origin.agreed != kDirectAnswer) return false;
     publish(1, kNobody);
+    return true;
   }
 
  private:
