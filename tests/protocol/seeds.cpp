@@ -76,7 +76,6 @@ const std::vector<Geometry>& geometries() {
        .channelsPerPeer = 2,
        .minBytesPerChannel = 4096,
        .minBytesPerPart = 512,
-       .directBytes = 512,
        .oneProcess = false},
       // Buffers in windows.
       {.name = "windows",

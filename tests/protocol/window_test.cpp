@@ -28,20 +28,30 @@ struct WindowCase {
   int messages;    // one launch each
   uint64_t bytes;  // of a message
   int rounds;      // of mapping and unmapping; each has a window of its own
-  int aborts = 0;  // of both ranks, at a random moment
 };
 
+constexpr int kMostRounds = 2;
 constexpr uint64_t kFirstWindow = 7 * device::kWindowSlots + 3;
 constexpr uint64_t windowOf(int round) {
   return kFirstWindow + static_cast<uint64_t>(round) * device::kWindowSlots;
+}
+
+// Messages take turns with the windows.
+constexpr int roundOf(int message, int rounds) {
+  return message % rounds;
+}
+constexpr std::byte contentOf(int message) {
+  return static_cast<std::byte>('a' + message);
 }
 
 // The mapper's work, as a task: maps a window, unmaps it, and frees the memory when nobody uses it.
 struct MapperArguments {
   device::MappedWindow* entry;
   uint64_t* users;
-  std::byte* place;
+  uint64_t* strange;  // bytes of other messages in a window
+  std::byte* place[kMostRounds];
   uint64_t bytes;
+  int messages;
   uint64_t delay;  // before the first mapping, and twice as long before the end of each
   int rounds;
 };
@@ -55,7 +65,7 @@ void mapAndUnmap(const void* raw, const HostGroupContext& context) {
   const auto& work = *static_cast<const MapperArguments*>(raw);
   // As launches of the kernel would.
   const auto change = [&](WindowChange what, int round) {
-    const ChangeWindowArguments arguments{work.entry, what, windowOf(round), work.place,
+    const ChangeWindowArguments arguments{work.entry, what, windowOf(round), work.place[round],
                                           work.users};
     device::changeWindowKernel().hostFunction(&arguments, context);
     runtime::host::noteRead(work.users, sizeof(*work.users));
@@ -71,17 +81,22 @@ void mapAndUnmap(const void* raw, const HostGroupContext& context) {
       users = change(WindowChange::look, round);
     }
     runtime::host::progress();
-    runtime::host::noteWrite(work.place, work.bytes);
-    std::memset(work.place, 0xff, work.bytes);
+    std::byte* place = work.place[round];
+    runtime::host::noteWrite(place, work.bytes);
+    for (uint64_t i = 0; i < work.bytes; i++) {
+      bool known = place[i] == std::byte{0};
+      for (int m = 0; m < work.messages; m++) {
+        known |= roundOf(m, work.rounds) == round && place[i] == contentOf(m);
+      }
+      *work.strange += known ? 0 : 1;
+    }
+    std::memset(place, 0xff, work.bytes);
   }
 }
 
 class WindowMessages {
  public:
   explicit WindowMessages(const WindowCase& tested) : case_(tested) {
-    static const Geometry kGeometry{
-        .name = "one window", .directBytes = 1, .oneProcess = false, .windows = true};
-    world_ = &worldOf(kGeometry, 2);
     mapper_ = testRuntime().createStream(0);
     abort_ = testRuntime().createStream(0);
     users_ = testRuntime().allocatePinned(sizeof(uint64_t));
@@ -89,8 +104,11 @@ class WindowMessages {
 
   // Returns what was wrong. Counts the messages that went into the window.
   std::string run(const Schedule& schedule, uint64_t delay, uint64_t abortAfter = 0) {
+    static const Geometry kGeometry{
+        .name = "one window", .directBytes = 1, .oneProcess = false, .windows = true};
+    World& world = worldOf(kGeometry, 2);
     Random random = randomOf(static_cast<uint64_t>(schedule.seed), case_.name);
-    world_->reset(random);
+    world.reset(random);
     RankMemory& sender = memories()[0];
     RankMemory& receiver = memories()[1];
     sender.clear(std::byte{0x11});
@@ -98,12 +116,15 @@ class WindowMessages {
     std::vector<size_t> inputs, outputs;
     for (int m = 0; m < case_.messages; m++) {
       inputs.push_back(sender.take(case_.bytes, 1, random));
-      std::memset(sender.at(inputs.back()), 'a' + m, case_.bytes);
+      std::memset(sender.at(inputs.back()), std::to_integer<int>(contentOf(m)), case_.bytes);
       outputs.push_back(receiver.take(case_.bytes, 1, random));
       std::memset(receiver.at(outputs.back()), 0, case_.bytes);
     }
-    const size_t place = receiver.take(case_.bytes, 1, random);
-    std::memset(receiver.at(place), 0, case_.bytes);
+    MapperArguments arguments{};
+    for (int round = 0; round < case_.rounds; round++) {
+      arguments.place[round] = receiver.at(receiver.take(case_.bytes, 1, random));
+      std::memset(arguments.place[round], 0, case_.bytes);
+    }
 
     testRuntime().setSchedule(schedule);
     const auto spec =
@@ -113,25 +134,27 @@ class WindowMessages {
       plan::Task send{plan::Call::send, sender.at(inputs[at]), nullptr, case_.bytes, spec, 1};
       plan::Task receive{plan::Call::receive, nullptr, receiver.at(outputs[at]),
                          case_.bytes,         spec,    0};
-      receive.window = {windowOf(m % std::max(case_.rounds, 1)), 0};
-      world_->enqueue(0, {send});
-      world_->enqueue(1, {receive});
+      receive.window = {windowOf(roundOf(m, case_.rounds)), 0};
+      world.enqueue(0, {send});
+      world.enqueue(1, {receive});
     }
-    const MapperArguments arguments{world_->windowEntry(0, 1, windowOf(0)),
-                                    static_cast<uint64_t*>(users_->hostAddress()),
-                                    receiver.at(place),
-                                    case_.bytes,
-                                    delay,
-                                    case_.rounds};
+    strange_ = 0;
+    arguments.entry = world.windowEntry(0, 1, windowOf(0));
+    arguments.users = static_cast<uint64_t*>(users_->hostAddress());
+    arguments.strange = &strange_;
+    arguments.bytes = case_.bytes;
+    arguments.messages = case_.messages;
+    arguments.delay = delay;
+    arguments.rounds = case_.rounds;
     static const runtime::Kernel kKernel{"mapper", nullptr, mapAndUnmap};
     runtime::LaunchShape shape;
     shape.argumentBytes = sizeof(arguments);
     testRuntime().launch(kKernel, shape, &arguments, mapper_.get());
     if (abortAfter > 0) {
-      for (int rank : {0, 1}) world_->enqueueAbort(rank, abortAfter, abort_.get());
+      for (int rank : {0, 1}) world.enqueueAbort(rank, abortAfter, abort_.get());
     }
     std::string wrong;
-    for (const std::string& error : world_->synchronize()) wrong += error;
+    for (const std::string& error : world.synchronize()) wrong += error;
     for (const auto& stream : {mapper_, abort_}) {
       try {
         testRuntime().synchronize(stream.get());
@@ -142,15 +165,19 @@ class WindowMessages {
     if (!wrong.empty() || abortAfter > 0) return wrong;
     for (int m = 0; m < case_.messages; m++) {
       const std::byte* output = receiver.at(outputs[static_cast<size_t>(m)]);
-      const bool copied = isFilled(output, static_cast<std::byte>('a' + m));
+      const bool copied = isFilled(output, contentOf(m));
       if (!copied && !isFilled(output, std::byte{0})) {
         wrong += fmt::format(" message {} was copied in part;", m);
       }
       direct_ += copied ? 0 : 1;
       staged_ += copied ? 1 : 0;
     }
-    if (!isFilled(receiver.at(place), std::byte{0xff})) wrong += " a store after the removal;";
-    if (world_->windowEntry(0, 1, windowOf(0))->state != 0) wrong += " the entry has users left;";
+    for (int round = 0; round < case_.rounds; round++) {
+      if (!isFilled(arguments.place[round], std::byte{0xff}))
+        wrong += " a store after the removal;";
+    }
+    if (strange_ > 0) wrong += " a message in another window;";
+    if (world.windowEntry(0, 1, windowOf(0))->state != 0) wrong += " the entry has users left;";
     return wrong;
   }
 
@@ -163,9 +190,9 @@ class WindowMessages {
   }
 
   WindowCase case_;
-  World* world_;
   std::shared_ptr<void> mapper_, abort_;
   std::shared_ptr<runtime::PinnedMemory> users_;
+  uint64_t strange_ = 0;
   uint64_t direct_ = 0, staged_ = 0;
 };
 
