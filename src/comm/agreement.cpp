@@ -18,8 +18,9 @@ static_assert(sizeof(RankFacts) == 344 && bootstrap::kProtocolVersion == 5,
 namespace {
 
 struct Defaults {
-  int channels;            // where the machine does not tell
-  uint32_t slotBytes;      // of rings
+  int channels;        // where the machine does not tell
+  uint32_t slotBytes;  // of protocol Simple
+  uint32_t llSlotBytes, ll128SlotBytes;
   uint32_t peerSlotBytes;  // of messages
   uint32_t slots;          // of a FIFO: a chunk on its way and the next one
   int peerChannels;
@@ -30,10 +31,12 @@ struct Defaults {
 
 // CUDA: as many rings as H200 needs to fill its links with one block each, and slices long enough
 // that what happens between two of them does not count. Host: small, so that hundreds of ranks fit.
-constexpr Defaults kCuda{24, 1 << 20, 256 << 10, 4, 32, 16, 64, 64 << 10};
-constexpr Defaults kHost{2, 32 << 10, 32 << 10, 8, 4, 2, 128, 64 << 10};
+constexpr Defaults kCuda{24, 1 << 20, 64 << 10, 128 << 10, 256 << 10, 4, 32, 16, 64, 64 << 10};
+constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8, 4, 2, 128, 64 << 10};
 
 constexpr uint32_t kSlicesPerChunk = 2;
+// Calls that send no more than this over a connection use protocol LL.
+constexpr size_t kLowLatencyMaxBytes = 64 << 10;
 constexpr size_t kOneShotMaxBytes = 256 << 10;
 constexpr int64_t kSlotGrain = 512;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
@@ -193,6 +196,9 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 
   uint32_t& simple = config.slotBytes[plan::indexOf(device::Protocol::simple)];
   simple = static_cast<uint32_t>(slotBytes);
+  config.slotBytes[plan::indexOf(device::Protocol::ll)] = defaults.llSlotBytes;
+  config.slotBytes[plan::indexOf(device::Protocol::ll128)] = defaults.ll128SlotBytes;
+  config.tuningInput.lowLatencyMaxBytes = kLowLatencyMaxBytes;
   config.peerSlotBytes = std::min(simple, defaults.peerSlotBytes);
   config.slicesPerChunk = kSlicesPerChunk;
   config.peerChannels = most > 0 ? static_cast<int>(std::bit_floor(static_cast<uint64_t>(
@@ -207,7 +213,9 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   decision.slots = defaults.slots;
   decision.nodes = decision.joined.nodes();
   for (int c = 0; c < decision.joined.channels(); c++) {
-    decision.ringOrders.push_back(decision.joined.ringOrder(c));
+    decision.graphs.rings.push_back(decision.joined.ringOrder(c));
+    auto& tree = decision.graphs.trees.emplace_back();
+    for (int r = 0; r < config.ranks; r++) tree.push_back(decision.joined.treePlace(c, r));
   }
   return decision;
 }

@@ -10,6 +10,7 @@
 #include "plan/plan.h"
 #include "runtime/runtime.h"
 #include "topology/join.h"
+#include "transport/connector.h"
 #include "tuning/model.h"
 
 // What all ranks of a communicator must agree on, decided by pure functions from what all ranks
@@ -60,8 +61,8 @@ struct Decision {
   uint32_t slots;  // of a connection's FIFO
   int32_t nodes;
   topology::Joined joined;
-  std::vector<std::vector<int32_t>> ringOrders;  // [channel][position]: rank
-  std::vector<std::string> warnings;             // for the user, about NCCL_ALGO and NCCL_PROTO
+  transport::ChannelGraphs graphs;
+  std::vector<std::string> warnings;  // for the user, about NCCL_ALGO and NCCL_PROTO
 };
 // From what all ranks said of themselves and of their place in their node's channels.
 // `measurements` replace the predicted times of calls.

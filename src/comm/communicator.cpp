@@ -219,7 +219,7 @@ void Communicator::agree() {
   for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.device});
   connector_ = std::make_unique<transport::Connector>(
       runtime_, *bootstrap_, *arena_, *mappings_, *tables_, config, decision_.slots,
-      std::move(places), std::move(found.links), decision_.ringOrders);
+      std::move(places), std::move(found.links), decision_.graphs);
   connector_->connectThrough();
   lastLaunch_ = runtime_.createEvent(device_);
   join_ = runtime_.createEvent(device_);

@@ -31,7 +31,25 @@ template <Algorithm... kList>
 struct AlgorithmList {};
 template <Protocol... kList>
 struct ProtocolList {};
-using CollectiveAlgorithms = AlgorithmList<Algorithm::ring>;
-using CollectiveProtocols = ProtocolList<Protocol::simple>;
+using CollectiveAlgorithms = AlgorithmList<Algorithm::tree, Algorithm::ring>;
+using CollectiveProtocols = ProtocolList<Protocol::ll, Protocol::ll128, Protocol::simple>;
+
+// Thread groups that a block is split into.
+constexpr int groupsOf(Algorithm algorithm) {
+  return algorithm == Algorithm::tree ? 2 : 1;  // one reduces up while the other broadcasts down
+}
+
+// The bytes of data in a slot.
+constexpr uint32_t payloadOf(Protocol protocol, uint32_t slotBytes) {
+  switch (protocol) {
+    case Protocol::ll:
+      return slotBytes / 2;  // lines of 8 bytes of data and 8 of flag
+    case Protocol::ll128:
+      return slotBytes / 128 * 120;  // lines of 120 bytes of data and 8 of flag
+    case Protocol::simple:
+      break;
+  }
+  return slotBytes;
+}
 
 }  // namespace unisono::device

@@ -10,11 +10,21 @@ namespace {
 
 using namespace cuda_target;
 
+// Of a block that is split into two groups.
+constexpr int kHalfWarps = kChannelThreads / kWarpSize / 2;
+
 __global__ void __launch_bounds__(kChannelThreads, 1)
     collective(const __grid_constant__ CollectiveArguments arguments) {
-  __shared__ Block block;
-  ThreadGroup group(kChannelThreads / kWarpSize, 0, 1);
-  collectiveBlock(group, block, static_cast<int>(blockIdx.x), arguments);
+  __shared__ Block blocks[kMaxGroups];
+  const int channel = static_cast<int>(blockIdx.x);
+  if (arguments.groups == 1) {
+    ThreadGroup group(kChannelThreads / kWarpSize, 0, 1);
+    collectiveBlock(group, blocks[0], channel, 0, arguments);
+    return;
+  }
+  const int index = static_cast<int>(threadIdx.x) / (kHalfWarps * kWarpSize);
+  ThreadGroup group(kHalfWarps, index * kHalfWarps, index == 0 ? 1 : 4);
+  collectiveBlock(group, blocks[index], channel, index, arguments);
 }
 
 __global__ void __launch_bounds__(kChannelThreads, 1)

@@ -13,7 +13,8 @@ using namespace host_target;
 void collective(const void* arguments, const runtime::HostGroupContext& context) {
   ThreadGroup group(context);
   Block block{};
-  collectiveBlock(group, block, context.block, *static_cast<const CollectiveArguments*>(arguments));
+  collectiveBlock(group, block, context.block, context.group,
+                  *static_cast<const CollectiveArguments*>(arguments));
 }
 
 void sendReceive(const void* arguments, const runtime::HostGroupContext& context) {

@@ -106,14 +106,21 @@ class ChannelPacker {
 void cut(const CommConfig& config, CollectiveWork& work) {
   const auto size = static_cast<uint32_t>(device::elementBytes(work.reduction.type));
   const uint64_t ranks = static_cast<uint64_t>(config.ranks);
-  const bool circulates = work.operation == Operation::allReduce;  // a chunk for each rank at once
-  const uint32_t slotBytes = config.slotBytes[indexOf(work.protocol)];
-  work.chunkElements = slotBytes * config.slicesPerChunk / size;
+  const bool circulates =
+      work.operation == Operation::allReduce &&
+      work.algorithm == device::Algorithm::ring;  // a chunk for each rank at once
+  const uint32_t slotBytes =
+      device::payloadOf(work.protocol, config.slotBytes[indexOf(work.protocol)]);
+  // The data of the protocols with lines arrive piece by piece, so that their chunks are one slot.
+  const uint32_t slicesPerChunk =
+      work.protocol == device::Protocol::simple ? config.slicesPerChunk : 1;
+  work.chunkElements = slotBytes * slicesPerChunk / size;
 
   const uint64_t round = work.chunkElements * (circulates ? ranks : 1);
   auto lastChunk = [&](uint64_t part) {
     const uint64_t grain = 16 / size;
-    return static_cast<uint32_t>(roundUp(ceilDivide(part % round, circulates ? ranks : 1), grain));
+    const uint64_t even = ceilDivide(part % round, circulates ? ranks : 1);
+    return static_cast<uint32_t>(std::min<uint64_t>(roundUp(even, grain), work.chunkElements));
   };
   work.lastLow = lastChunk(work.low);
   work.lastMiddle = lastChunk(work.middle);
@@ -124,17 +131,43 @@ void cut(const CommConfig& config, CollectiveWork& work) {
   const uint64_t largest = std::max({work.low, work.channels > 2 ? work.middle : 0, work.high});
   const uint64_t chunk = largest < round ? lastChunk(largest) : work.chunkElements;
   const uint64_t slices =
-      std::clamp<uint64_t>(ceilDivide(chunk * size, kSmallestSlice), 1, config.slicesPerChunk);
+      std::clamp<uint64_t>(ceilDivide(chunk * size, kSmallestSlice), 1, slicesPerChunk);
   const uint64_t slice = roundUp(ceilDivide(chunk * size, slices), kGrainBytes);
-  work.sliceElements =
-      static_cast<uint32_t>(std::clamp<uint64_t>(slice, kGrainBytes, slotBytes)) / size;
+  work.sliceElements = static_cast<uint32_t>(std::min<uint64_t>(slice, slotBytes)) / size;
+}
+
+// What carries a call that takes no direct path.
+struct PathOfCall {
+  device::Algorithm algorithm;
+  device::Protocol protocol;
+};
+
+PathOfCall pathOf(const CommConfig& config, const Task& task) {
+  using device::Algorithm;
+  using device::Protocol;
+  const tuning::TuningInput& input = config.tuningInput;
+  const Operation operation = operationOf(task.call);
+  const auto allows = [&](auto which) { return input.allowed.allows(operation, which); };
+  PathOfCall path{Algorithm::ring, Protocol::simple};
+  if (config.ranks == 1) return path;
+  if (operation == Operation::allReduce && !allows(Algorithm::ring) && allows(Algorithm::tree)) {
+    path.algorithm = Algorithm::tree;
+  }
+  const uint64_t traffic = trafficOf(config, task);
+  if (allows(Protocol::ll) && traffic <= input.lowLatencyMaxBytes) {
+    path.protocol = Protocol::ll;
+  } else if (!allows(Protocol::simple)) {
+    path.protocol = allows(Protocol::ll128) ? Protocol::ll128 : Protocol::ll;
+  }
+  return path;
 }
 
 CollectiveWork workOf(const CommConfig& config, const Task& task) {
   CollectiveWork work{};
   work.operation = config.ranks == 1 ? Operation::local : operationOf(task.call);
-  work.algorithm = device::Algorithm::ring;
-  work.protocol = device::Protocol::simple;
+  const PathOfCall path = pathOf(config, task);
+  work.algorithm = path.algorithm;
+  work.protocol = path.protocol;
   work.root = task.peer;
   work.reduction = task.reduction;
   work.input = task.input;
@@ -156,23 +189,25 @@ OneShotLaunch oneShotLaunch(const CommConfig& config, const Task& task, uint64_t
   return launch;
 }
 
-// A run of ring collectives that share launches.
-void planRings(const CommConfig& config, const std::vector<Task>& run, Plan& plan) {
+// A run of collectives that share launches, of blocks with `groups` thread groups.
+void planRun(const CommConfig& config, const std::vector<Task>& run, int groups, Plan& plan) {
   for (size_t first = 0; first < run.size(); first += device::kMaxCollectiveWorks) {
     const size_t size = std::min<size_t>(run.size() - first, device::kMaxCollectiveWorks);
     uint64_t traffic = 0;
     for (size_t i = 0; i < size; i++) traffic += trafficOf(config, run[first + i]);
     ChannelPacker packer(config, traffic);
     CollectiveLaunch launch{};
-    launch.arguments.groups = 1;
+    launch.arguments.groups = groups;
     for (size_t i = 0; i < size; i++) {
       CollectiveWork& work = launch.arguments.work[launch.arguments.works++];
       work = workOf(config, run[first + i]);
       packer.place(trafficOf(config, run[first + i]), work);
       cut(config, work);
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
+      if (config.ranks > 1) {
+        (work.algorithm == device::Algorithm::tree ? plan.needs.trees : plan.needs.rings) = true;
+      }
     }
-    plan.needs.rings |= config.ranks > 1;
     plan.launches.emplace_back(launch);
   }
 }
@@ -214,8 +249,9 @@ OneShotShape oneShotShape(uint64_t bytes) {
 Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
   Plan plan;
   std::vector<Task> run, messages;
+  int groups = 1;  // of the run
   auto endRun = [&] {
-    if (!run.empty()) planRings(config, run, plan);
+    if (!run.empty()) planRun(config, run, groups, plan);
     run.clear();
   };
   for (const Task& task : tasks) {
@@ -231,6 +267,9 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
       plan.launches.emplace_back(oneShotLaunch(config, task, bytes));
       plan.needs.oneShot = true;
     } else {
+      const int needed = device::groupsOf(pathOf(config, task).algorithm);
+      if (needed != groups) endRun();
+      groups = needed;
       run.push_back(task);
     }
   }

@@ -81,7 +81,7 @@ struct PeerUse {
 
 // What must be connected before a plan can run.
 struct Needs {
-  bool rings = false;
+  bool rings = false, trees = false;
   bool oneShot = false;
   std::vector<PeerUse> peers;  // one for each message
 };

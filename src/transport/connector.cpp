@@ -14,7 +14,7 @@ namespace {
 // down stores to another.
 constexpr size_t kLineBytes = 128;
 
-constexpr uint64_t kRing = 1, kPeer = 2, kOneShot = 3, kMapped = 4;
+constexpr uint64_t kRing = 1, kPeer = 2, kOneShot = 3, kMapped = 4, kTree = 5;
 
 // Per channel, the sender's memory has a line with the head counter of each FIFO and one with the
 // receiver's offer, the receiver's memory one with the tail counter of each FIFO.
@@ -47,7 +47,7 @@ struct BlockMessage {
 Connector::Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap,
                      memory::Arena& arena, memory::MappingCache& mappings, DeviceTables& tables,
                      const plan::CommConfig& config, uint32_t slots, std::vector<PeerPlace> places,
-                     PeerLinks links, std::vector<std::vector<int32_t>> ringOrders)
+                     PeerLinks links, ChannelGraphs graphs)
     : runtime_(runtime),
       bootstrap_(bootstrap),
       arena_(arena),
@@ -57,7 +57,7 @@ Connector::Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap,
       slots_(slots),
       places_(std::move(places)),
       links_(std::move(links)),
-      ringOrders_(std::move(ringOrders)),
+      graphs_(std::move(graphs)),
       sendConnected_(static_cast<size_t>(config.ranks)),
       receiveConnected_(static_cast<size_t>(config.ranks)) {}
 
@@ -189,7 +189,9 @@ bool Connector::isDirect(int peer) const {
 }
 
 bool Connector::isConnected(const plan::Needs& needs) const {
-  if ((needs.rings && !ringsConnected_) || (needs.oneShot && !oneShotConnected_)) return false;
+  if ((needs.rings && !ringsConnected_) || (needs.trees && !treesConnected_) ||
+      (needs.oneShot && !oneShotConnected_))
+    return false;
   return std::all_of(needs.peers.begin(), needs.peers.end(), [this](const plan::PeerUse& use) {
     return (use.sends ? sendConnected_ : receiveConnected_)[static_cast<size_t>(use.peer)];
   });
@@ -197,6 +199,7 @@ bool Connector::isConnected(const plan::Needs& needs) const {
 
 void Connector::connect(const plan::Needs& needs) {
   if (needs.rings && !ringsConnected_) connectRings();
+  if (needs.trees && !treesConnected_) connectTrees();
   if (needs.oneShot && !oneShotConnected_) connectOneShot();
   connectPeers(needs.peers);
 }
@@ -233,15 +236,15 @@ void Connector::connectHops(uint64_t purpose, const Hops& hops) {
 
 void Connector::connectRings() {
   Hops hops;
-  for (size_t channel = 0; channel < ringOrders_.size(); channel++) {
-    const auto& ring = ringOrders_[channel];
+  for (size_t channel = 0; channel < graphs_.rings.size(); channel++) {
+    const auto& ring = graphs_.rings[channel];
     for (size_t i = 0; i < ring.size(); i++) {
       addHop(hops, static_cast<int>(channel), ring[i], ring[(i + 1) % ring.size()]);
     }
   }
   connectHops(kRing, hops);
-  for (size_t channel = 0; channel < ringOrders_.size(); channel++) {
-    const auto& ring = ringOrders_[channel];
+  for (size_t channel = 0; channel < graphs_.rings.size(); channel++) {
+    const auto& ring = graphs_.rings[channel];
     const auto mine = std::find(ring.begin(), ring.end(), config_.rank);
     std::vector<int32_t> order(mine, ring.end());
     order.insert(order.end(), ring.begin(), mine);
@@ -249,6 +252,25 @@ void Connector::connectRings() {
                     static_cast<int>(mine - ring.begin()));
   }
   ringsConnected_ = true;
+}
+
+void Connector::connectTrees() {
+  Hops hops;
+  for (size_t channel = 0; channel < graphs_.trees.size(); channel++) {
+    const auto& tree = graphs_.trees[channel];
+    for (size_t rank = 0; rank < tree.size(); rank++) {
+      const int child = static_cast<int>(rank), parent = tree[rank].up;
+      if (parent < 0) continue;
+      addHop(hops, static_cast<int>(channel), child, parent);
+      addHop(hops, static_cast<int>(channel), parent, child);
+    }
+  }
+  connectHops(kTree, hops);
+  for (size_t channel = 0; channel < graphs_.trees.size(); channel++) {
+    tables_.setTree(static_cast<int>(channel),
+                    graphs_.trees[channel][static_cast<size_t>(config_.rank)]);
+  }
+  treesConnected_ = true;
 }
 
 // The link for messages that both ends will have connected.

@@ -11,6 +11,7 @@
 #include "bootstrap/bootstrap.h"
 #include "memory/mapping_cache.h"
 #include "plan/plan.h"
+#include "topology/join.h"
 #include "transport/device_tables.h"
 
 namespace unisono::transport {
@@ -37,6 +38,12 @@ struct OneShotMemory {
   uint32_t* epochs = nullptr;
 };
 
+// The rings and trees of all channels.
+struct ChannelGraphs {
+  std::vector<std::vector<int32_t>> rings;              // [channel][position]: rank
+  std::vector<std::vector<topology::TreePlace>> trees;  // [channel][rank]
+};
+
 // Connects a rank to its peers when a plan first needs them: all channels of an algorithm at once,
 // all channels of a peer at once, so that a later plan never waits for a peer because it moves more
 // data. Each rank sends what it allocated before it waits for what its peers allocated, so no order
@@ -50,8 +57,7 @@ class Connector {
  public:
   Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap, memory::Arena& arena,
             memory::MappingCache& mappings, DeviceTables& tables, const plan::CommConfig& config,
-            uint32_t slots, std::vector<PeerPlace> places, PeerLinks links,
-            std::vector<std::vector<int32_t>> ringOrders);
+            uint32_t slots, std::vector<PeerPlace> places, PeerLinks links, ChannelGraphs graphs);
 
   // Makes the connections for messages that pass through a third rank, which takes no part in the
   // calls that need them. Collective.
@@ -97,6 +103,7 @@ class Connector {
   void addHop(Hops& hops, int channel, int from, int to);
   void connectHops(uint64_t purpose, const Hops& hops);
   void connectRings();
+  void connectTrees();
   void connectPeers(const std::vector<plan::PeerUse>& uses);
   void connectOneShot();
 
@@ -109,10 +116,10 @@ class Connector {
   uint32_t slots_;
   std::vector<PeerPlace> places_;
   PeerLinks links_;
-  std::vector<std::vector<int32_t>> ringOrders_;  // [channel][position]: rank
+  ChannelGraphs graphs_;
 
   std::set<std::tuple<int, int, int>> connectedHops_;  // channel, sender, receiver
-  bool ringsConnected_ = false;
+  bool ringsConnected_ = false, treesConnected_ = false;
   std::vector<bool> sendConnected_, receiveConnected_;  // for messages, by peer
   bool oneShotConnected_ = false;
   OneShotMemory oneShot_;

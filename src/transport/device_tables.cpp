@@ -82,6 +82,14 @@ void DeviceTables::setRing(int channel, int previous, int next, const std::vecto
   write(&channels_[channel].ring, &ring, sizeof(ring));
 }
 
+void DeviceTables::setTree(int channel, const topology::TreePlace& place) {
+  device::Tree tree{place.up < 0 ? -1 : connectionTo(channel, place.up), {}};
+  for (size_t i = 0; i < device::kMaxTreeChildren; i++) {
+    tree.down[i] = i < place.down.size() ? connectionTo(channel, place.down[i]) : -1;
+  }
+  write(&channels_[channel].tree, &tree, sizeof(tree));
+}
+
 void DeviceTables::setPeer(bool sends, int peer, int firstChannel,
                            std::span<const device::Fifo> fifos) {
   device::Fifo* table = sends ? send_ : receive_;

@@ -8,6 +8,7 @@
 #include "device/work.h"
 #include "memory/arena.h"
 #include "runtime/runtime.h"
+#include "topology/join.h"
 
 namespace unisono::transport {
 
@@ -35,6 +36,8 @@ class DeviceTables {
   // `order` as in device::Ring, one entry per rank.
   void setRing(int channel, int previous, int next, const std::vector<int32_t>& order,
                int position);
+  // Neighbours in the tree of a channel, by rank.
+  void setTree(int channel, const topology::TreePlace& place);
   // The FIFOs for messages to or from a peer, on consecutive channels.
   void setPeer(bool sends, int peer, int firstChannel, std::span<const device::Fifo> fifos);
 

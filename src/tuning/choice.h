@@ -93,6 +93,7 @@ struct TuningInput {
   int channels = 1;               // channels of the rings
   size_t oneShotMaxBytes = 0;     // 0: not every pair of ranks can map each other's memory
   size_t minBytesPerChannel = 1;  // a channel with less is not worth its start
+  size_t lowLatencyMaxBytes = 0;  // protocol LL carries calls that send no more over a connection
   Allowed allowed;
   CostModel model;
 };

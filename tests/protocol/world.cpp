@@ -136,6 +136,7 @@ void World::visitFifos(Visit visit) const {
         for (int protocol = 0; protocol < device::kProtocols; protocol++) {
           visit(connection->send[protocol], theirs.receive[protocol],
                 size_t{tables(rank).slotBytes[protocol]},
+                protocol == static_cast<int>(device::Protocol::ll),
                 fmt::format("connection {} -> {}, channel {}, protocol {}", rank, peer, channel,
                             protocol));
         }
@@ -146,7 +147,7 @@ void World::visitFifos(Visit visit) const {
         device::Fifo& send = tables(rank).send[peer * geometry_.peerChannels + channel];
         if (send.slots == nullptr) continue;
         visit(send, tables(peer).receive[rank * geometry_.peerChannels + channel],
-              size_t{geometry_.slotBytes},
+              size_t{geometry_.slotBytes}, false,
               fmt::format("connection for messages {} -> {}, channel {}", rank, peer, channel));
       }
     }
@@ -156,7 +157,7 @@ void World::visitFifos(Visit visit) const {
 // For reports.
 void World::nameMemory() const {
   HostRuntime& runtime = testRuntime();
-  visitFifos([&](const device::Fifo& send, const device::Fifo& receive, size_t slotBytes,
+  visitFifos([&](const device::Fifo& send, const device::Fifo& receive, size_t slotBytes, bool,
                  const std::string& which) {
     runtime.nameMemory(send.head, sizeof(*send.head), "head of " + which);
     runtime.nameMemory(send.tail, sizeof(*send.tail), "tail of " + which);
@@ -203,7 +204,9 @@ void World::makeMember(int rank, int ranks) {
   config.tuningInput.channels = geometry_.channels;
   config.tuningInput.oneShotMaxBytes = geometry_.oneShotMaxBytes;
   config.tuningInput.minBytesPerChannel = geometry_.minBytesPerChannel;
-  config.slotBytes[plan::indexOf(device::Protocol::simple)] = geometry_.slotBytes;
+  config.tuningInput.allowed = tuning::parseAllowed(geometry_.algorithms, geometry_.protocols);
+  config.tuningInput.lowLatencyMaxBytes = geometry_.lowLatencyMaxBytes;
+  config.slotBytes.fill(geometry_.slotBytes);
   config.peerSlotBytes = geometry_.slotBytes;
   config.slicesPerChunk = geometry_.slicesPerChunk;
   config.peerChannels = geometry_.peerChannels;
@@ -237,33 +240,46 @@ void World::makeMember(int rank, int ranks) {
   for (int r = 0; r < ranks; r++) {
     places.push_back({geometry_.oneProcess ? 1 : static_cast<uint64_t>(r), r});
   }
-  // Every channel's ring is another one: forwards, backwards, and by strides where they exist.
-  std::vector<std::vector<int32_t>> orders;
-  for (int channel = 0; channel < geometry_.channels; channel++) {
-    std::vector<int32_t> order(index(ranks));
-    for (int i = 0; i < ranks; i++) {
-      const int stride = channel == 1 ? ranks - 1 : channel == 2 && ranks % 3 != 0 ? 3 : 1;
-      order[index(i)] = i * stride % ranks;
-    }
-    orders.push_back(order);
-  }
   transport::PeerLinks links;
   for (int a = 0; a < ranks; a++) {
     for (int b = a + 1; b < ranks; b++) links[{a, b}] = link(a, b);
   }
   member.connector = std::make_unique<transport::Connector>(
       runtime, network(rank), *member.arena, *member.mappings, *member.tables, config,
-      geometry_.slots, std::move(places), std::move(links), std::move(orders));
+      geometry_.slots, std::move(places), std::move(links), makeGraphs(ranks));
   member.connector->connectThrough();
 
   plan::Needs everything;
   everything.oneShot = geometry_.oneShotMaxBytes > 0 && ranks > 1;
-  everything.rings = ranks > 1;
+  everything.rings = everything.trees = ranks > 1;
   for (int delta = 1; delta < ranks; delta++) {
     everything.peers.push_back({(rank + delta) % ranks, true});
     everything.peers.push_back({(rank + ranks - delta) % ranks, false});
   }
   member.connector->connect(everything);
+}
+
+// Every channel's ring is another one: forwards, backwards, and by strides where they exist. The
+// trees have one to three children per rank.
+transport::ChannelGraphs World::makeGraphs(int ranks) const {
+  transport::ChannelGraphs graphs;
+  for (int channel = 0; channel < geometry_.channels; channel++) {
+    std::vector<int32_t> order(index(ranks));
+    for (int i = 0; i < ranks; i++) {
+      const int stride = channel == 1 ? ranks - 1 : channel == 2 && ranks % 3 != 0 ? 3 : 1;
+      order[index(i)] = i * stride % ranks;
+    }
+    const int children = channel == 0 ? 2 : channel == 1 ? 3 : 1;
+    std::vector<topology::TreePlace> tree(index(ranks));
+    for (int i = 1; i < ranks; i++) {
+      const int parent = order[index((i - 1) / children)];
+      tree[index(order[index(i)])].up = parent;
+      tree[index(parent)].down.push_back(order[index(i)]);
+    }
+    graphs.rings.push_back(order);
+    graphs.trees.push_back(tree);
+  }
+  return graphs;
 }
 
 transport::PeerLink World::link(int a, int b) const {
@@ -278,8 +294,14 @@ uint32_t* World::abortFlag(int rank) const {
   return static_cast<uint32_t*>(members_[index(rank)].abortFlag->hostAddress());
 }
 
-void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, Random& random) {
-  const uint64_t step = below(random, 2) == 0 ? below(random, 16) : random() >> 8;
+void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
+                      Random& random) {
+  constexpr uint64_t kPeriod = uint64_t{1} << 31;  // of the flags of protocol LL
+  const uint64_t slots = geometry_.slots;
+  const uint64_t step = below(random, 2) == 0 ? below(random, 16)
+                        : below(random, 2) == 0
+                            ? random() >> 8
+                            : kPeriod * (1 + below(random, 8)) - below(random, 8);
   send.step = receive.step = step;
   *send.head = step;
   *receive.tail = step;
@@ -289,7 +311,28 @@ void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotByte
     receive.agreed = random();
     receive.tail[1] = random();
   }
-  std::memset(receive.slots, static_cast<int>(below(random, 256)), geometry_.slots * slotBytes);
+  std::memset(receive.slots, static_cast<int>(below(random, 256)), slots * slotBytes);
+  if (!hasLines) return;
+  // Each line was last stored in some step of its slot since that was cleared.
+  for (uint64_t slot = 0; slot < slots; slot++) {
+    // The slot was cleared in the first step of it in this period, or in the one before.
+    uint64_t first = step / kPeriod * kPeriod + slot;
+    if (first >= step) first -= std::min(first - slot, kPeriod);
+    first += slots;
+    const uint64_t times = step > first ? (step - first + slots - 1) / slots : 0;
+    auto* line = reinterpret_cast<device::Line*>(receive.slots + slot * slotBytes);
+    for (size_t i = 0; i < slotBytes / sizeof(device::Line); i++) {
+      const uint64_t ago = below(random, 3);
+      const bool old = below(random, 2) == 0;
+      uint32_t flag = 0;
+      if (ago < times) {
+        const uint64_t stored = first + (old ? ago : times - 1 - ago) * slots;
+        flag = static_cast<uint32_t>(stored) | uint32_t{1} << 31;
+      }
+      const auto junk = static_cast<uint32_t>(random());
+      line[i] = {junk, flag, ~junk, flag};
+    }
+  }
 }
 
 void World::resetOneShot(Random& random) {
@@ -312,9 +355,8 @@ void World::resetOneShot(Random& random) {
 }
 
 void World::reset(Random& random) {
-  visitFifos([&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, const std::string&) {
-    resetFifo(send, receive, slotBytes, random);
-  });
+  visitFifos([&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
+                 const std::string&) { resetFifo(send, receive, slotBytes, hasLines, random); });
   resetOneShot(random);
   for (int rank = 0; geometry_.windows && rank < ranks(); rank++) {
     std::memset(tables(rank).windows, 0,

@@ -44,6 +44,10 @@ struct Geometry {
   uint64_t minBytesPerPart = 1 << 20;
   uint64_t directBytes = 1 << 30;
   uint64_t oneShotMaxBytes = 0;
+  // NCCL_ALGO and NCCL_PROTO, and the limit of LL where they leave a choice.
+  const char* algorithms = "";
+  const char* protocols = "";
+  uint64_t lowLatencyMaxBytes = 0;
   bool oneProcess = true;  // else the ranks believe that each has its own: nothing is direct
   bool links = false;      // some pairs read, some meet in the memory of a third rank
   bool windows = false;    // receive buffers are in windows, which are mapped and unmapped at times
@@ -106,10 +110,13 @@ class World {
   static size_t index(int rank) { return static_cast<size_t>(rank); }
   uint32_t* abortFlag(int rank) const;
   void makeMember(int rank, int ranks);
-  // The two ends of every FIFO: `visit(send, receive, slotBytes, name)`.
+  transport::ChannelGraphs makeGraphs(int ranks) const;
+  // The two ends of every FIFO: `visit(send, receive, slotBytes, hasLines, name)`, where
+  // `hasLines` tells FIFOs of protocol LL.
   template <typename Visit>
   void visitFifos(Visit visit) const;
-  void resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, Random& random);
+  void resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
+                 Random& random);
   void resetOneShot(Random& random);
   void nameMemory() const;
 

@@ -181,8 +181,8 @@ TEST(Decision, IsTheSameOnEveryRank) {
       ASSERT_EQ(decision.slots % config.slicesPerChunk, 0u);
       ASSERT_GE(config.channelsPerPeer, 1);
       ASSERT_EQ(config.peerChannels % config.channelsPerPeer, 0);
-      ASSERT_EQ(decision.ringOrders.size(), static_cast<size_t>(config.tuningInput.channels));
-      for (std::vector<int32_t> ring : decision.ringOrders) {
+      ASSERT_EQ(decision.graphs.rings.size(), static_cast<size_t>(config.tuningInput.channels));
+      for (std::vector<int32_t> ring : decision.graphs.rings) {
         // Each node is entered once.
         int entries = 0;
         for (size_t i = 0; i < ring.size(); i++) {

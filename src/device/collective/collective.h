@@ -2,6 +2,8 @@
 #pragma once
 
 #include "device/collective/ring.h"
+#include "device/collective/tree.h"
+#include "device/protocol/lines.h"
 #include "device/protocol/simple.h"
 
 // Every algorithm with every protocol, and the loop over the works of a launch.
@@ -21,8 +23,28 @@ struct AlgorithmCode<Algorithm::ring> {
   }
 };
 
+template <>
+struct AlgorithmCode<Algorithm::tree> {
+  template <template <int, int> class P>
+  using Type = TreeCollective<P>;
+  UNISONO_DEVICE static void loadEnds(ThreadGroup& group, Block& block, Channel& channel,
+                                      int protocol) {
+    loadTreeEnds(group, block, channel, protocol);
+  }
+};
+
 template <Protocol kProtocol>
 struct ProtocolCode;
+template <>
+struct ProtocolCode<Protocol::ll> {
+  template <int kReceives, int kSends>
+  using Type = Lines<LowLatencyFormat, kReceives, kSends>;
+};
+template <>
+struct ProtocolCode<Protocol::ll128> {
+  template <int kReceives, int kSends>
+  using Type = Lines<LowLatency128Format, kReceives, kSends>;
+};
 template <>
 struct ProtocolCode<Protocol::simple> {
   template <int kReceives, int kSends>
@@ -74,11 +96,13 @@ UNISONO_DEVICE void localCollective(ThreadGroup& group, const Block& block) {
 
 // What one group of a block does: the works that cover its channel, in order.
 UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channelIndex,
-                                    const CollectiveArguments& arguments) {
+                                    int groupIndex, const CollectiveArguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
   Channel& channel = communicator.channels[channelIndex];
   if (group.isLoader(0)) {
     loadCommunicator(block, communicator, channelIndex);
+    block.group = groupIndex;
+    block.groups = arguments.groups;
     block.ring = channel.ring;
     block.tree = channel.tree;
   }

@@ -29,6 +29,7 @@ struct Block {
   int32_t rank, ranks, channel;
   uint32_t slots;
   uint32_t slotBytes;
+  int32_t group, groups;  // this group among those of its block that share the user's buffers
   const uint32_t* abortFlag;
   Ring ring;
   Tree tree;
@@ -70,6 +71,9 @@ class FifoCursor {
   UNISONO_DEVICE bool hasData(const End& end) const { return loadRelaxed(end.fifo.tail) > step_; }
   UNISONO_DEVICE void postData(const End& end) const { storeRelease(end.fifo.tail, step_ + 1); }
   UNISONO_DEVICE void postCredit(const End& end) const { storeRelease(end.fifo.head, step_ + 1); }
+  UNISONO_DEVICE void postCreditRelaxed(const End& end) const {
+    storeRelaxed(end.fifo.head, step_ + 1);
+  }
   UNISONO_DEVICE WaitSubject dataSubject(const Block& block, const End& end) const {
     return {"data", block.rank, end.peer, block.channel, end.fifo.tail, step_ + 1};
   }

@@ -16,6 +16,10 @@ struct alignas(16) Line {
   uint32_t data0, flag0, data1, flag1;
 };
 
+// A line of 16 words: 15 of data and one of flag, stored by lanes that work together so that it
+// arrives as one.
+inline constexpr int kLineWords = 16;
+
 // Who waits for whom, for reports; costs nothing on a GPU. `counter` is what has to reach `wanted`;
 // null if the wait is for something else.
 struct WaitSubject {

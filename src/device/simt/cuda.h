@@ -16,6 +16,8 @@ namespace unisono::device::cuda_target {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr int kLinesPerPass = 1;
+// Words that a lane of protocol LL moves at a time.
+inline constexpr int kWordsPerPass = 4;
 inline constexpr int kMaxGroups = 2;
 
 // A range of whole warps of a block: workers, then a warp that waits for peers and one that posts
@@ -232,6 +234,52 @@ UNISONO_DEVICE Line loadLine(const Line* line) {
                : "l"(line)
                : "memory");
   return value;
+}
+
+// Orders between threads that only data carry: `dependent` is for the host target.
+UNISONO_DEVICE void storeLine(Line* line, uint64_t data, uint32_t flag, bool dependent) {
+  (void)dependent;
+  storeLine(line, data, flag);
+}
+UNISONO_DEVICE Line loadLine(const Line* line, bool dependent) {
+  (void)dependent;
+  return loadLine(line);
+}
+
+inline constexpr int kLineLanes = 8;
+inline constexpr int kLaneWords = kLineWords / kLineLanes;
+
+// Lane `lane` of a line's kLineLanes, all in one warp and in step: their 16-byte stores become one
+// of 128 bytes, which NVLink and L2 keep whole. The last word of the last lane is the flag.
+UNISONO_DEVICE void storeLine128(uint64_t* line, int lane, const uint64_t (&word)[kLaneWords]) {
+  asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(line + lane * kLaneWords),
+               "l"(word[0]), "l"(word[1])
+               : "memory");
+}
+UNISONO_DEVICE void loadLine128(const uint64_t* line, int lane, uint64_t (&word)[kLaneWords]) {
+  asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(word[0]), "=l"(word[1])
+               : "l"(line + lane * kLaneWords)
+               : "memory");
+}
+
+// For whole warps: until `ready` is true for every lane; false for all of them after an abort.
+template <typename Ready>
+UNISONO_DEVICE bool waitUntilAll(const uint32_t* abortFlag, const WaitSubject& subject,
+                                 Ready ready) {
+  (void)subject;
+  constexpr unsigned kWarp = 0xffffffffu;
+  constexpr uint32_t kPollsPerLook = 4096;
+  uint32_t polls = 0;
+  while (__all_sync(kWarp, ready()) == 0) {
+    if (++polls % kPollsPerLook == 0 && __any_sync(kWarp, loadRelaxed(abortFlag) != 0) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+UNISONO_DEVICE void syncWarp() {
+  __syncwarp();
 }
 
 template <typename Ready>

@@ -24,6 +24,8 @@ namespace unisono::device::host_target {
 inline constexpr int kWarpSize = 1;
 // Lines that a lane sends before it polls for the peers' (see collective/one_shot.h).
 inline constexpr int kLinesPerPass = 64;
+// Words that a lane of protocol LL moves at a time.
+inline constexpr int kWordsPerPass = 2;
 
 template <typename T>
 T loadRelaxed(const T* address) {
@@ -155,17 +157,38 @@ inline void storeAnywhere(void* address, const Vector16& value) {
   std::memcpy(address, &value, sizeof(value));
 }
 
-inline void storeLine(Line* line, uint64_t data, uint32_t flag) {
+// With `dependent`, lines carry what PTX orders by dependency: a store that depends on a load by
+// way of lines cannot be seen by that load (PTX: no values out of thin air). C++ has no such rule.
+inline void storeLine(Line* line, uint64_t data, uint32_t flag, bool dependent = false) {
+  const auto order = dependent ? std::memory_order_release : std::memory_order_relaxed;
   uint64_t first = (data & 0xffffffffu) | uint64_t{flag} << 32;
   uint64_t second = data >> 32 | uint64_t{flag} << 32;
-  storeRelaxed(reinterpret_cast<uint64_t*>(line), first);
-  storeRelaxed(reinterpret_cast<uint64_t*>(line) + 1, second);
+  runtime::host::store(reinterpret_cast<uint64_t*>(line), first, order);
+  runtime::host::store(reinterpret_cast<uint64_t*>(line) + 1, second, order);
 }
-inline Line loadLine(const Line* line) {
-  uint64_t first = loadRelaxed(reinterpret_cast<const uint64_t*>(line));
-  uint64_t second = loadRelaxed(reinterpret_cast<const uint64_t*>(line) + 1);
+inline Line loadLine(const Line* line, bool dependent = false) {
+  const auto order = dependent ? std::memory_order_acquire : std::memory_order_relaxed;
+  uint64_t first = runtime::host::load(reinterpret_cast<const uint64_t*>(line), order);
+  uint64_t second = runtime::host::load(reinterpret_cast<const uint64_t*>(line) + 1, order);
   return Line{static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32),
               static_cast<uint32_t>(second), static_cast<uint32_t>(second >> 32)};
+}
+
+// One lane has the whole line. That it arrives as one is modelled by the order of its words: the
+// flag is stored last, with release, and loaded first, with acquire. Data that are stored after the
+// flag, or in another line than it, are found out.
+inline constexpr int kLineLanes = 1;
+inline constexpr int kLaneWords = kLineWords;
+
+inline void storeLine128(uint64_t* line, int lane, const uint64_t (&word)[kLaneWords]) {
+  static_cast<void>(lane);
+  for (int w = 0; w < kLineWords - 1; w++) storeRelaxed(line + w, word[w]);
+  storeRelease(line + kLineWords - 1, word[kLineWords - 1]);
+}
+inline void loadLine128(const uint64_t* line, int lane, uint64_t (&word)[kLaneWords]) {
+  static_cast<void>(lane);
+  word[kLineWords - 1] = loadAcquire(line + kLineWords - 1);
+  for (int w = 0; w < kLineWords - 1; w++) word[w] = loadRelaxed(line + w);
 }
 
 inline void pollFor(const WaitSubject& subject) {
@@ -188,6 +211,11 @@ bool waitUntil(const uint32_t* abortFlag, const WaitSubject& subject, Ready read
   runtime::host::progress();
   return true;
 }
+template <typename Ready>
+bool waitUntilAll(const uint32_t* abortFlag, const WaitSubject& subject, Ready ready) {
+  return waitUntil(abortFlag, subject, ready);
+}
+inline void syncWarp() {}
 // For a wait that is short and must not end before its condition holds.
 template <typename Ready>
 void waitAlways(const WaitSubject& subject, Ready ready) {

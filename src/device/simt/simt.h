@@ -16,8 +16,12 @@
 //                            address: loadWindow with vectorOf, storeAnywhere
 //   Line                     8 bytes of data and 8 of flag that arrive together: storeLine,
 //                            loadLine
+//   storeLine128, loadLine128
+//                            a line of 16 words that arrives as one, kLineLanes lanes with
+//                            kLaneWords words each
 //   waitUntil                a wait loop that looks at the abort flag and, on the host, lets
-//                            others run; waitAlways: without the abort flag
+//                            others run; waitAlways: without the abort flag;
+//                            waitUntilAll: until the condition holds for all lanes of a warp
 #if defined(__CUDACC__)
 #include "device/simt/cuda.h"
 #else

@@ -136,6 +136,7 @@ uint64_t ExactSchedule::perform(TaskState& task, const Access& access) {
     value = loaded.value;
     newest = loaded.newest;
     task.advanced |= loaded.advanced;
+    task.sawStale |= loaded.isStale;
     counts_.staleLoads += loaded.isStale;
   } else if (access.kind == Access::Kind::store) {
     memory_.store(task.memory, access);
@@ -180,10 +181,12 @@ void ExactSchedule::reportRace(const WeakMemory::Race& race) const {
 }
 
 void ExactSchedule::polled(TaskState& task) {
+  // Something that was old when it was read may have become known since, by a load that acquired.
   const bool newer =
-      isWeak() && std::any_of(task.watched.begin(), task.watched.end(), [&](const void* address) {
-        return memory_.hasNewer(task.memory, address);
-      });
+      isWeak() && (task.sawStale ||
+                   std::any_of(task.watched.begin(), task.watched.end(), [&](const void* address) {
+                     return memory_.hasNewer(task.memory, address);
+                   }));
   // Old stores do not stay visible for ever: a look that brought nothing new, though there was
   // something, is followed by one at the newest.
   task.readsNewest = newer && !task.advanced;
@@ -193,7 +196,7 @@ void ExactSchedule::polled(TaskState& task) {
 }
 
 void ExactSchedule::beginLook(TaskState& task) {
-  task.hasLooked = task.newsCame = task.advanced = false;
+  task.hasLooked = task.newsCame = task.advanced = task.sawStale = false;
   task.watched.clear();
 }
 

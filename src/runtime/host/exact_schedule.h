@@ -53,6 +53,7 @@ class ExactSchedule {
     bool newsCame = false;   // one of them was written
     bool hasLooked = false;  // the look has ended without success
     bool advanced = false;   // it read a newer store than before
+    bool sawStale = false;   // it read a store that was not the newest
     bool blocked = false;
     bool readsNewest = false;
     static constexpr size_t kSteps = 8;
