@@ -37,7 +37,13 @@ constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8, 4, 2, 128,
 constexpr uint32_t kSlicesPerChunk = 2;
 // Calls that send no more than this over a connection use protocol LL.
 constexpr size_t kLowLatencyMaxBytes = 64 << 10;
-constexpr size_t kOneShotMaxBytes = 256 << 10;
+// Streams of the direct family: 2 MiB from each of up to 4 ranks, 8 MiB in all with more.
+constexpr int kDirectLineBits = 17;
+int directLineBits(int ranks) {
+  int bits = kDirectLineBits;
+  for (int most = 4; most < ranks; most *= 2) bits--;
+  return bits;
+}
 constexpr int64_t kSlotGrain = 512;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
 // Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
@@ -178,8 +184,8 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.tuningInput.ranks = config.ranks;
   config.tuningInput.channels = decision.joined.channels();
   config.tuningInput.allowed = allowed;
-  config.tuningInput.oneShotMaxBytes =
-      allReach && config.ranks <= device::kOneShotMaxRanks ? kOneShotMaxBytes : 0;
+  config.directLineBits =
+      allReach && config.ranks <= device::kDirectMaxRanks ? directLineBits(config.ranks) : 0;
 
   tuning::ModelInput input;
   input.facts = tuning::factsOf(decision.joined);
@@ -229,7 +235,7 @@ DecisionSummary summarize(const Decision& decision) {
           config.slicesPerChunk,
           config.peerChannels,
           config.channelsPerPeer,
-          static_cast<int64_t>(config.tuningInput.oneShotMaxBytes),
+          config.directLineBits,
           decision.nodes,
           static_cast<int64_t>(tuning::hashOf(config.tuningInput.model)),
           topology::hashOf(decision.joined)};
@@ -248,7 +254,7 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
       {"slices of a chunk", &DecisionSummary::slicesPerChunk},
       {"point-to-point channels", &DecisionSummary::peerChannels},
       {"channels of a peer", &DecisionSummary::channelsPerPeer},
-      {"one-shot limit", &DecisionSummary::oneShotMaxBytes},
+      {"lines of a direct stream", &DecisionSummary::directLineBits},
       {"nodes", &DecisionSummary::nodes},
   };
   const DecisionSummary& first = summaries.front();

@@ -72,7 +72,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 // A summary for the check that all ranks decided alike, field by field.
 struct DecisionSummary {
   int64_t channels, slotBytes, peerSlotBytes, slots, slicesPerChunk, peerChannels, channelsPerPeer,
-      oneShotMaxBytes, nodes, costModel;
+      directLineBits, nodes, costModel;
   topology::JoinedHash joined;
 };
 DecisionSummary summarize(const Decision& decision);

@@ -22,6 +22,7 @@
 #include "comm/reaper.h"
 #include "detect/detect.h"
 #include "device/kernels.h"
+#include "plan/direct_plan.h"
 #include "runtime/descriptor_service.h"
 #include "tuning/settings.h"
 
@@ -312,11 +313,12 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   return prepared;
 }
 
-// An all-to-all in place sends a block of the buffer in one round and receives into it in another,
-// so the input is copied first.
+// An all-to-all in place that is not direct sends a block of the buffer in one round and receives
+// into it in another, so the input is copied first.
 void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
   auto bytesOf = [this](const plan::Task& call) {
-    const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output;
+    const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output &&
+                         !plan::chooseDirect(decision_.config, call.call, plan::shareBytes(call));
     return inPlace && ranks() > 1 ? call.count * static_cast<uint64_t>(ranks()) *
                                         device::elementBytes(call.reduction.type)
                                   : 0;
@@ -420,7 +422,7 @@ void Communicator::launch(Prepared& prepared) {
 }
 
 transport::LaunchContext Communicator::launchContext() const {
-  return {tables_->address(), abort_->waitFlag(), abort_->launchFlag(), &connector_->oneShot()};
+  return {tables_->address(), abort_->waitFlag(), abort_->launchFlag(), &connector_->direct()};
 }
 
 // A stream that is idle once everything that was launched is done.

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "device/direct_work.h"
 #include "device/window.h"
 #include "device/work.h"
 #include "runtime/runtime.h"
@@ -12,12 +13,11 @@ namespace unisono::device {
 
 // The block layout: threads of a channel's block and how many tasks a block is on the host.
 inline constexpr int kChannelThreads = 576;  // 16 warps of workers, a waiter and a poster
-inline constexpr int kOneShotThreads = 512;
 
 const runtime::Kernel& collectiveKernel();   // CollectiveArguments, a block a channel
 const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, a block a channel
-const runtime::Kernel& oneShotKernel(int ranks,
-                                     const ReductionSpec& reduction);  // OneShotArguments
+// The first works of DirectArguments, as many as there are.
+const runtime::Kernel& directKernel(const DirectArguments& arguments);
 const runtime::Kernel& changeWindowKernel();  // ChangeWindowArguments, one thread
 // All kernels that a communicator of `ranks` ranks may launch.
 std::vector<const runtime::Kernel*> kernelsOf(int ranks);
@@ -29,7 +29,10 @@ inline constexpr int kSendReceiveGroups = 2;
 const void* collectiveCudaFunction();
 const void* sendReceiveCudaFunction();
 const void* changeWindowCudaFunction();
-const void* oneShotCudaFunction(int ranks, const ReductionSpec& spec);
+// The kernels of one work and of several, in kernels_direct.cu.
+const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec);
+const void* directCopyCudaFunction(int ranks);
+const void* directGroupCudaFunction();
 #endif
 
 }  // namespace unisono::device

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/collective/collective.h"
-#include "device/collective/one_shot.h"
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
 #include "device/protocol/window.h"
@@ -41,37 +40,6 @@ __global__ void __launch_bounds__(kChannelThreads, 1)
   }
 }
 
-template <typename Ranks, typename R>
-__global__ void __launch_bounds__(kOneShotThreads, 1)
-    oneShot(const __grid_constant__ OneShotArguments arguments) {
-  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-  const uint32_t epoch = arguments.epochs[block] + 1;
-  // A plain load by every thread, in flight together with that of the epoch: a barrier after the
-  // load of one thread costs several percent of a small call. If the flag changes in between, some
-  // threads leave and the others end at the abort flag.
-  if (*arguments.launchFlag != 0) return;
-  const uint64_t lane = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  oneShotAllReduce<Ranks, R>(arguments, epoch, lane, uint64_t{gridDim.x} * blockDim.x, block);
-  __syncthreads();  // every lane has read its block's epoch
-  advanceEpochs(arguments, epoch, block, blocks, static_cast<int>(threadIdx.x),
-                static_cast<int>(blockDim.x));
-}
-
-template <typename Ranks>
-struct MakeOneShotKernel {
-  template <typename R>
-  constexpr auto operator()() const {
-    return &oneShot<Ranks, R>;
-  }
-};
-
-template <typename Ranks>
-const void* oneShotFor(const ReductionSpec& spec) {
-  using Kernel = void (*)(OneShotArguments);
-  static constexpr auto kKernels = makeReductionTable<Kernel>(MakeOneShotKernel<Ranks>{});
-  return reinterpret_cast<const void*>(kKernels.of(spec));
-}
-
 __global__ void change(const __grid_constant__ ChangeWindowArguments arguments) {
   if (threadIdx.x == 0) changeWindow(arguments);
 }
@@ -86,11 +54,6 @@ const void* sendReceiveCudaFunction() {
 }
 const void* changeWindowCudaFunction() {
   return reinterpret_cast<const void*>(&change);
-}
-const void* oneShotCudaFunction(int ranks, const ReductionSpec& spec) {
-  if (ranks == 2) return oneShotFor<OneShotRanks<2, true>>(spec);
-  if (ranks == 4) return oneShotFor<OneShotRanks<4, true>>(spec);
-  return oneShotFor<OneShotRanks<kOneShotMaxRanks, false>>(spec);
 }
 
 }  // namespace unisono::device

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/collective/collective.h"
-#include "device/collective/one_shot.h"
+#include "device/collective/direct.h"
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
 #include "device/protocol/window.h"
@@ -24,25 +24,55 @@ void sendReceive(const void* arguments, const runtime::HostGroupContext& context
   messageBlock(group, block, context.group == 0, context.block, launch);
 }
 
-void oneShot(const void* arguments, const runtime::HostGroupContext& context) {
-  const auto& launch = *static_cast<const OneShotArguments*>(arguments);
-  // The roles of a group are the lanes of a block.
-  const int lanes = context.roles;
-  ThreadGroup group(context);
-  if (group.isPoster() && loadRelaxed(launch.launchFlag) != 0) group.setAborted();
-  group.syncAll();
-  if (group.aborted()) return;
-  runtime::host::noteRead(launch.epochs + context.block, sizeof(uint32_t));
-  uint32_t epoch = launch.epochs[context.block] + 1;
-  using Body = void (*)(const OneShotArguments&, uint32_t, uint64_t, uint64_t, int);
-  static constexpr auto kBodies = makeReductionTable<Body>([]<typename R>() -> Body {
-    return &oneShotAllReduce<OneShotRanks<kOneShotMaxRanks, false>, R>;
-  });
-  kBodies.of(launch.reduction)(launch, epoch,
-                               static_cast<uint64_t>(context.block * lanes + context.role),
-                               static_cast<uint64_t>(context.blocks * lanes), context.block);
-  group.syncAll();  // every lane has read its block's epoch
-  advanceEpochs(launch, epoch, context.block, context.blocks, context.role, lanes);
+// A launch of the direct family. The roles of a group are the lanes of a block.
+class DirectBlock {
+ public:
+  DirectBlock(const uint32_t* launchFlag, const runtime::HostGroupContext& context)
+      : group_(context), at_{context.block, context.blocks, context.role, context.roles} {
+    if (group_.isPoster() && loadRelaxed(launchFlag) != 0) group_.setAborted();
+    group_.syncAll();
+  }
+
+  void runGroup(const DirectArguments& arguments) {
+    directGroup(
+        arguments, at_, [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
+  }
+  template <typename Ranks, typename Combine>
+  static void runCall(DirectBlock& block, const DirectCallArguments& call) {
+    directCall<Ranks, Combine>(
+        call, block.at_, [&] { return block.group_.aborted(); }, [&] { block.group_.syncAll(); });
+  }
+
+ private:
+  ThreadGroup group_;
+  DirectLane at_;
+};
+
+template <typename Ranks>
+void directCallOf(DirectBlock& block, const DirectCallArguments& call) {
+  using Body = void (*)(DirectBlock&, const DirectCallArguments&);
+  static constexpr auto kBodies = makeReductionTable<Body>(
+      []<typename R>() -> Body { return &DirectBlock::runCall<Ranks, R>; });
+  const DirectWork& work = call.work[0];
+  if (work.reduces) {
+    kBodies.of(work.reduction)(block, call);
+  } else {
+    DirectBlock::runCall<Ranks, DirectCopy>(block, call);
+  }
+}
+
+void direct(const void* arguments, const runtime::HostGroupContext& context) {
+  const auto& launch = *static_cast<const DirectArguments*>(arguments);
+  DirectBlock block(launch.launchFlag, context);
+  // All that a launch of one work passes.
+  const auto& call = reinterpret_cast<const DirectCallArguments&>(launch);
+  if (launch.works > 1) {
+    block.runGroup(launch);
+  } else if (launch.ranks == 2) {
+    directCallOf<DirectRanks<2, true>>(block, call);
+  } else {
+    directCallOf<DirectRanks<4, false>>(block, call);
+  }
 }
 
 void change(const void* arguments, const runtime::HostGroupContext& context) {
@@ -78,35 +108,67 @@ const runtime::Kernel& changeWindowKernel() {
   return kernel;
 }
 
-const runtime::Kernel& oneShotKernel(int ranks, const ReductionSpec& reduction) {
-  struct Table {
-    runtime::Kernel kernel[kDataTypes][kReductions];
-    explicit Table(int ranksOfTable) {
-      for (int t = 0; t < kDataTypes; t++) {
-        for (int r = 0; r < kReductions; r++) {
-          kernel[t][r] = {"one-shot", nullptr, oneShot};
+namespace {
+
+// The kernels of launches of one work, for some number of ranks.
+struct DirectKernels {
+  runtime::Kernel copy{"direct", nullptr, direct};
+  runtime::Kernel reduction[kDataTypes][kReductions];
+
+  explicit DirectKernels(int ranks) {
+    (void)ranks;
+    for (int t = 0; t < kDataTypes; t++) {
+      for (int r = 0; r < kReductions; r++) {
+        reduction[t][r] = copy;
 #ifdef UNISONO_CUDA
-          const ReductionSpec spec{static_cast<DataType>(t), static_cast<Reduction>(r), false, 0};
-          kernel[t][r].cudaFunction = oneShotCudaFunction(ranksOfTable, spec);
+        reduction[t][r].cudaFunction = directReductionCudaFunction(
+            ranks, {static_cast<DataType>(t), static_cast<Reduction>(r), false, 0});
 #endif
-        }
       }
-      (void)ranksOfTable;
     }
-  };
-  static const Table two(2), four(4), any(kOneShotMaxRanks);
-  const Table& table = ranks == 2 ? two : ranks == 4 ? four : any;
-  return table.kernel[static_cast<int>(reduction.type)][static_cast<int>(reduction.reduction)];
+#ifdef UNISONO_CUDA
+    copy.cudaFunction = directCopyCudaFunction(ranks);
+#endif
+  }
+
+  static const DirectKernels& of(int ranks) {
+    static const DirectKernels two(2), four(4), any(kDirectMaxRanks);
+    return ranks == 2 ? two : ranks == 4 ? four : any;
+  }
+};
+
+const runtime::Kernel& directGroupKernel() {
+#ifdef UNISONO_CUDA
+  static const runtime::Kernel kernel{"direct", directGroupCudaFunction(), direct};
+#else
+  static const runtime::Kernel kernel{"direct", nullptr, direct};
+#endif
+  return kernel;
+}
+
+}  // namespace
+
+const runtime::Kernel& directKernel(const DirectArguments& arguments) {
+  if (arguments.works > 1) return directGroupKernel();
+  const DirectKernels& kernels = DirectKernels::of(arguments.ranks);
+  const DirectWork& work = arguments.work[0];
+  if (!work.reduces) return kernels.copy;
+  return kernels
+      .reduction[static_cast<int>(work.reduction.type)][static_cast<int>(work.reduction.reduction)];
 }
 
 std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
   std::vector<const runtime::Kernel*> kernels{&collectiveKernel(), &sendReceiveKernel(),
                                               &changeWindowKernel()};
-  if (ranks < 2 || ranks > kOneShotMaxRanks) return kernels;
+  if (ranks < 2 || ranks > kDirectMaxRanks) return kernels;
+  const DirectKernels& direct = DirectKernels::of(ranks);
+  kernels.push_back(&direct.copy);
+  kernels.push_back(&directGroupKernel());
   for (int t = 0; t < kDataTypes; t++) {
     for (int r = 0; r < kReductions; r++) {
-      const ReductionSpec spec{static_cast<DataType>(t), static_cast<Reduction>(r), false, 0};
-      if (isReduction(spec.type, spec.reduction)) kernels.push_back(&oneShotKernel(ranks, spec));
+      if (isReduction(static_cast<DataType>(t), static_cast<Reduction>(r))) {
+        kernels.push_back(&direct.reduction[t][r]);
+      }
     }
   }
   return kernels;

@@ -246,27 +246,4 @@ inline constexpr size_t kMaxArgumentBytes = 4096;
 static_assert(sizeof(CollectiveArguments) <= kMaxArgumentBytes);
 static_assert(sizeof(SendReceiveArguments) <= kMaxArgumentBytes);
 
-// One-shot all-reduce: every rank stores its whole input into every peer's scratch as lines of
-// 8 bytes of data and 8 of flag, and sums what it received (protocol/low_latency.h).
-inline constexpr int kOneShotMaxRanks = 8;
-inline constexpr int kOneShotMaxBlocks = 64;
-struct OneShotArguments {
-  std::byte* scratch[kOneShotMaxRanks];  // of each rank: [parity][source rank][line]
-  uint32_t* epochs;                      // [kOneShotMaxBlocks], all equal between launches
-  const uint32_t* abortFlag;
-  const uint32_t* launchFlag;
-  int32_t rank;
-  int32_t ranks;
-  uint64_t linesPerRank;  // capacity of one [parity][source rank]
-  ReductionSpec reduction;
-  const void* input;
-  void* output;
-  uint64_t count;  // elements
-};
-static_assert(sizeof(OneShotArguments) <= kMaxArgumentBytes);
-
-constexpr size_t oneShotScratchBytes(int ranks, size_t maxBytes) {
-  return 2 * static_cast<size_t>(ranks) * (maxBytes / 8) * 16;
-}
-
 }  // namespace unisono::device

@@ -2,8 +2,10 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/math.h"
+#include "plan/direct_plan.h"
 
 namespace unisono::plan {
 namespace {
@@ -176,19 +178,6 @@ CollectiveWork workOf(const CommConfig& config, const Task& task) {
   return work;
 }
 
-OneShotLaunch oneShotLaunch(const CommConfig& config, const Task& task, uint64_t bytes) {
-  const OneShotShape geometry = oneShotShape(bytes);
-  OneShotLaunch launch{geometry.blocks, geometry.threads, {}};
-  launch.arguments.rank = config.rank;
-  launch.arguments.ranks = config.ranks;
-  launch.arguments.linesPerRank = config.tuningInput.oneShotMaxBytes / 8;
-  launch.arguments.reduction = task.reduction;
-  launch.arguments.input = task.input;
-  launch.arguments.output = task.output;
-  launch.arguments.count = task.count;
-  return launch;
-}
-
 // A run of collectives that share launches, of blocks with `groups` thread groups.
 void planRun(const CommConfig& config, const std::vector<Task>& run, int groups, Plan& plan) {
   for (size_t first = 0; first < run.size(); first += device::kMaxCollectiveWorks) {
@@ -236,37 +225,33 @@ CollectiveLaunch planCopy(int channels, void* to, const void* from, uint64_t byt
   return launch;
 }
 
-OneShotShape oneShotShape(uint64_t bytes) {
-  // Measured on H200 (shared by 2 and 4 GPUs): one block up to 4 KB, then one thread per line.
-  constexpr uint64_t kThreads = 512;
-  const uint64_t lines = (bytes + 7) / 8;
-  const uint64_t blocks =
-      std::clamp<uint64_t>((lines + kThreads - 1) / kThreads, 1, device::kOneShotMaxBlocks);
-  const uint64_t threads = std::clamp<uint64_t>((lines + 31) / 32 * 32, 64, kThreads);
-  return {static_cast<int>(blocks), static_cast<int>(threads)};
-}
-
 Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
   Plan plan;
   std::vector<Task> run, messages;
   int groups = 1;  // of the run
+  DirectPacker direct(config);
   auto endRun = [&] {
     if (!run.empty()) planRun(config, run, groups, plan);
     run.clear();
   };
+  auto endDirect = [&] {
+    for (DirectLaunch& launch : direct.take()) {
+      plan.launches.emplace_back(std::move(launch));
+      plan.needs.direct = everyPeer(config);
+    }
+  };
   for (const Task& task : tasks) {
     if (isMessage(task.call)) {
       messages.push_back(task);
+    } else if (task.count == 0) {
       continue;
-    }
-    if (task.count == 0) continue;
-    const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
-    if (task.call == Call::allReduce && config.ranks > 1 &&
-        tuning::chooseAllReduce(config.tuningInput, bytes) == device::Algorithm::direct) {
+    } else if (chooseDirect(config, task.call, shareBytes(task))) {
       endRun();
-      plan.launches.emplace_back(oneShotLaunch(config, task, bytes));
-      plan.needs.oneShot = true;
+      // A large call that follows must not wait for other ranks. That of all-reduce may.
+      plan.needs.rings = plan.needs.rings || task.call != Call::allReduce;
+      direct.add(directWork(config, task));
     } else {
+      endDirect();
       const int needed = device::groupsOf(pathOf(config, task).algorithm);
       if (needed != groups) endRun();
       groups = needed;
@@ -274,6 +259,7 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
     }
   }
   endRun();
+  endDirect();
   if (!messages.empty()) planMessages(config, messages, plan);
   return plan;
 }

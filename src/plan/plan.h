@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "device/direct_work.h"
 #include "device/work.h"
 #include "tuning/choice.h"
 
@@ -54,6 +55,9 @@ struct CommConfig {
   int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels
   uint64_t minBytesPerPart = 1;  // of a message on one of its channels
   uint64_t directBytes = 0;      // messages of at least this size need an offer of the receiver
+  // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks cannot
+  // map each other's memory.
+  int directLineBits = 0;
 };
 
 // The launches of kernels. `arguments` lack what only the communicator knows: addresses of its
@@ -66,12 +70,18 @@ struct SendReceiveLaunch {
   int blocks;
   device::SendReceiveArguments arguments;
 };
-struct OneShotLaunch {
+struct DirectLaunch {
   int blocks;
   int threads;
-  device::OneShotArguments arguments;
+  device::DirectArguments arguments;
+
+  // Of the arguments, what a launch passes.
+  size_t argumentBytes() const {
+    return sizeof(device::DirectCallArguments) +
+           static_cast<size_t>(arguments.works - 1) * sizeof(device::DirectWork);
+  }
 };
-using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, OneShotLaunch>;
+using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch>;
 
 // A connection for messages that the launches use: this rank's end of the one to or from `peer`.
 struct PeerUse {
@@ -82,7 +92,7 @@ struct PeerUse {
 // What must be connected before a plan can run.
 struct Needs {
   bool rings = false, trees = false;
-  bool oneShot = false;
+  uint32_t direct = 0;         // peers whose windows are mapped, a bit each
   std::vector<PeerUse> peers;  // one for each message
 };
 
@@ -103,12 +113,5 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
 
 // One copy inside a device, as a launch for up to `channels` channels.
 CollectiveLaunch planCopy(int channels, void* to, const void* from, uint64_t bytes);
-
-// The geometry of a one-shot launch for `bytes` bytes: one thread per line of 8 bytes.
-struct OneShotShape {
-  int blocks;
-  int threads;
-};
-OneShotShape oneShotShape(uint64_t bytes);
 
 }  // namespace unisono::plan

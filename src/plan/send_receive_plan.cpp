@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <deque>
+#include <optional>
+#include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "base/math.h"
-#include "plan/plan.h"
+#include "plan/direct_plan.h"
 
 namespace unisono::plan {
 namespace {
@@ -128,19 +131,14 @@ int firstMessageChannel(const CommConfig& config, int from, int to) {
   return delta * config.channelsPerPeer % config.peerChannels;
 }
 
-void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan& plan) {
-  MessageQueues queues(config.ranks);
-  for (const Task& task : tasks) enqueueMessages(config, task, queues);
-  checkMessagesToSelf(config, queues);
+namespace {
 
-  SendReceiveLaunch launch{};
-  auto endLaunch = [&] {
-    if (launch.arguments.works > 0) plan.launches.emplace_back(launch);
-    launch = {};
-  };
-  // In round `delta` every rank sends to rank + delta and receives from rank - delta, so the two
-  // ends of a message are in the same round, and all ranks go through the rounds in the same order.
-  // Further messages of a pair wait for the next pass.
+// In round `delta` every rank sends to rank + delta and receives from rank - delta, so the two ends
+// of a message are in the same round, and all ranks go through the rounds in the same order.
+// Further messages of a pair wait for the next pass. Calls visit(delta, to, from) for each round
+// that is not empty; it takes at least one message.
+template <typename Visit>
+void forEachRound(const CommConfig& config, MessageQueues& queues, Visit visit) {
   auto anyLeft = [&] {
     auto notEmpty = [](const auto& queue) { return !queue.empty(); };
     return std::any_of(queues.to.begin(), queues.to.end(), notEmpty) ||
@@ -150,30 +148,153 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
     for (int delta = 0; delta < config.ranks; delta++) {
       const int to = (config.rank + delta) % config.ranks;
       const int from = (config.rank + config.ranks - delta) % config.ranks;
-      auto& outgoing = queues.to[static_cast<size_t>(to)];
-      auto& incoming = queues.from[static_cast<size_t>(from)];
-      if (outgoing.empty() && incoming.empty()) continue;
-      if (launch.arguments.works == device::kMaxSendReceiveWorks) endLaunch();
-      SendReceiveWork& work = launch.arguments.work[launch.arguments.works++];
-      if (!incoming.empty()) {
-        work.addressIsOpen = incoming.front().open;
-        work.window = incoming.front().window;
+      if (queues.to[static_cast<size_t>(to)].empty() &&
+          queues.from[static_cast<size_t>(from)].empty()) {
+        continue;
       }
-      auto take = [&](std::deque<PendingMessage>& queue, int peer, bool sends) -> Message {
-        Message message{};
-        message.peer = -1;
-        if (queue.empty()) return message;
-        message = split(config, delta, peer, queue.front());
-        queue.pop_front();
-        if (delta != 0) plan.needs.peers.push_back({peer, sends});
-        launch.blocks = std::max(launch.blocks, message.firstChannel + message.channels);
-        return message;
-      };
-      work.send = take(outgoing, to, true);
-      work.receive = take(incoming, from, false);
+      visit(delta, to, from);
     }
   }
+}
+
+// Takes the messages out of `queues` that the direct family carries.
+MessageQueues takeDirect(const CommConfig& config, MessageQueues& queues) {
+  MessageQueues direct(config.ranks);
+  auto take = [&](auto& from, auto& to, Call call) {
+    for (size_t rank = 0; rank < from.size(); rank++) {
+      auto& queue = from[rank];
+      for (const PendingMessage& message : queue) {
+        if (chooseDirect(config, call, message.bytes)) to[rank].push_back(message);
+      }
+      std::erase_if(queue, [&](const PendingMessage& message) {
+        return chooseDirect(config, call, message.bytes).has_value();
+      });
+    }
+  };
+  take(queues.to, direct.to, Call::send);
+  take(queues.from, direct.from, Call::receive);
+  return direct;
+}
+
+// Both the windows and the connections for larger messages are connected at the first message, so
+// that no later one waits for its peer before it is launched.
+void needPeers(const CommConfig& config, const device::DirectWork& work, Needs& needs) {
+  const auto covers = [](int peers, int rank) {
+    return peers == device::kEveryPeer || peers == rank;
+  };
+  for (int peer = 0; peer < config.ranks; peer++) {
+    if (peer == config.rank) continue;
+    if (covers(work.to, peer)) needs.peers.push_back({peer, true});
+    if (covers(work.from, peer)) needs.peers.push_back({peer, false});
+    if (covers(work.to, peer) || covers(work.from, peer)) needs.direct |= uint32_t{1} << peer;
+  }
+}
+
+void addMessages(const CommConfig& config, MessageQueues& queues, DirectPacker& packer,
+                 Needs& needs) {
+  forEachRound(config, queues, [&](int, int to, int from) {
+    auto& outgoing = queues.to[static_cast<size_t>(to)];
+    auto& incoming = queues.from[static_cast<size_t>(from)];
+    DirectMessages messages;
+    if (!outgoing.empty()) {
+      messages.to = to;
+      messages.input = outgoing.front().buffer;
+      messages.inputBytes = outgoing.front().bytes;
+      outgoing.pop_front();
+    }
+    if (!incoming.empty()) {
+      messages.from = from;
+      messages.output = incoming.front().buffer;
+      messages.outputBytes = incoming.front().bytes;
+      incoming.pop_front();
+    }
+    const device::DirectWork work = directWork(config, messages);
+    needPeers(config, work, needs);
+    packer.add(work);
+  });
+}
+
+void planStaged(const CommConfig& config, MessageQueues& queues, Plan& plan);
+
+}  // namespace
+
+void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan& plan) {
+  DirectPacker packer(config);
+  MessageQueues queues(config.ranks);
+  for (const Task& task : tasks) {
+    const bool isPair = task.call == Call::send || task.call == Call::receive;
+    if (!isPair && chooseDirect(config, task.call, shareBytes(task))) {
+      const device::DirectWork work = directWork(config, task);
+      needPeers(config, work, plan.needs);
+      packer.add(work);
+    } else {
+      enqueueMessages(config, task, queues);
+    }
+  }
+  checkMessagesToSelf(config, queues);
+  MessageQueues direct = takeDirect(config, queues);
+  addMessages(config, direct, packer, plan.needs);
+
+  Plan staged;
+  planStaged(config, queues, staged);
+  std::vector<DirectLaunch> launches = packer.take();
+  plan.needs.peers.insert(plan.needs.peers.end(), staged.needs.peers.begin(),
+                          staged.needs.peers.end());
+  auto append = [&](auto&& more) { plan.launches.emplace_back(std::move(more)); };
+  if (staged.launches.empty()) {
+    for (DirectLaunch& launch : launches) append(std::move(launch));
+    return;
+  }
+  // A peer may send here only after it has received there, or the other way around, so neither part
+  // may wait for the other: direct messages are sent, which waits for nobody, before the staged
+  // ones and received after them.
+  std::optional<DirectLaunch> rest;
+  for (size_t i = 0; i < launches.size(); i++) {
+    if (i + 1 < launches.size()) {
+      append(std::move(launches[i]));
+      continue;
+    }
+    std::optional<DirectLaunch> sends;
+    std::tie(sends, rest) = splitDirections(launches[i]);
+    if (sends) append(std::move(*sends));
+  }
+  for (Launch& launch : staged.launches) append(std::move(launch));
+  if (rest) append(std::move(*rest));
+}
+
+namespace {
+
+void planStaged(const CommConfig& config, MessageQueues& queues, Plan& plan) {
+  SendReceiveLaunch launch{};
+  auto endLaunch = [&] {
+    if (launch.arguments.works > 0) plan.launches.emplace_back(launch);
+    launch = {};
+  };
+  forEachRound(config, queues, [&](int delta, int to, int from) {
+    auto& outgoing = queues.to[static_cast<size_t>(to)];
+    auto& incoming = queues.from[static_cast<size_t>(from)];
+    if (launch.arguments.works == device::kMaxSendReceiveWorks) endLaunch();
+    SendReceiveWork& work = launch.arguments.work[launch.arguments.works++];
+    if (!incoming.empty()) {
+      work.addressIsOpen = incoming.front().open;
+      work.window = incoming.front().window;
+    }
+    auto take = [&](std::deque<PendingMessage>& queue, int peer, bool sends) -> Message {
+      Message message{};
+      message.peer = -1;
+      if (queue.empty()) return message;
+      message = split(config, delta, peer, queue.front());
+      queue.pop_front();
+      if (delta != 0) plan.needs.peers.push_back({peer, sends});
+      launch.blocks = std::max(launch.blocks, message.firstChannel + message.channels);
+      return message;
+    };
+    work.send = take(outgoing, to, true);
+    work.receive = take(incoming, from, false);
+  });
   endLaunch();
 }
+
+}  // namespace
 
 }  // namespace unisono::plan

@@ -14,7 +14,7 @@ namespace {
 // down stores to another.
 constexpr size_t kLineBytes = 128;
 
-constexpr uint64_t kRing = 1, kPeer = 2, kOneShot = 3, kMapped = 4, kTree = 5;
+constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kMapped = 4, kTree = 5;
 
 // Per channel, the sender's memory has a line with the head counter of each FIFO and one with the
 // receiver's offer, the receiver's memory one with the tail counter of each FIFO.
@@ -190,8 +190,9 @@ bool Connector::isDirect(int peer) const {
 
 bool Connector::isConnected(const plan::Needs& needs) const {
   if ((needs.rings && !ringsConnected_) || (needs.trees && !treesConnected_) ||
-      (needs.oneShot && !oneShotConnected_))
+      (needs.direct & ~directConnected_) != 0) {
     return false;
+  }
   return std::all_of(needs.peers.begin(), needs.peers.end(), [this](const plan::PeerUse& use) {
     return (use.sends ? sendConnected_ : receiveConnected_)[static_cast<size_t>(use.peer)];
   });
@@ -200,7 +201,7 @@ bool Connector::isConnected(const plan::Needs& needs) const {
 void Connector::connect(const plan::Needs& needs) {
   if (needs.rings && !ringsConnected_) connectRings();
   if (needs.trees && !treesConnected_) connectTrees();
-  if (needs.oneShot && !oneShotConnected_) connectOneShot();
+  if ((needs.direct & ~directConnected_) != 0) connectDirect(needs.direct);
   connectPeers(needs.peers);
 }
 
@@ -315,20 +316,27 @@ void Connector::completeForMessages(const ConnectionGroup& link) {
                   plan::firstMessageChannel(config_, link.sender, link.receiver), complete(link));
 }
 
-void Connector::connectOneShot() {
-  const memory::Block scratch = arena_.allocate(
-      device::oneShotScratchBytes(config_.ranks, config_.tuningInput.oneShotMaxBytes));
-  const memory::Block epochs = arena_.allocate(device::kOneShotMaxBlocks * sizeof(uint32_t));
-  const auto link = [](int from, int to) { return ConnectionGroup{from, to, kOneShot, {}, {}}; };
+// Of the peers, a bit each, those that are not connected yet.
+void Connector::connectDirect(uint32_t peers) {
+  const auto ranks = static_cast<size_t>(config_.ranks);
+  if (direct_.positions == nullptr) {
+    directWindow_ =
+        arena_.allocate(device::directWindowBytes(config_.ranks, config_.directLineBits));
+    const size_t rows = device::kDirectMaxBlocks * ranks * sizeof(device::DirectPosition);
+    std::byte* state = arena_.allocate(rows + ranks * sizeof(uint32_t)).address;
+    direct_.positions = reinterpret_cast<device::DirectPosition*>(state);
+    direct_.acknowledged = reinterpret_cast<uint32_t*>(state + rows);
+    direct_.windows[config_.rank] = directWindow_.address;
+  }
+  const auto link = [](int from, int to) { return ConnectionGroup{from, to, kDirect, {}, {}}; };
+  const auto isNew = [&](int peer) { return (peers & ~directConnected_) >> peer & 1; };
   for (int peer = 0; peer < config_.ranks; peer++) {
-    if (peer != config_.rank) sendBlock(peer, link(config_.rank, peer), true, scratch);
+    if (isNew(peer)) sendBlock(peer, link(config_.rank, peer), true, directWindow_);
   }
   for (int peer = 0; peer < config_.ranks; peer++) {
-    oneShot_.scratch[static_cast<size_t>(peer)] =
-        peer == config_.rank ? scratch.address : receiveBlock(peer, link(peer, config_.rank), true);
+    if (isNew(peer)) direct_.windows[peer] = receiveBlock(peer, link(peer, config_.rank), true);
   }
-  oneShot_.epochs = reinterpret_cast<uint32_t*>(epochs.address);
-  oneShotConnected_ = true;
+  directConnected_ |= peers;
 }
 
 }  // namespace unisono::transport

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <map>
 #include <set>
 #include <tuple>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "bootstrap/bootstrap.h"
+#include "device/direct_work.h"
 #include "memory/mapping_cache.h"
 #include "plan/plan.h"
 #include "topology/join.h"
@@ -31,12 +31,6 @@ struct PeerLink {
 // By ranks, the lower one first. Both ends and the rank between have the same entry; a pair without
 // an entry has the default link, where senders push.
 using PeerLinks = std::map<std::pair<int, int>, PeerLink>;
-
-// The addresses of every rank's scratch for one-shot all-reduces, and of this rank's epochs.
-struct OneShotMemory {
-  std::array<std::byte*, device::kOneShotMaxRanks> scratch{};
-  uint32_t* epochs = nullptr;
-};
 
 // The rings and trees of all channels.
 struct ChannelGraphs {
@@ -74,7 +68,7 @@ class Connector {
   void waitUntilMapped();
 
   // Valid after connect() of a plan that uses it.
-  const OneShotMemory& oneShot() const { return oneShot_; }
+  const device::DirectMemory& direct() const { return direct_; }
 
  private:
   // All channels of one purpose from one rank to another. This rank is one of the two, or the one
@@ -105,7 +99,7 @@ class Connector {
   void connectRings();
   void connectTrees();
   void connectPeers(const std::vector<plan::PeerUse>& uses);
-  void connectOneShot();
+  void connectDirect(uint32_t peers);
 
   runtime::Runtime& runtime_;
   bootstrap::Bootstrap& bootstrap_;
@@ -121,8 +115,9 @@ class Connector {
   std::set<std::tuple<int, int, int>> connectedHops_;  // channel, sender, receiver
   bool ringsConnected_ = false, treesConnected_ = false;
   std::vector<bool> sendConnected_, receiveConnected_;  // for messages, by peer
-  bool oneShotConnected_ = false;
-  OneShotMemory oneShot_;
+  uint32_t directConnected_ = 0;                        // peers, a bit each
+  memory::Block directWindow_{};
+  device::DirectMemory direct_{};
   std::vector<int> unconfirmed_;  // peers, once for each block sent to them
 };
 

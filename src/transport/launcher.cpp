@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/launcher.h"
 
-#include <algorithm>
-
 #include "device/kernels.h"
 
 namespace unisono::transport {
@@ -37,16 +35,15 @@ Prepared prepare(const LaunchContext& context, plan::SendReceiveLaunch& launch) 
           &launch.arguments};
 }
 
-Prepared prepare(const LaunchContext& context, plan::OneShotLaunch& launch) {
-  device::OneShotArguments& arguments = launch.arguments;
-  std::copy(context.oneShot->scratch.begin(), context.oneShot->scratch.end(), arguments.scratch);
-  arguments.epochs = context.oneShot->epochs;
+Prepared prepare(const LaunchContext& context, plan::DirectLaunch& launch) {
+  device::DirectArguments& arguments = launch.arguments;
+  arguments.memory = *context.direct;
   arguments.abortFlag = context.abortFlag;
   arguments.launchFlag = context.launchFlag;
-  return {device::oneShotKernel(arguments.ranks, arguments.reduction),
+  return {device::directKernel(arguments),
           {.blocks = launch.blocks,
            .threadsPerBlock = launch.threads,
-           .argumentBytes = sizeof(arguments)},
+           .argumentBytes = launch.argumentBytes()},
           &arguments};
 }
 

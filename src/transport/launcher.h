@@ -13,7 +13,7 @@ struct LaunchContext {
   device::DeviceCommunicator* communicator = nullptr;  // in device memory
   const uint32_t* abortFlag = nullptr;                 // ends waits
   const uint32_t* launchFlag = nullptr;                // ends kernels that begin later
-  const OneShotMemory* oneShot = nullptr;
+  const device::DirectMemory* direct = nullptr;
 };
 
 // Completes the arguments of a launch and enqueues it.

@@ -310,13 +310,6 @@ std::vector<ChoiceRange> choicesBySize(const CostModel& model, Question question
   return ranges;
 }
 
-Algorithm chooseAllReduce(const TuningInput& tuningInput, size_t bytes) {
-  const bool fits = bytes <= tuningInput.oneShotMaxBytes;
-  const bool direct = tuningInput.allowed.allows(Operation::allReduce, Algorithm::direct) &&
-                      tuningInput.allowed.allows(Operation::allReduce, Protocol::ll);
-  return fits && direct ? Algorithm::direct : Algorithm::ring;
-}
-
 int chooseChannels(const TuningInput& tuningInput, size_t bytes) {
   const size_t useful = bytes / tuningInput.minBytesPerChannel;
   return static_cast<int>(std::clamp<size_t>(useful, 1, static_cast<size_t>(tuningInput.channels)));

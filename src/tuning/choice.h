@@ -91,15 +91,11 @@ std::vector<ChoiceRange> choicesBySize(const CostModel& model, Question question
 struct TuningInput {
   int ranks = 1;
   int channels = 1;               // channels of the rings
-  size_t oneShotMaxBytes = 0;     // 0: not every pair of ranks can map each other's memory
   size_t minBytesPerChannel = 1;  // a channel with less is not worth its start
   size_t lowLatencyMaxBytes = 0;  // protocol LL carries calls that send no more over a connection
   Allowed allowed;
   CostModel model;
 };
-
-// For an all-reduce of `bytes` bytes: Algorithm::direct or Algorithm::ring.
-Algorithm chooseAllReduce(const TuningInput& tuningInput, size_t bytes);
 
 // Channels for collectives that together move `bytes` bytes: between 1 and tuningInput.channels.
 int chooseChannels(const TuningInput& tuningInput, size_t bytes);

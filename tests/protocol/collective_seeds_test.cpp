@@ -9,9 +9,8 @@
 //   one slot too much credit; the tail, or the head, published ahead of the copy; the step kept
 //   modulo the slots: every collective fails within the first seeds
 //   the offer's count ahead of its address: Send crashes (a message goes to the address before)
-//   one half of the one-shot scratch for all epochs: AllReduce, and OneShot.ManyCallsInFlight
-//   only the first flag of a line looked at: AllReduce, and all of OneShot
-//   epochs of the launch's own blocks only: OneShot.AllSizes and ManyCallsInFlight
+//   only the first flag of a line looked at: AllReduce, and all of Direct
+//   positions of the launch's own blocks only: Direct.AllSizes and ManyCallsInFlight
 //   tail, head or offer stored relaxed, or data or credit not acquired: right on x86, and each one
 //   a data race under ThreadSanitizer
 //   a rank that publishes after its abort: Stuck.AnAbortedRankPublishesNothing and AtAnyMoment

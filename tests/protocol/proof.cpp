@@ -12,7 +12,7 @@ using runtime::host::Schedule;
 using runtime::host::ScheduleCounts;
 
 // Slots of 512 bytes hold 128 integers. Every connection of a ring passes more slices than it has
-// slots, one-shot uses each half of its scratch at least once more than it must.
+// slots, direct streams go round or wait for an acknowledgment.
 const std::vector<Instance>& instances() {
   static const std::vector<Instance> kInstances = {
       {"AllReduce2", "ring Simple", Call::allReduce, 2, "two slots", 512},
@@ -43,11 +43,22 @@ const std::vector<Instance>& instances() {
       {"TreeLl3", "tree LL", Call::allReduce, 3, "tree LL", 24},
       {"TreeLlTwoLaunches3", "tree LL", Call::allReduce, 3, "tree LL", 10, 2},
       {"TreeLl128Of3", "tree LL128", Call::allReduce, 3, "tree LL128", 80},
-      {"Line2", "one-shot", Call::allReduce, 2, "one-shot", 2, 1},
-      {"Lines2", "one-shot", Call::allReduce, 2, "one-shot", 6, 1},
-      {"ThreeCalls2", "one-shot", Call::allReduce, 2, "one-shot", 2, 3},
-      {"FourCalls2", "one-shot", Call::allReduce, 2, "one-shot", 1, 4},
-      {"ThreeCalls3", "one-shot", Call::allReduce, 3, "one-shot", 2, 3},
+      // Streams of 16 lines, of which a launch moves 4; positions begin anywhere.
+      {"Line2", "direct", Call::allReduce, 2, "direct", 2},
+      {"Lines2", "direct", Call::allReduce, 2, "direct", 6},
+      {"FourCalls2", "direct", Call::allReduce, 2, "direct", 1, 4},
+      {"FiveCalls2", "direct", Call::allReduce, 2, "direct", 7, 5},
+      {"ThreeCalls3", "direct", Call::allReduce, 3, "direct", 2, 3},
+      {"GatherLines2", "direct", Call::allGather, 2, "direct", 3, 2},
+      {"ScatterLines2", "direct", Call::reduceScatter, 2, "direct", 3, 2},
+      {"BroadcastLines2", "direct", Call::broadcast, 2, "direct", 8, 6},
+      {"BroadcastLines3", "direct", Call::broadcast, 3, "direct", 8, 5},
+      {"ReduceLines3", "direct", Call::reduce, 3, "direct", 8, 5},
+      {"SendLines", "direct", Call::send, 2, "direct", 8, 6},
+      {"AllToAllGroup2", "direct", Call::allToAll, 2, "direct", 3, 2, 2},
+      {"SendLines3", "direct", Call::send, 3, "direct", 8, 6},
+      {"AllToAllLines3", "direct", Call::allToAll, 3, "direct", 3, 2},
+      {"GroupOfTwo2", "direct", Call::allReduce, 2, "direct", 3, 2, 2},
       {"Direct", "send and receive", Call::send, 2, "one process", 256},
       {"TwoDirect", "send and receive", Call::send, 2, "one process", 64, 2},
       {"Staged", "send and receive", Call::send, 2, "apart", 384},
@@ -72,10 +83,11 @@ const std::vector<Instance>& cores() {
       {"LlBroadcast", "ring LL", Call::broadcast, 2, "LL", 4},
       {"Tree", "tree Simple", Call::allReduce, 2, "tree Simple", 128},
       {"TreeLl", "tree LL", Call::allReduce, 2, "tree LL", 4},
-      {"Line", "one-shot", Call::allReduce, 2, "one-shot", 2},
-      {"Lines", "one-shot", Call::allReduce, 2, "one-shot", 4},
-      {"TwoCalls", "one-shot", Call::allReduce, 2, "one-shot", 2, 2},
-      {"ThreeCalls", "one-shot", Call::allReduce, 2, "one-shot", 2, 3},
+      {"Line", "direct", Call::allReduce, 2, "direct", 2},
+      {"Lines", "direct", Call::allReduce, 2, "direct", 4},
+      {"TwoCalls", "direct", Call::allReduce, 2, "direct", 2, 2},
+      {"ThreeCalls", "direct", Call::allReduce, 2, "direct", 2, 3},
+      {"Laps", "direct", Call::broadcast, 2, "narrow direct", 2, 3},
       {"Direct", "send and receive", Call::send, 2, "one process", 256},
       {"TwoDirect", "send and receive", Call::send, 2, "one process", 64, 1, 2},
       {"Staged", "send and receive", Call::send, 2, "apart", 384},
@@ -93,7 +105,8 @@ const Geometry& proofGeometry(const std::string& name) {
       {.name = "tree Simple", .algorithms = "tree", .protocols = "Simple"},
       {.name = "tree LL", .slotBytes = 64, .algorithms = "tree", .protocols = "LL"},
       {.name = "tree LL128", .slotBytes = 128, .algorithms = "tree", .protocols = "LL128"},
-      {.name = "one-shot", .oneShotMaxBytes = 1024},
+      {.name = "direct", .directLineBits = 4},
+      {.name = "narrow direct", .directLineBits = 2},
       {.name = "one process", .directBytes = 1},
       {.name = "apart", .oneProcess = false},
   };

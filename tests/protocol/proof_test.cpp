@@ -61,7 +61,7 @@ TEST_P(Proof, Priorities) {
     // Where tasks wait for many words at once, these schedules have more steps than random walks.
     schedule.steps = counts.steps;
     counts.steps = std::max(counts.steps, measure(GetParam(), schedule).steps);
-    schedule.steps = counts.steps + counts.steps / 2;
+    schedule.steps = 2 * counts.steps;
     uint64_t steps = 0;
     const uint64_t runs = runMany(1000, [&](int64_t seed) {
       steps = std::max(steps, testRuntime().scheduleCounts().steps);

@@ -42,7 +42,7 @@ const std::vector<Geometry>& geometries() {
   static const std::vector<Geometry> kGeometries = {
       // As few slots as the ring allows.
       {.name = "narrow"},
-      // Several channels a call and a message; one-shot, offers and FIFO side by side.
+      // Several channels a call and a message; direct calls, offers and FIFO side by side.
       {.name = "mixed",
        .channels = 2,
        .slots = 4,
@@ -53,7 +53,7 @@ const std::vector<Geometry>& geometries() {
        .minBytesPerChannel = 1024,
        .minBytesPerPart = 1024,
        .directBytes = 1024,
-       .oneShotMaxBytes = 2048},
+       .directLineBits = 10},
       // As a communicator has them, but small.
       {.name = "usual",
        .channels = 3,
@@ -65,7 +65,7 @@ const std::vector<Geometry>& geometries() {
        .minBytesPerChannel = 2048,
        .minBytesPerPart = 4096,
        .directBytes = 4096,
-       .oneShotMaxBytes = 512},
+       .directLineBits = 7},
       // Ranks that cannot offer their buffers, and slices that do not divide the slots.
       {.name = "apart",
        .channels = 2,

@@ -81,14 +81,30 @@ TEST_F(Stuck, TheReportSaysHowFarThePeerGot) {
   EXPECT_EQ(std::stoi(match[1]), std::stoi(match[2]) + 1) << errors[3];
 }
 
-TEST_F(Stuck, AMissingRankOfAOneShotIsReported) {
+TEST_F(Stuck, AMissingRankOfADirectCallIsReported) {
   World& tested = world(mixed());
   for (int rank = 0; rank < kRanks; rank++) {
     if (rank != 1) tested.enqueue(rank, {taskOf(Call::allReduce, rank, 0, 100)});
   }
   const auto errors = tested.synchronize();
   EXPECT_EQ(errors[1], "");
-  EXPECT_NE(errors[0].find("rank 0 waits (lines of every peer"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[0].find("rank 0 waits (lines of its peers"), std::string::npos) << errors[0];
+}
+
+// One sender, one receiver: each is named.
+TEST_F(Stuck, AMissingEndOfADirectMessageIsNamed) {
+  World& receiver = world(mixed());
+  receiver.enqueue(0, {taskOf(Call::receive, 0, 3, 100)});
+  const auto errors = receiver.synchronize();
+  EXPECT_NE(errors[0].find("rank 0 waits for rank 3 (lines of its peers"), std::string::npos)
+      << errors[0];
+  discardWorlds();
+
+  World& sender = world(mixed());
+  for (int call = 0; call < 100; call++) sender.enqueue(3, {taskOf(Call::send, 3, 1, 2000)});
+  const auto full = sender.synchronize();
+  EXPECT_NE(full[3].find("rank 3 waits for rank 1 (room in the window"), std::string::npos)
+      << full[3];
 }
 
 TEST_F(Stuck, AMissingSendIsNamed) {

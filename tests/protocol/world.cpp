@@ -16,6 +16,7 @@
 #include "bootstrap/unique_id.h"
 #include "device/kernels.h"
 #include "device/simt/common.h"
+#include "plan/direct_plan.h"
 #include "runtime/host/schedule.h"
 
 namespace unisono::protocol {
@@ -178,18 +179,19 @@ void World::nameMemory() const {
     const device::DeviceCommunicator& sender = tables(rank);
     runtime.nameMemory(abortFlag(rank), sizeof(uint32_t), fmt::format("abort flag of {}", rank));
     runtime.nameMemory(&sender.stopped, sizeof(sender.stopped), fmt::format("stopped of {}", rank));
-    const transport::OneShotMemory& memory = member.connector->oneShot();
-    if (memory.epochs == nullptr) continue;
-    runtime.nameMemory(memory.epochs, device::kOneShotMaxBlocks * sizeof(uint32_t),
-                       fmt::format("epochs of {}", rank));
-    const size_t bytes = geometry_.oneShotMaxBytes / 8 * sizeof(device::Line);
-    for (int half = 0; half < 2; half++) {
-      for (int source = 0; source < ranks(); source++) {
-        const size_t at = static_cast<size_t>(half * ranks() + source) * bytes;
-        runtime.nameMemory(
-            memory.scratch[index(rank)] + at, bytes,
-            fmt::format("lines {} -> {} of {} epochs", source, rank, half == 0 ? "even" : "odd"));
-      }
+    const device::DirectMemory& memory = member.connector->direct();
+    if (memory.positions == nullptr) continue;
+    runtime.nameMemory(memory.positions,
+                       device::kDirectMaxBlocks * members_.size() * sizeof(device::DirectPosition),
+                       fmt::format("positions of {}", rank));
+    for (int peer = 0; peer < ranks(); peer++) {
+      runtime.nameMemory(memory.acknowledged + peer, sizeof(uint32_t),
+                         fmt::format("what {} has acknowledged to {}", rank, peer));
+      runtime.nameMemory(memory.windows[rank] + index(peer) * sizeof(uint32_t), sizeof(uint32_t),
+                         fmt::format("acknowledgment {} -> {}", peer, rank));
+      const size_t bytes = sizeof(device::Line) << geometry_.directLineBits;
+      runtime.nameMemory(memory.windows[rank] + device::kDirectHeaderBytes + index(peer) * bytes,
+                         bytes, fmt::format("lines {} -> {}", peer, rank));
     }
   }
 }
@@ -202,7 +204,7 @@ void World::makeMember(int rank, int ranks) {
   config.ranks = ranks;
   config.tuningInput.ranks = ranks;
   config.tuningInput.channels = geometry_.channels;
-  config.tuningInput.oneShotMaxBytes = geometry_.oneShotMaxBytes;
+  config.directLineBits = geometry_.directLineBits;
   config.tuningInput.minBytesPerChannel = geometry_.minBytesPerChannel;
   config.tuningInput.allowed = tuning::parseAllowed(geometry_.algorithms, geometry_.protocols);
   config.tuningInput.lowLatencyMaxBytes = geometry_.lowLatencyMaxBytes;
@@ -250,7 +252,7 @@ void World::makeMember(int rank, int ranks) {
   member.connector->connectThrough();
 
   plan::Needs everything;
-  everything.oneShot = geometry_.oneShotMaxBytes > 0 && ranks > 1;
+  if (geometry_.directLineBits > 0) everything.direct = plan::everyPeer(config);
   everything.rings = everything.trees = ranks > 1;
   for (int delta = 1; delta < ranks; delta++) {
     everything.peers.push_back({(rank + delta) % ranks, true});
@@ -335,21 +337,37 @@ void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotByte
   }
 }
 
-void World::resetOneShot(Random& random) {
-  if (members_.front().connector->oneShot().epochs == nullptr) return;
-  const auto epoch = static_cast<uint32_t>(random() >> 33);
-  const size_t lines = 2 * members_.size() * (geometry_.oneShotMaxBytes / 8);
-  for (size_t r = 0; r < members_.size(); r++) {
-    const transport::OneShotMemory& memory = members_[r].connector->oneShot();
-    std::fill_n(memory.epochs, device::kOneShotMaxBlocks, epoch);
-    auto* line = reinterpret_cast<device::Line*>(memory.scratch[r]);
-    const uint64_t junk = random();
-    for (size_t i = 0; i < lines; i++) {
-      // The newest call that used this half, or one of those before it.
-      const uint32_t half = i >= lines / 2 ? 1 : 0;
-      const uint32_t newest = (epoch & 1) == half ? epoch : epoch - 1;
-      const uint32_t flag = newest - 2 * static_cast<uint32_t>(junk >> (i % 60) & 3);
-      line[i] = {static_cast<uint32_t>(junk), flag, static_cast<uint32_t>(junk >> 32), flag};
+void World::resetDirect(Random& random) {
+  if (members_.front().connector->direct().positions == nullptr) return;
+  const uint32_t capacity = uint32_t{1} << geometry_.directLineBits;
+  const auto rowsOf = [this](size_t r) { return members_[r].connector->direct().positions; };
+  const size_t count = members_.size();
+  for (size_t to = 0; to < count; to++) {
+    const device::DirectMemory& memory = members_[to].connector->direct();
+    for (size_t from = 0; from < count; from++) {
+      if (from == to) continue;
+      // Anywhere, or shortly before the counters wrap.
+      auto passed = static_cast<uint32_t>(random());
+      if (below(random, 2) == 0) passed = 0u - static_cast<uint32_t>(below(random, capacity));
+      const auto unacknowledged = static_cast<uint32_t>(below(random, capacity / 2 + 1));
+      for (size_t row = 0; row < device::kDirectMaxBlocks; row++) {
+        rowsOf(from)[row * count + to].sent = passed;
+        rowsOf(to)[row * count + from].received = passed;
+      }
+      memory.acknowledged[from] = passed - unacknowledged;
+      reinterpret_cast<uint32_t*>(members_[from].connector->direct().windows[from])[to] =
+          passed - unacknowledged;
+      // Each place holds the line that passed it last.
+      auto* line =
+          reinterpret_cast<device::Line*>(memory.windows[to] + device::kDirectHeaderBytes) +
+          from * capacity;
+      const uint64_t junk = random();
+      for (uint32_t back = 1; back <= capacity; back++) {
+        const uint32_t place = passed - back;
+        const uint32_t flag = (place >> geometry_.directLineBits) + 1;
+        line[place % capacity] = {static_cast<uint32_t>(junk), flag,
+                                  static_cast<uint32_t>(junk >> 32), flag};
+      }
     }
   }
 }
@@ -357,7 +375,7 @@ void World::resetOneShot(Random& random) {
 void World::reset(Random& random) {
   visitFifos([&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
                  const std::string&) { resetFifo(send, receive, slotBytes, hasLines, random); });
-  resetOneShot(random);
+  resetDirect(random);
   for (int rank = 0; geometry_.windows && rank < ranks(); rank++) {
     std::memset(tables(rank).windows, 0,
                 index(ranks()) * device::kWindowSlots * sizeof(device::MappedWindow));
@@ -388,7 +406,7 @@ void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
   }
   const runtime::DeviceScope scope(testRuntime(), rank);
   const transport::LaunchContext context{member.tables->address(), abortFlag(rank), abortFlag(rank),
-                                         &member.connector->oneShot()};
+                                         &member.connector->direct()};
   for (plan::Launch& launch : plan.launches) {
     transport::launch(testRuntime(), context, launch, stream(rank));
   }

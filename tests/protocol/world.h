@@ -43,7 +43,7 @@ struct Geometry {
   uint64_t minBytesPerChannel = 1 << 20;
   uint64_t minBytesPerPart = 1 << 20;
   uint64_t directBytes = 1 << 30;
-  uint64_t oneShotMaxBytes = 0;
+  int directLineBits = 0;
   // NCCL_ALGO and NCCL_PROTO, and the limit of LL where they leave a choice.
   const char* algorithms = "";
   const char* protocols = "";
@@ -117,7 +117,7 @@ class World {
   void visitFifos(Visit visit) const;
   void resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
                  Random& random);
-  void resetOneShot(Random& random);
+  void resetDirect(Random& random);
   void nameMemory() const;
 
   Geometry geometry_;

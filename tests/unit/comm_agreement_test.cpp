@@ -211,10 +211,19 @@ TEST(Decision, SettingsOfTheWeakestRankHold) {
   const Decision decision = decideFrom(ranks, 0);
   EXPECT_EQ(decision.config.slotBytes[plan::indexOf(device::Protocol::simple)] * decision.slots,
             1u << 16);
-  EXPECT_GT(decideFrom(ranks, 0).config.tuningInput.oneShotMaxBytes, 0u);
+  EXPECT_GT(decideFrom(ranks, 0).config.directLineBits, 0);
   ranks[0].reachesPeers = 0;
-  EXPECT_EQ(decideFrom(ranks, 0).config.tuningInput.oneShotMaxBytes, 0u);
-  EXPECT_EQ(decideFrom(factsOf(9), 0).config.tuningInput.oneShotMaxBytes, 0u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.directLineBits, 0);
+  EXPECT_EQ(decideFrom(factsOf(17), 0).config.directLineBits, 0);
+}
+
+TEST(Decision, WindowsOfDirectCallsStaySmall) {
+  for (int ranks = 2; ranks <= device::kDirectMaxRanks; ranks++) {
+    const int bits = decideFrom(factsOf(ranks), 0).config.directLineBits;
+    EXPECT_LE(device::directWindowBytes(ranks, bits), device::kDirectHeaderBytes + (9u << 20))
+        << ranks;
+    EXPECT_GE(uint64_t{8} << bits, uint64_t{256} << 10) << ranks;
+  }
 }
 
 TEST(Decision, MachinesTellHowManyChannelsThereAre) {
@@ -245,6 +254,7 @@ TEST(Decision, SmallCallsStaySmall) {
     SCOPED_TRACE(backend == 0 ? "host" : "CUDA");
     auto ranks = factsOf(8);
     for (RankFacts& facts : ranks) facts.backend = backend;
+    ranks.front().reachesPeers = 0;  // nothing is direct
     const plan::CommConfig config = decideFrom(ranks, 0).config;
     auto channelsFor = [&](uint64_t bytes) {
       const auto made = makePlan(config, {{Call::broadcast, memory, memory, bytes, spec, 0, true}});
@@ -275,7 +285,7 @@ TEST(Summaries, TheFieldThatDiffersIsNamed) {
                         {&DecisionSummary::slicesPerChunk, "slices"},
                         {&DecisionSummary::peerChannels, "point-to-point"},
                         {&DecisionSummary::channelsPerPeer, "channels of a peer"},
-                        {&DecisionSummary::oneShotMaxBytes, "one-shot"},
+                        {&DecisionSummary::directLineBits, "direct stream"},
                         {&DecisionSummary::nodes, "nodes"},
                         {&DecisionSummary::costModel, "predicted times"}};
   const DecisionSummary same = summarize(decideFrom(factsOf(3), 0));

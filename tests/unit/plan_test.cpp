@@ -138,7 +138,7 @@ TEST(Plan, CallsOfNothingLeaveNoTrace) {
     EXPECT_TRUE(plan.launches.empty());
     EXPECT_TRUE(plan.needs.peers.empty());
     EXPECT_FALSE(plan.needs.rings);
-    EXPECT_FALSE(plan.needs.oneShot);
+    EXPECT_EQ(plan.needs.direct, 0u);
   }
 }
 
@@ -150,31 +150,6 @@ TEST(Plan, OneRankNeedsNoConnection) {
   ASSERT_EQ(plan.launches.size(), 2u);
   EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[0]).arguments.work[0].operation,
             device::Operation::local);
-}
-
-TEST(Plan, SmallAllReducesAreOneShotAndKeepTheOrder) {
-  CommConfig config = configOf(1, 4);
-  config.tuningInput.oneShotMaxBytes = 1000;
-  const Plan plan = makePlan(config, {taskOf(Call::broadcast, 10), taskOf(Call::allReduce, 1000),
-                                      taskOf(Call::allReduce, 1001), taskOf(Call::reduce, 10),
-                                      taskOf(Call::allReduce, 1)});
-  ASSERT_EQ(plan.launches.size(), 4u);
-  EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[0]).arguments.works, 1);
-  EXPECT_EQ(std::get<OneShotLaunch>(plan.launches[1]).arguments.count, 1000u);
-  EXPECT_EQ(std::get<OneShotLaunch>(plan.launches[1]).arguments.linesPerRank, 125u);
-  EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[2]).arguments.works, 2);
-  EXPECT_EQ(std::get<OneShotLaunch>(plan.launches[3]).arguments.rank, 1);
-  EXPECT_TRUE(plan.needs.oneShot);
-}
-
-TEST(Plan, OneShotGeometryHasALaneForEachLineUpToTheLimit) {
-  for (uint64_t bytes : {1u, 8u, 9u, 511u, 4096u, 4097u, 65536u, 262144u}) {
-    const OneShotShape config = oneShotShape(bytes);
-    EXPECT_GE(config.blocks, 1);
-    EXPECT_LE(config.blocks, device::kOneShotMaxBlocks);
-    EXPECT_EQ(config.threads % 32, 0);
-    EXPECT_GE(static_cast<uint64_t>(config.blocks * config.threads), (bytes + 7) / 8) << bytes;
-  }
 }
 
 TEST(Plan, ManyCallsAreSeveralLaunches) {

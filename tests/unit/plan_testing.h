@@ -7,7 +7,7 @@
 
 namespace unisono::plan {
 
-// The config of `ranks` ranks with `peerChannels` channels for messages; no one-shot.
+// The config of `ranks` ranks with `peerChannels` channels for messages; nothing is direct.
 inline CommConfig configOf(int rank, int ranks, int channels = 4, int peerChannels = 4,
                            int channelsPerPeer = 2) {
   CommConfig config;

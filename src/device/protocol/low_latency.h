@@ -4,13 +4,8 @@
 #include "device/reduce/reducer.h"
 
 // Lines of the low-latency protocol: readiness travels in the data, so there is no fence and no
-// counter. A line holds 8 bytes of data and, beside each 4 of them, the flag of the call (its
-// epoch).
-//
-// Reuse: scratch has two halves, used by even and odd epochs. Every rank sends to and hears from
-// every peer in every call, so data of epoch e from a peer shows that this peer has left the kernel
-// of epoch e - 1, and with it every read of the half that e + 1 will write. A flag never repeats
-// within 2^32 calls; memory starts at zero and epochs at one, so stale lines never match.
+// counter. A line holds 8 bytes of data and, after each 4 of them, a flag. Whoever stores lines
+// chooses flags that no older line at the same place can have (device/direct_work.h).
 namespace unisono::device::UNISONO_TARGET {
 
 UNISONO_DEVICE bool lineHolds(const Line& line, uint32_t flag) {
@@ -25,7 +20,7 @@ UNISONO_DEVICE uint64_t packBytes(uint64_t index, uint64_t bytes) {
   return bytes - index * 8 < 8 ? bytes - index * 8 : 8;
 }
 
-// The 8 bytes from `index * 8` on of a buffer of `bytes` bytes; what lies behind the end is zero.
+// The 8 bytes from `index * 8` on of a buffer of `bytes` bytes; bytes after the end are zero.
 // The buffer is aligned to its elements only.
 template <typename Element>
 UNISONO_DEVICE uint64_t loadPack(const void* buffer, uint64_t index, uint64_t bytes) {
@@ -76,30 +71,34 @@ UNISONO_DEVICE uint64_t preparePack(const R& reducer, uint64_t pack) {
   return pack;
 }
 
-// The reduction of one prepared 8-byte pack of every rank, in rank order, so that all ranks get the
-// same bits; narrow types accumulate in float and are rounded once.
-template <int kRanks, typename R>
-UNISONO_DEVICE uint64_t reducePacks(const R& reducer, const uint64_t (&pack)[kRanks], int ranks) {
-  using Element = typename R::Element;
-  constexpr int kElements = 8 / sizeof(Element);
-  typename R::Accumulator value[kElements] = {};
-  UNISONO_UNROLL
-  for (int r = 0; r < kRanks; r++) {
-    if (r >= ranks) break;
+// The reduction of 8-byte packs that are added in rank order, so that all ranks get the same bits;
+// narrow types accumulate in float and are rounded once.
+template <typename R>
+class PackReduction {
+ public:
+  // `first`: of all.
+  UNISONO_DEVICE void add(uint64_t pack, bool first) {
     Element element[kElements];
-    memcpy(element, &pack[r], sizeof(element));
+    memcpy(element, &pack, sizeof(element));
     UNISONO_UNROLL
     for (int e = 0; e < kElements; e++) {
-      auto operand = R::Traits::widen(element[e]);
-      value[e] = r == 0 ? operand : R::combine(value[e], operand);
+      const auto operand = R::Traits::widen(element[e]);
+      value_[e] = first ? operand : R::combine(value_[e], operand);
     }
   }
-  Element result[kElements];
-  UNISONO_UNROLL
-  for (int e = 0; e < kElements; e++) result[e] = R::Traits::narrow(reducer.finish(value[e]));
-  uint64_t packed;
-  memcpy(&packed, result, sizeof(packed));
-  return packed;
-}
+  UNISONO_DEVICE uint64_t result(const R& reducer) const {
+    Element element[kElements];
+    UNISONO_UNROLL
+    for (int e = 0; e < kElements; e++) element[e] = R::Traits::narrow(reducer.finish(value_[e]));
+    uint64_t packed;
+    memcpy(&packed, element, sizeof(packed));
+    return packed;
+  }
+
+ private:
+  using Element = typename R::Element;
+  static constexpr int kElements = 8 / sizeof(Element);
+  typename R::Accumulator value_[kElements] = {};
+};
 
 }  // namespace unisono::device::UNISONO_TARGET

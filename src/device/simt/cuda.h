@@ -15,7 +15,6 @@
 namespace unisono::device::cuda_target {
 
 inline constexpr int kWarpSize = 32;
-inline constexpr int kLinesPerPass = 1;
 // Words that a lane of protocol LL moves at a time.
 inline constexpr int kWordsPerPass = 4;
 inline constexpr int kMaxGroups = 2;
@@ -220,20 +219,22 @@ UNISONO_DEVICE void storeAnywhere(void* address, const Vector16& value) {
   }
 }
 
-// Volatile 16-byte accesses are single transactions on NVLink and in L2; each 8-byte half is all
-// that the protocol relies on.
+// One 16-byte transaction each, on NVLink and in L2; the two 8-byte accesses, each of data and its
+// flag, are all that the protocols rely on.
 UNISONO_DEVICE void storeLine(Line* line, uint64_t data, uint32_t flag) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(line),
-               "r"(static_cast<uint32_t>(data)), "r"(flag), "r"(static_cast<uint32_t>(data >> 32))
+  const uint64_t high = uint64_t{flag} << 32;
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(line),
+               "l"((data & 0xffffffffu) | high), "l"(data >> 32 | high)
                : "memory");
 }
 UNISONO_DEVICE Line loadLine(const Line* line) {
-  Line value;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.data0), "=r"(value.flag0), "=r"(value.data1), "=r"(value.flag1)
+  uint64_t first, second;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(first), "=l"(second)
                : "l"(line)
                : "memory");
-  return value;
+  return {static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32),
+          static_cast<uint32_t>(second), static_cast<uint32_t>(second >> 32)};
 }
 
 // Orders between threads that only data carry: `dependent` is for the host target.

@@ -22,8 +22,6 @@
 namespace unisono::device::host_target {
 
 inline constexpr int kWarpSize = 1;
-// Lines that a lane sends before it polls for the peers' (see collective/one_shot.h).
-inline constexpr int kLinesPerPass = 64;
 // Words that a lane of protocol LL moves at a time.
 inline constexpr int kWordsPerPass = 2;
 

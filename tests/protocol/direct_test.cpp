@@ -17,14 +17,14 @@ using device::Reduction;
 using plan::Call;
 
 constexpr uint64_t kMostBytes = 256 << 10;
-constexpr Geometry kOneShot{.name = "one-shot",
-                            .channels = 2,
-                            .slots = 4,
-                            .slotBytes = 512,
-                            .slicesPerChunk = 2,
-                            .peerChannels = 2,
-                            .minBytesPerChannel = 1024,
-                            .oneShotMaxBytes = kMostBytes};
+constexpr Geometry kDirect{.name = "direct",
+                           .channels = 2,
+                           .slots = 4,
+                           .slotBytes = 512,
+                           .slicesPerChunk = 2,
+                           .peerChannels = 2,
+                           .minBytesPerChannel = 1024,
+                           .directLineBits = 17};
 
 // One all-reduce of all ranks.
 struct Reduced {
@@ -113,9 +113,9 @@ std::string runOne(World& world, Random& random, DataType type, Reduction reduct
                            static_cast<int>(type), static_cast<int>(reduction), wrong);
 }
 
-TEST(OneShot, EveryTypeAndOperatorInRankOrder) {
-  forEachSeed(160, "one-shot types", [](uint64_t seed, Random& random) {
-    World& world = worldOf(kOneShot, 2 + static_cast<int>(seed % 7));
+TEST(Direct, EveryTypeAndOperatorInRankOrder) {
+  forEachSeed(160, "direct types", [](uint64_t seed, Random& random) {
+    World& world = worldOf(kDirect, 2 + static_cast<int>(seed % 7));
     world.reset(random);
     setSchedule(seed);
     std::string wrong;
@@ -131,9 +131,9 @@ TEST(OneShot, EveryTypeAndOperatorInRankOrder) {
   });
 }
 
-TEST(OneShot, AllSizes) {
-  forEachSeed(64, "one-shot sizes", [](uint64_t seed, Random& random) {
-    World& world = worldOf(kOneShot, 2 + static_cast<int>(seed % 7));
+TEST(Direct, AllSizes) {
+  forEachSeed(64, "direct sizes", [](uint64_t seed, Random& random) {
+    World& world = worldOf(kDirect, 2 + static_cast<int>(seed % 7));
     world.reset(random);
     setSchedule(seed);
     std::string wrong;
@@ -151,9 +151,9 @@ TEST(OneShot, AllSizes) {
 
 // Hundreds of calls of all sizes in flight, ranks far apart, ring calls in between: the two halves
 // of the scratch must never hold what somebody still reads.
-TEST(OneShot, ManyCallsInFlight) {
-  forEachSeed(48, "one-shot epochs", [](uint64_t seed, Random& random) {
-    World& world = worldOf(kOneShot, 2 + static_cast<int>(seed % 7));
+TEST(Direct, ManyCallsInFlight) {
+  forEachSeed(48, "direct epochs", [](uint64_t seed, Random& random) {
+    World& world = worldOf(kDirect, 2 + static_cast<int>(seed % 7));
     world.reset(random);
     setSchedule(seed);
     clear(world, memories(), random);

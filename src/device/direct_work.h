@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "device/work.h"
+
+// The direct algorithms: every rank stores what a peer needs into that peer's window, in one hop.
+namespace unisono::device {
+
+inline constexpr int kDirectMaxRanks = 16;
+inline constexpr int kDirectMaxBlocks = 64;
+inline constexpr int kDirectMaxThreads = 512;
+
+// From each rank to each other one runs a stream of lines of 8 bytes of data and 8 of flag
+// (protocol/low_latency.h). Both ends count its lines modulo 2^32; line p is stored at place
+// p mod 2^lineBits of the receiver's window, with the lap p / 2^lineBits + 1 as its flag. There are
+// no gaps: each place is written once in every lap. So a line that is not there yet has the flag of
+// the lap before (0 before the first), whatever number of lines has passed, and counters may wrap.
+//
+// The sender may be 2^lineBits lines ahead of the receiver's acknowledgment. A rank acknowledges at
+// the start of a launch what its earlier launches took, once this is a quarter of the stream. A
+// launch moves a quarter at most in each direction. Hence a launch whose peers have taken
+// everything before it never waits for room, and a receiver that has started the matching launch
+// lets the sender finish.
+struct DirectPosition {
+  uint32_t sent, received;  // lines to and from one peer
+};
+
+// Shares of a stream that may be on their way unacknowledged, and that one launch may move.
+inline constexpr uint32_t kDirectShares = 4;
+
+// A window begins with the acknowledgments of the peers: one counter for each rank, of the lines
+// that it has taken from the streams of the window's owner.
+inline constexpr size_t kDirectHeaderBytes = 4096;
+
+constexpr size_t directWindowBytes(int ranks, int lineBits) {
+  return kDirectHeaderBytes + (static_cast<size_t>(ranks) << lineBits) * 16;
+}
+
+// What a rank shares with the other ranks, and what it keeps for itself between launches.
+struct DirectMemory {
+  std::byte* windows[kDirectMaxRanks];  // of each rank: the header, then [source rank][line]
+  DirectPosition* positions;            // [kDirectMaxBlocks][rank]; rows equal between launches
+  uint32_t* acknowledged;               // [rank]: what this rank has acknowledged last
+};
+
+inline constexpr int kEveryPeer = -1, kNoPeer = -2;
+
+// What this rank sends to and takes from whom in one call. A share is what goes from one rank to
+// another. Buffers are arrays of shares by rank, or hold one share for all ranks (stride 0).
+//
+//   copies:     output[s] = share of s, for every s in `from`; `own` copies the own share
+//   reductions: output = the shares of all ranks, combined in rank order, if `from` is not kNoPeer
+struct DirectWork {
+  const std::byte* input;
+  std::byte* output;
+  uint32_t inputBytes, outputBytes;  // of a share
+  uint64_t inputStride, outputStride;
+  int16_t to, from;  // a rank, kEveryPeer or kNoPeer
+  bool reduces;
+  bool own;
+  bool whole;  // every share begins and ends at a multiple of 8 bytes
+  uint8_t blocks;
+  uint8_t firstBlock;  // blocks are counted modulo those of the launch
+  ReductionSpec reduction;
+};
+
+constexpr uint32_t linesOf(uint32_t bytes) {
+  return (bytes + 7) / 8;
+}
+
+inline constexpr int kMaxDirectWorks = 48;
+// The works of one launch. Their lines follow each other in every stream.
+template <int kWorks>
+struct DirectLaunchArguments {
+  DirectMemory memory;
+  const uint32_t* abortFlag;
+  const uint32_t* launchFlag;
+  int32_t rank;
+  int32_t ranks;
+  int32_t lineBits;
+  int32_t works;
+  DirectWork work[kWorks];
+};
+using DirectArguments = DirectLaunchArguments<kMaxDirectWorks>;
+// A launch of one work passes only the beginning.
+using DirectCallArguments = DirectLaunchArguments<1>;
+static_assert(sizeof(DirectArguments) <= kMaxArgumentBytes);
+
+}  // namespace unisono::device

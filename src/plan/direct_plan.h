@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "device/algorithm.h"
+#include "plan/plan.h"
+
+// The direct family: which calls it carries, and how they are put into launches.
+namespace unisono::plan {
+
+// The protocol with which the direct family carries a call, in which a share of `bytes` bytes goes
+// from one rank to another; none if another algorithm is better or none of its ranks can. Both ends
+// of every share decide alike.
+std::optional<device::Protocol> chooseDirect(const CommConfig& config, Call call, uint64_t bytes);
+
+// The bytes of a share of a call: what one rank sends to another.
+uint64_t shareBytes(const Task& task);
+
+// All peers of a rank as Needs::direct names them.
+uint32_t everyPeer(const CommConfig& config);
+
+// A call, but for send and receive, as this rank's part of it.
+device::DirectWork directWork(const CommConfig& config, const Task& task);
+
+// Messages to and from one peer each, of which one may be missing.
+struct DirectMessages {
+  int to = device::kNoPeer, from = device::kNoPeer;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  uint64_t inputBytes = 0, outputBytes = 0;
+};
+device::DirectWork directWork(const CommConfig& config, const DirectMessages& messages);
+
+// Puts works into as few launches as their lines and the arguments allow, in order.
+class DirectPacker {
+ public:
+  explicit DirectPacker(const CommConfig& config) : config_(config) {}
+  void add(const device::DirectWork& work);
+  // The launches, which the packer is left without.
+  std::vector<DirectLaunch> take();
+
+ private:
+  void begin();
+
+  const CommConfig& config_;
+  std::vector<DirectLaunch> launches_;
+  std::vector<device::DirectPosition> lines_;  // of the last launch, by peer
+};
+
+// A launch that only sends what `launch` sends, and one that does the rest.
+std::pair<std::optional<DirectLaunch>, std::optional<DirectLaunch>> splitDirections(
+    const DirectLaunch& launch);
+
+// The geometry of a launch for a work of `lines` lines: a thread for each line, up to a limit.
+struct DirectShape {
+  int blocks;
+  int threads;
+};
+DirectShape directShape(uint64_t lines);
+
+}  // namespace unisono::plan

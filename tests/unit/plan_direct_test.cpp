@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/direct_plan.h"
+
+#include "plan_testing.h"
+
+// The direct family: which calls it carries and what their launches look like.
+namespace unisono::plan {
+namespace {
+
+using device::kEveryPeer;
+using device::kNoPeer;
+
+// Streams of 1024 lines, of which a launch moves 256: 2048 bytes.
+CommConfig directConfig(int rank, int ranks) {
+  CommConfig config = configOf(rank, ranks);
+  config.directLineBits = 10;
+  return config;
+}
+
+const device::DirectArguments& argumentsOf(const Launch& launch) {
+  return std::get<DirectLaunch>(launch).arguments;
+}
+
+TEST(DirectPlan, CarriesWhatALaunchCanMove) {
+  const CommConfig config = directConfig(0, 4);
+  EXPECT_EQ(chooseDirect(config, Call::allReduce, 2048), device::Protocol::ll);
+  EXPECT_EQ(chooseDirect(config, Call::allReduce, 2049), std::nullopt);
+  EXPECT_EQ(chooseDirect(config, Call::send, 0), std::nullopt);
+  EXPECT_EQ(chooseDirect(configOf(0, 4), Call::send, 1), std::nullopt);
+  EXPECT_EQ(chooseDirect(directConfig(0, 1), Call::allReduce, 1), std::nullopt);
+}
+
+TEST(DirectPlan, ObeysTheUser) {
+  CommConfig config = directConfig(0, 4);
+  config.tuningInput.allowed = tuning::parseAllowed("ring", "");
+  EXPECT_EQ(chooseDirect(config, Call::allReduce, 1), std::nullopt);
+  EXPECT_EQ(chooseDirect(config, Call::send, 1), std::nullopt);
+  config.tuningInput.allowed = tuning::parseAllowed("direct", "");
+  EXPECT_EQ(chooseDirect(config, Call::broadcast, 1), device::Protocol::ll);
+  config.tuningInput.allowed = tuning::parseAllowed("allgather:ring", "");
+  EXPECT_EQ(chooseDirect(config, Call::allGather, 1), std::nullopt);
+  EXPECT_EQ(chooseDirect(config, Call::reduce, 1), device::Protocol::ll);
+  config.tuningInput.allowed = tuning::parseAllowed("", "simple");
+  EXPECT_EQ(chooseDirect(config, Call::allReduce, 1), std::nullopt);
+}
+
+TEST(DirectPlan, CollectivesKeepTheirOrder) {
+  const Plan plan =
+      makePlan(directConfig(1, 4), {taskOf(Call::broadcast, 9000), taskOf(Call::allReduce, 1000),
+                                    taskOf(Call::allGather, 500), taskOf(Call::allReduce, 2049),
+                                    taskOf(Call::reduce, 9000), taskOf(Call::reduceScatter, 1)});
+  ASSERT_EQ(plan.launches.size(), 4u);
+  EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[0]).arguments.works, 1);
+  EXPECT_EQ(argumentsOf(plan.launches[1]).works, 2);
+  EXPECT_EQ(argumentsOf(plan.launches[1]).work[1].inputBytes, 500u);
+  EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches[2]).arguments.works, 2);
+  EXPECT_EQ(argumentsOf(plan.launches[3]).rank, 1);
+  EXPECT_EQ(plan.needs.direct, 0b1101u);
+}
+
+TEST(DirectPlan, RootsAndOthersHaveTheirPart) {
+  struct Case {
+    Call call;
+    int rootTo, rootFrom, otherTo, otherFrom;
+  };
+  constexpr int kRoot = 2;
+  for (const Case& expected : {Case{Call::broadcast, kEveryPeer, kNoPeer, kNoPeer, kRoot},
+                               Case{Call::scatter, kEveryPeer, kNoPeer, kNoPeer, kRoot},
+                               Case{Call::reduce, kNoPeer, kEveryPeer, kRoot, kNoPeer},
+                               Case{Call::gather, kNoPeer, kEveryPeer, kRoot, kNoPeer}}) {
+    const Task task = taskOf(expected.call, 10, device::DataType::uint8, kRoot);
+    const device::DirectWork root = directWork(directConfig(kRoot, 4), task);
+    const device::DirectWork other = directWork(directConfig(0, 4), task);
+    EXPECT_EQ(root.to, expected.rootTo);
+    EXPECT_EQ(root.from, expected.rootFrom);
+    EXPECT_EQ(other.to, expected.otherTo);
+    EXPECT_EQ(other.from, expected.otherFrom);
+    EXPECT_EQ(root.own, expected.call != Call::reduce);
+    EXPECT_FALSE(other.own);
+  }
+}
+
+TEST(DirectPlan, OwnSharesInPlaceAreNotCopied) {
+  Task task = taskOf(Call::allGather, 16);
+  task.input = static_cast<std::byte*>(task.output) + 3 * 16;
+  EXPECT_FALSE(directWork(directConfig(3, 4), task).own);
+  EXPECT_TRUE(directWork(directConfig(2, 4), task).own);
+}
+
+TEST(DirectPlan, OnlyPacksOfEightBytesAreWhole) {
+  Task task = taskOf(Call::allGather, 16);
+  EXPECT_TRUE(directWork(directConfig(0, 4), task).whole);
+  task.count = 12;
+  EXPECT_FALSE(directWork(directConfig(0, 4), task).whole);
+  task.count = 16;
+  task.input = static_cast<const std::byte*>(task.input) + 4;
+  EXPECT_FALSE(directWork(directConfig(0, 4), task).whole);
+}
+
+// No launch moves more lines of a stream than a receiver may leave unacknowledged.
+TEST(DirectPlan, LaunchesAreCutAtTheirLines) {
+  std::vector<Task> tasks(10, taskOf(Call::allReduce, 800));  // 100 lines each
+  const Plan plan = makePlan(directConfig(0, 2), tasks);
+  ASSERT_EQ(plan.launches.size(), 5u);
+  for (const Launch& launch : plan.launches) EXPECT_EQ(argumentsOf(launch).works, 2);
+
+  // To different peers there may be as many.
+  tasks.clear();
+  for (int peer = 1; peer < 4; peer++) {
+    tasks.push_back(taskOf(Call::send, 2048, device::DataType::uint8, peer));
+  }
+  EXPECT_EQ(makePlan(directConfig(0, 4), tasks).launches.size(), 1u);
+}
+
+TEST(DirectPlan, LaunchesAreCutAtTheirArguments) {
+  const std::vector<Task> tasks(2 * device::kMaxDirectWorks + 1, taskOf(Call::broadcast, 1));
+  const Plan plan = makePlan(directConfig(0, 2), tasks);
+  ASSERT_EQ(plan.launches.size(), 3u);
+  EXPECT_EQ(argumentsOf(plan.launches.back()).works, 1);
+  for (const Launch& launch : plan.launches) {
+    const auto& direct = std::get<DirectLaunch>(launch);
+    EXPECT_LE(direct.blocks, device::kDirectMaxBlocks);
+    for (int w = 0; w < direct.arguments.works; w++) {
+      EXPECT_LT(direct.arguments.work[w].firstBlock, direct.blocks);
+      EXPECT_LE(direct.arguments.work[w].blocks, direct.blocks);
+    }
+  }
+}
+
+TEST(DirectPlan, BlocksOfAWorkAreThoseOfTheLaunchCountedRoundAndRound) {
+  const std::vector<Task> tasks(5, taskOf(Call::allReduce, 128 << 10));
+  CommConfig config = configOf(0, 2);
+  config.directLineBits = 19;
+  const Plan plan = makePlan(config, tasks);
+  ASSERT_EQ(plan.launches.size(), 1u);
+  const auto& launch = std::get<DirectLaunch>(plan.launches[0]);
+  EXPECT_EQ(launch.blocks, device::kDirectMaxBlocks);
+  for (int w = 0; w < 5; w++) {
+    EXPECT_EQ(launch.arguments.work[w].blocks, 32);
+    EXPECT_EQ(launch.arguments.work[w].firstBlock, w % 2 * 32);
+  }
+}
+
+TEST(DirectPlan, MessagesOfARoundShareAWork) {
+  const Plan plan =
+      makePlan(directConfig(0, 2), {taskOf(Call::send, 100, device::DataType::uint8, 1),
+                                    taskOf(Call::receive, 60, device::DataType::uint8, 1)});
+  ASSERT_EQ(plan.launches.size(), 1u);
+  ASSERT_EQ(argumentsOf(plan.launches[0]).works, 1);
+  EXPECT_EQ(argumentsOf(plan.launches[0]).work[0].inputBytes, 100u);
+  EXPECT_EQ(argumentsOf(plan.launches[0]).work[0].outputBytes, 60u);
+  EXPECT_EQ(plan.needs.direct, 0b10u);
+  EXPECT_EQ(plan.needs.peers.size(), 2u) << "larger messages must not wait for the peer later";
+}
+
+// Where small and large messages meet in a group, neither kind waits for the other.
+TEST(DirectPlan, DirectMessagesAreSentBeforeAndReceivedAfterStagedOnes) {
+  const auto to = [](Call call, uint64_t bytes) {
+    return taskOf(call, bytes, device::DataType::uint8, 1);
+  };
+  const Plan plan = makePlan(directConfig(0, 2), {to(Call::receive, 100), to(Call::send, 5000),
+                                                  to(Call::send, 200), to(Call::receive, 6000)});
+  ASSERT_EQ(plan.launches.size(), 3u);
+  const device::DirectArguments& sends = argumentsOf(plan.launches[0]);
+  const device::DirectArguments& receives = argumentsOf(plan.launches[2]);
+  EXPECT_TRUE(std::holds_alternative<SendReceiveLaunch>(plan.launches[1]));
+  ASSERT_EQ(sends.works, 1);
+  EXPECT_EQ(sends.work[0].from, kNoPeer);
+  EXPECT_EQ(sends.work[0].inputBytes, 200u);
+  ASSERT_EQ(receives.works, 1);
+  EXPECT_EQ(receives.work[0].to, kNoPeer);
+  EXPECT_EQ(receives.work[0].outputBytes, 100u);
+  EXPECT_EQ(plan.needs.direct, 0b10u);
+}
+
+TEST(DirectPlan, GeometryHasALaneForEachLineUpToTheLimit) {
+  for (uint64_t lines : {1u, 64u, 65u, 512u, 513u, 8192u, 32768u}) {
+    const DirectShape shape = directShape(lines);
+    EXPECT_GE(shape.blocks, 1);
+    EXPECT_LE(shape.blocks, device::kDirectMaxBlocks);
+    EXPECT_EQ(shape.threads % 32, 0);
+    EXPECT_GE(static_cast<uint64_t>(shape.blocks * shape.threads), lines);
+  }
+}
+
+}  // namespace
+}  // namespace unisono::plan
