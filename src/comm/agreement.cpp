@@ -142,6 +142,18 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
   }
 }
 
+// Returns how many channels the ranks of one device may have: blocks wait for the blocks of other
+// ranks, so that all of them must be resident at once, one per multiprocessor.
+int64_t residentChannels(const std::vector<RankFacts>& ranks) {
+  std::map<std::pair<uint64_t, std::array<std::byte, 16>>, int64_t> ranksOf;
+  int64_t result = topology::kMostChannels;
+  for (const RankFacts& facts : ranks) {
+    const int64_t sharing = ++ranksOf[{facts.host, facts.deviceUuid}];
+    if (facts.multiprocessors > 0) result = std::min(result, facts.multiprocessors / sharing);
+  }
+  return std::max<int64_t>(result, 1);
+}
+
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
                 int rank, const tuning::MeasuredTable& measurements) {
   const bool cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
@@ -151,6 +163,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 
   const int64_t least = settingOf(ranks, &RankFacts::minChannels, larger);
   const int64_t most = settingOf(ranks, &RankFacts::maxChannels, smaller);
+  const int64_t resident = residentChannels(ranks);
   // The machine tells how many channels fill its links. Without links (one rank, simulated
   // devices) it is what one device can use.
   topology::JoinSettings bounds{1, topology::kMostChannels};
@@ -158,6 +171,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   const auto bounded = [&](int channels) {
     int64_t result = std::max<int64_t>(channels, least);
     if (most > 0) result = std::min(result, most);
+    result = std::min(result, resident);
     return static_cast<int>(std::clamp<int64_t>(result, 1, topology::kMostChannels));
   };
   bounds = {bounded(bounds.minChannels), bounded(bounds.maxChannels)};
@@ -207,9 +221,9 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.tuningInput.lowLatencyMaxBytes = kLowLatencyMaxBytes;
   config.peerSlotBytes = std::min(simple, defaults.peerSlotBytes);
   config.slicesPerChunk = kSlicesPerChunk;
-  config.peerChannels = most > 0 ? static_cast<int>(std::bit_floor(static_cast<uint64_t>(
-                                       std::min<int64_t>(most, defaults.peerChannels))))
-                                 : defaults.peerChannels;
+  int64_t peerChannels = std::min<int64_t>(defaults.peerChannels, resident);
+  if (most > 0) peerChannels = std::min(peerChannels, most);
+  config.peerChannels = static_cast<int>(std::bit_floor(static_cast<uint64_t>(peerChannels)));
   const int peers =
       static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(config.ranks - 1, 1))));
   config.channelsPerPeer = std::clamp(config.peerChannels / peers, 1,

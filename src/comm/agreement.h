@@ -37,7 +37,7 @@ struct RankFacts {
   // The settings that shape the communicator, 0 where automatic.
   int64_t minChannels, maxChannels, bufferBytes;
   tuning::Allowed allowed;
-  uint32_t unused;
+  int32_t multiprocessors;  // of the device; 0: unknown
   tuning::TuningSettings tuning;
   uint64_t measurements;  // hash of the table of UNISONO_TUNING_FILE, 0 without
   uint64_t sharedMemory;  // device of /dev/shm: equal where processes can share host memory
@@ -46,7 +46,7 @@ struct RankFacts {
   int32_t reachesPeers;
 };
 
-inline constexpr uint32_t kRankFactsLayout = 4 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 5 << 16 | sizeof(RankFacts);
 
 // Throws Error(invalidUsage) when the ranks cannot form a communicator: different versions or
 // backends, two ranks on one device (unless allowed), machines with no transport between them,

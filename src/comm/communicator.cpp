@@ -139,6 +139,7 @@ RankFacts Communicator::facts() const {
   facts.backend = static_cast<int32_t>(runtime_.backend());
   facts.device = device_;
   facts.computeCapability = properties.computeCapability;
+  facts.multiprocessors = properties.multiprocessors;
   facts.process = runtime::processToken();
   facts.machine = machineHash();
   facts.host = hostHash(settings_);

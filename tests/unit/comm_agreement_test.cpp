@@ -346,5 +346,22 @@ TEST(Summaries, OtherGraphsAreADifference) {
   EXPECT_TRUE(has(report(other), "trees")) << report(other);
 }
 
+// All blocks of all ranks on a device wait for each other, so all must be resident.
+TEST(Decide, RanksThatShareADeviceHaveFewerChannels) {
+  constexpr int kRanks = 14, kDevices = 2;
+  std::vector<RankFacts> ranks = factsOf(kRanks);
+  for (int rank = 0; rank < kRanks; rank++) {
+    RankFacts& facts = ranks[static_cast<size_t>(rank)];
+    facts.backend = static_cast<int32_t>(runtime::Backend::cuda);
+    facts.multiRankDevice = 1;
+    facts.multiprocessors = 132;
+    facts.deviceUuid[0] = static_cast<std::byte>(rank % kDevices);
+  }
+  const plan::CommConfig config = decideFrom(ranks, 0).config;
+  EXPECT_LE(config.tuningInput.channels * kRanks / kDevices, 132);
+  EXPECT_LE(config.peerChannels * kRanks / kDevices, 132);
+  EXPECT_GE(config.tuningInput.channels, 8);
+}
+
 }  // namespace
 }  // namespace unisono::comm
