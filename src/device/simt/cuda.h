@@ -4,8 +4,8 @@
 #include "device/simt/common.h"
 
 #define UNISONO_DEVICE __device__ __forceinline__
-// One body for all callers, where inlining would multiply code.
-#define UNISONO_DEVICE_CALL __device__ __noinline__
+// One body for all callers, where inlining would multiply code. `inline`: several files have it.
+#define UNISONO_DEVICE_CALL inline __device__ __noinline__
 #define UNISONO_UNROLL _Pragma("unroll")
 #define UNISONO_NO_UNROLL _Pragma("unroll 1")
 // A constant table in device memory.
