@@ -211,7 +211,7 @@ constexpr Row kRows[] = {
     {"NCCL_P2P_PXN_LEVEL", Number{&S::p2pPxnLevel, 0, 2, OutOfRange::useLowest}, "2",
      "whether messages to another machine leave through the NIC of the receiver's place: 0 never, "
      "1 "
-     "when the path to it is no worse than PXN, 2 whenever a GPU near it can forward them"},
+     "when the path to it is PXN or better, 2 whenever a GPU near it can forward them"},
     {"NCCL_MNNVL_ENABLE", Number{&S::multiNodeNvlink, 0, 2, OutOfRange::useHighest}, "2",
      "use multi-node NVLink (0 off, 1 on, 2 automatic)"},
     {"NCCL_CROSS_NIC", Number{&S::crossNic, 0, 2, OutOfRange::useLowest}, "2",

@@ -64,13 +64,20 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
   std::shared_ptr<Communicator> communicator(
       new Communicator(runtime, std::move(bootstrap), device, settings, options, std::move(health)),
       &Communicator::release);
-  try {
-    communicator->agree();
-  } catch (const std::exception& error) {
-    // The others wait for this rank, and would otherwise learn no more than that it has ended.
-    communicator->bootstrap_->fail(error.what());
-    throw;
-  }
+  auto announceFailure = [&](auto step) {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      // The others wait for this rank, and would otherwise learn no more than that it has ended.
+      communicator->bootstrap_->fail(error.what());
+      throw;
+    }
+  };
+  std::vector<RankFacts> ranks;
+  announceFailure([&] { ranks = communicator->bootstrap_->allGather(communicator->facts()); });
+  // Not announced: every rank finds the same by itself, and reports it as its own error.
+  checkFacts(ranks);
+  announceFailure([&] { communicator->agree(std::move(ranks)); });
   return communicator;
 }
 
@@ -162,10 +169,7 @@ RankFacts Communicator::facts() const {
   return facts;
 }
 
-void Communicator::agree() {
-  std::vector<RankFacts> ranks = bootstrap_->allGather(facts());
-  checkFacts(ranks);
-
+void Communicator::agree(std::vector<RankFacts> ranks) {
   // Whether this device reaches every other one can be said only now. A device that this process
   // does not see is left to the attempt to map its memory.
   RankFacts mine = ranks[static_cast<size_t>(bootstrap_->rank())];

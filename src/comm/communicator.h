@@ -106,7 +106,7 @@ class Communicator {
   Communicator(runtime::Runtime& runtime, std::unique_ptr<bootstrap::Bootstrap> bootstrap,
                int device, const Settings& settings, const Options& options,
                std::shared_ptr<Health> health);
-  void agree();
+  void agree(std::vector<RankFacts> ranks);
   RankFacts facts() const;
   void makeWindows(const std::vector<RankFacts>& ranks, const transport::PeerLinks& links);
   transport::LaunchContext launchContext() const;
