@@ -100,6 +100,7 @@ void Health::begin(const CallNeeds& needs) {
 }
 
 bootstrap::DepartureCounts Health::countsFor(int peer) const {
+  if (messages_.empty()) return {0, 0, 0};  // the communicator was never complete
   const MessageCounts& counts = messages_[static_cast<size_t>(peer)];
   return {collectives_.load(), counts.sends.load(), counts.receives.load()};
 }

@@ -321,6 +321,21 @@ void adaptToLinks(const CommFacts& facts, std::vector<MeasuredPoint>& points) {
   }
 }
 
+// Says whether the user's lists allow anything that the library chooses for an operation.
+bool leavesAny(const ModelInput& input, Operation operation) {
+  for (int a = 0; a < device::kAlgorithms; a++) {
+    for (int p = 0; p < device::kProtocols; p++) {
+      const auto algorithm = static_cast<Algorithm>(a);
+      const auto protocol = static_cast<Protocol>(p);
+      if (input.registry->has(operation, algorithm, protocol) &&
+          input.allowed.allows(operation, algorithm) && input.allowed.allows(operation, protocol)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation operation,
                     Algorithm algorithm, Protocol protocol) {
   const CommFacts& facts = input.facts;
@@ -342,7 +357,11 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
   }
   if (estimate.exclusion == Exclusion::none &&
       !input.registry->has(operation, algorithm, protocol)) {
-    estimate.exclusion = Exclusion::notImplemented;
+    if (!input.registry->hasForced(operation, algorithm, protocol)) {
+      estimate.exclusion = Exclusion::notImplemented;
+    } else if (!estimate.allowed || leavesAny(input, operation)) {
+      estimate.exclusion = Exclusion::onlyForced;
+    }
   }
   estimate.measured =
       pointsFor(input.measured, operation, algorithm, protocol, facts.nodes, facts.ranks);

@@ -19,6 +19,14 @@ constexpr Implemented kImplemented[] = {
     {Algorithm::ring,   Protocol::simple, {true,    true,     true,         true,     true}},
     {Algorithm::direct, Protocol::ll,     {true,    false,    false,        false,    false}},
 };
+// What runs only where the user's lists leave none of the above.
+constexpr Implemented kOnlyForced[] = {
+    {Algorithm::tree,   Protocol::ll,     {true,    false,    false,        false,    false}},
+    {Algorithm::tree,   Protocol::ll128,  {true,    false,    false,        false,    false}},
+    {Algorithm::tree,   Protocol::simple, {true,    false,    false,        false,    false}},
+    {Algorithm::ring,   Protocol::ll,     {true,    true,     true,         true,     true}},
+    {Algorithm::ring,   Protocol::ll128,  {true,    true,     true,         true,     true}},
+};
 // clang-format on
 
 }  // namespace
@@ -33,6 +41,8 @@ std::string_view reasonOf(Exclusion exclusion) {
       return "does not use this protocol";
     case Exclusion::notImplemented:
       return "not implemented yet";
+    case Exclusion::onlyForced:
+      return "runs only where NCCL_ALGO and NCCL_PROTO leave nothing else";
     case Exclusion::oneRank:
       return "one rank has nothing to transfer";
     case Exclusion::oneNode:
@@ -104,12 +114,16 @@ Exclusion definitionOf(Operation operation, Algorithm algorithm, Protocol protoc
 const Registry& libraryRegistry() {
   static const Registry registry = [] {
     Registry result;
-    for (const Implemented& entry : kImplemented) {
-      for (size_t o = 0; o < kCollectives; o++) {
-        result.implemented[o][static_cast<int>(entry.algorithm)][static_cast<int>(entry.protocol)] =
-            entry.of[o];
+    const auto enter = [](const auto& entries, auto& table) {
+      for (const Implemented& entry : entries) {
+        for (size_t o = 0; o < kCollectives; o++) {
+          table[o][static_cast<int>(entry.algorithm)][static_cast<int>(entry.protocol)] =
+              entry.of[o];
+        }
       }
-    }
+    };
+    enter(kImplemented, result.implemented);
+    enter(kOnlyForced, result.onlyForced);
     return result;
   }();
   return registry;

@@ -16,6 +16,7 @@ enum class Exclusion : uint8_t {
   operation,       // the algorithm does not do this operation
   protocol,        // the algorithm does not use this protocol
   notImplemented,  // the library does not have it yet
+  onlyForced,      // the library has it, but does not choose it
   oneRank,         // there is nothing to transfer
   oneNode,         // it joins nodes, and there is one
   severalNodes,    // it works inside one node
@@ -38,11 +39,17 @@ std::string_view reasonOf(Exclusion exclusion);
 
 // Which combinations there is code for.
 struct Registry {
-  bool implemented[kCollectives][device::kAlgorithms][device::kProtocols] = {};
+  using Table = bool[kCollectives][device::kAlgorithms][device::kProtocols];
+  Table implemented = {};
+  Table onlyForced = {};  // carries calls where nothing in `implemented` is allowed
 
   bool has(Operation operation, Algorithm algorithm, Protocol protocol) const {
     return implemented[static_cast<int>(operation)][static_cast<int>(algorithm)]
                       [static_cast<int>(protocol)];
+  }
+  bool hasForced(Operation operation, Algorithm algorithm, Protocol protocol) const {
+    return onlyForced[static_cast<int>(operation)][static_cast<int>(algorithm)]
+                     [static_cast<int>(protocol)];
   }
 };
 // What this library runs now.

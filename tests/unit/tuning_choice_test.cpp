@@ -53,9 +53,10 @@ TEST(Choice, SomethingCarriesEveryCallWhateverTheUserSets) {
   EXPECT_EQ(chosen("nvls", "", 8), "Direct LL, not allowed");
   EXPECT_EQ(chosen("nvls", "", kMega), "Ring Simple, not allowed");
   EXPECT_EQ(chosen("direct", "", kMega), "Ring Simple, not allowed") << "too large";
-  EXPECT_EQ(chosen("ring", "LL", 8), "Ring Simple, not allowed") << "the algorithm is kept";
+  EXPECT_EQ(chosen("ring", "LL", 8), "Ring LL");
+  EXPECT_EQ(chosen("collnetdirect", "LL", kMega), "Ring Simple, not allowed");
   EXPECT_EQ(chosen("nvls", "simple", 8), "Ring Simple, not allowed") << "the protocol is kept";
-  EXPECT_EQ(chosen("^ring", "LL128", 8), "Direct LL, not allowed");
+  EXPECT_EQ(chosen("^ring", "LL128", 8), "Tree LL128");
   EXPECT_EQ(chosen("ring,nvls", "", 8), "Ring Simple");
   input.facts.ranks = 1;
   EXPECT_EQ(chosen("tree", "", 8), "Ring Simple, not allowed");
@@ -149,7 +150,7 @@ TEST(Choice, ExplainsEveryCandidate) {
       EXPECT_TRUE(row.measured);
     }
     if (row.algorithm == Algorithm::tree) {
-      EXPECT_EQ(row.reason, "not implemented yet");
+      EXPECT_EQ(row.reason, "runs only where NCCL_ALGO and NCCL_PROTO leave nothing else");
       EXPECT_GT(row.timeUs, 0);
     }
     if (row.algorithm == Algorithm::nvls) {
