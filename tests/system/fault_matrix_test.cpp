@@ -20,7 +20,7 @@
 #include "testing.h"
 
 // Ranks end with _exit() while threads of the library run, which is what a crash looks like.
-extern "C" const char* __tsan_default_options() {
+extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options() {
   return "report_thread_leaks=0";
 }
 
