@@ -119,7 +119,8 @@ const MeasuredTable& builtinMeasurements() {
   constexpr uint64_t kKilo = 1024;
   // H200, CUDA graphs of 20 calls, float sum, one process per GPU (docs/results/2026-11-21-h200.md;
   // 256 KB from the ratio to NCCL there).
-  static const MeasuredTable table = {
+  // Never destroyed: the process may exit while another thread makes a communicator.
+  static const MeasuredTable& table = *new MeasuredTable{
       {Operation::allReduce,
        Algorithm::direct,
        Protocol::ll,
