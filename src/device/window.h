@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// Buffers of the application that other ranks have mapped (docs/decisions/0010-windows.md).
+// Buffers of the application that other ranks have mapped (docs/decisions/0009-windows.md).
 namespace unisono::device {
 
 // A place in a window of the rank that uses this: an allocation that its peers may have mapped.

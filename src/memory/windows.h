@@ -21,7 +21,7 @@
 namespace unisono::memory {
 
 // The windows of one rank of a communicator: allocations of the application that its peers map, and
-// allocations of the peers that it has mapped (docs/decisions/0010-windows.md). Calls only look up;
+// allocations of the peers that it has mapped (docs/decisions/0009-windows.md). Calls only look up;
 // one thread of the process, the mapper, does everything that takes time, in work().
 class Windows : public std::enable_shared_from_this<Windows> {
  public:

@@ -11,7 +11,7 @@
 #include "seeds.h"
 
 // Messages into a window that is mapped and unmapped while they are on their way
-// (docs/decisions/0010-windows.md). A window's place and the receiver's buffer are two different
+// (docs/decisions/0009-windows.md). A window's place and the receiver's buffer are two different
 // ranges here, so that a message shows where it went, and so that the place may be freed, for this
 // test, as soon as the window is unmapped.
 namespace unisono::protocol {

@@ -217,10 +217,14 @@ TEST(ProcessesThatDie, InACallOfTheOthers) {
 
 // The peer goes before the two are connected: the call itself ends with an error that names it.
 TEST(ProcessesThatDie, BeforeTheFirstCall) {
-  const Pipe pipe;
+  const Pipe pipe, joined;
   const std::vector<int> results = runChildren(2, [&](int process) {
     const ncclComm_t comm = joinTwo(pipe, process);
-    if (process == 1) ::_exit(0);
+    if (process == 1) {
+      joined.read<int>();  // a death before that is an error of the other's initialization
+      ::_exit(0);
+    }
+    joined.write(process);
     DeviceBuffer buffer(0, 64);
     DeviceStream stream(0);
     const ncclResult_t result =

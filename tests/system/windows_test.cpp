@@ -10,7 +10,7 @@
 
 #include "child_processes.h"
 
-// Buffers of the application that a rank of another process maps (docs/decisions/0010-windows.md).
+// Buffers of the application that a rank of another process maps (docs/decisions/0009-windows.md).
 // What a process has mapped shows in its address space: buffers of the two have different sizes.
 namespace unisono::system_test {
 namespace {
