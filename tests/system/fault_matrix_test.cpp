@@ -346,11 +346,13 @@ std::set<std::string> sharedMemoryFiles() {
 class FaultMatrix : public ::testing::TestWithParam<std::tuple<Fault, Phase>> {};
 
 TEST_P(FaultMatrix, EverySurvivorKnowsWhy) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer reports threads and objects at the end of processes that fail; "
-                  "not examined yet (docs/status.md)";
-#endif
   const auto [fault, phase] = GetParam();
+#ifdef __SANITIZE_THREAD__
+  if (phase == Phase::init) {
+    GTEST_SKIP() << "the victim reads its handle, or leaves through exit(), while another of its "
+                    "threads is in ncclCommInitRank: a race of the test itself";
+  }
+#endif
   const int victim = (static_cast<int>(fault) + 3 * static_cast<int>(phase)) % kRanks;
   const auto files = sharedMemoryFiles();
   void* memory =
