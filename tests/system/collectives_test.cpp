@@ -140,7 +140,7 @@ TEST(AllToAllInPlace, OfGrowingSizesHoldsASmallMultipleOfTheLargest) {
       check(ncclAlltoAll(data, data, bytes / 2, ncclInt8, ranks.comm(rank), ranks.stream(rank)));
     });
   };
-  constexpr size_t kStaged = (512 << 10) + 2;  // direct ones need no copy
+  constexpr size_t kStaged = (512 << 10) + 2;   // direct ones need no copy
   for (int i = 0; i < 2; i++) exchange(kStep);  // connects what direct ones use
   exchange(kStaged);
   exchange(kStaged);

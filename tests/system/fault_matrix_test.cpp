@@ -20,6 +20,7 @@
 #include "testing.h"
 
 // Ranks end with _exit() while threads of the library run, which is what a crash looks like.
+// NOLINTNEXTLINE(bugprone-reserved-identifier): the sanitizer defines the name.
 extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options() {
   return "report_thread_leaks=0";
 }
