@@ -236,7 +236,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
           .remedy("Pass NCCL_SPLIT_NOCOLOR for a rank that joins no new communicator");
     }
     auto handle = comm::findHandle(comm);
-    auto parent = handle->getActive();
+    auto parent = handle->getParent();
     // Without a configuration the new communicator has the parent's, with one nothing is inherited.
     const ncclConfig_t read = api::readConfig(config);
     const comm::Options options = config == nullptr ? parent->options() : optionsOf(read);
@@ -246,6 +246,45 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     const int device = parent->device();
     addInit(newcomm, device, blocking, comm::makeFromSplit(parent, color, key, options),
             color != NCCL_SPLIT_NOCOLOR);
+  });
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
+                            ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags) {
+  return inGroup([&] {
+    api::checkNotNull(newcomm, "newcomm");
+    *newcomm = nullptr;
+    api::checkNotNull(excludeRanksList, "excludeRanksList");
+    if (excludeRanksCount < 1) {
+      throw invalidArgument("excludeRanksCount must be at least 1, got {}", excludeRanksCount)
+          .remedy("Use ncclCommSplit for a communicator of all ranks");
+    }
+    if (shrinkFlags != NCCL_SHRINK_DEFAULT && shrinkFlags != NCCL_SHRINK_ABORT) {
+      throw invalidArgument("shrinkFlags must be NCCL_SHRINK_DEFAULT or NCCL_SHRINK_ABORT, got {}",
+                            shrinkFlags);
+    }
+    auto handle = comm::findHandle(comm);
+    const bool aborts = shrinkFlags == NCCL_SHRINK_ABORT;
+    auto parent = handle->getParent(aborts);
+    const ncclConfig_t read = api::readConfig(config);
+    const comm::Options options = config == nullptr ? parent->options() : optionsOf(read);
+    const bool blocking = config == nullptr && parent->settings().blocking < 0
+                              ? handle->blocking()
+                              : isBlocking(parent->settings(), read);
+    const auto excluded = std::span(excludeRanksList, static_cast<size_t>(excludeRanksCount));
+    auto make = comm::makeFromShrink(parent, excluded, options);
+    if (aborts) handle->stop(true);
+    addInit(newcomm, parent->device(), blocking, std::move(make));
+  });
+}
+
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
+  return api::guarded([&] {
+    if (comm == nullptr) return;
+    if (revokeFlags != NCCL_REVOKE_DEFAULT) {
+      throw invalidArgument("revokeFlags must be NCCL_REVOKE_DEFAULT, got {}", revokeFlags);
+    }
+    comm::findHandle(comm)->stop(false);
   });
 }
 
@@ -311,6 +350,8 @@ UNISONO_ALIAS(ncclCommInitRankConfig);
 UNISONO_ALIAS(ncclCommInitRankScalable);
 UNISONO_ALIAS(ncclCommInitAll);
 UNISONO_ALIAS(ncclCommSplit);
+UNISONO_ALIAS(ncclCommShrink);
+UNISONO_ALIAS(ncclCommRevoke);
 UNISONO_ALIAS(ncclCommFinalize);
 UNISONO_ALIAS(ncclCommDestroy);
 UNISONO_ALIAS(ncclCommAbort);

@@ -13,14 +13,6 @@ using unisono::api::notImplemented;
 
 extern "C" {
 
-ncclResult_t ncclCommRevoke(ncclComm_t, int) {
-  return notImplemented("ncclCommRevoke");
-}
-
-ncclResult_t ncclCommShrink(ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*, int) {
-  return notImplemented("ncclCommShrink");
-}
-
 ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int) {
   return notImplemented("ncclCommWindowRegister");
 }
@@ -32,8 +24,6 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t window) {
 
 }  // extern "C"
 
-UNISONO_ALIAS(ncclCommRevoke);
-UNISONO_ALIAS(ncclCommShrink);
 UNISONO_ALIAS(ncclCommWindowRegister);
 UNISONO_ALIAS(ncclCommWindowDeregister);
 

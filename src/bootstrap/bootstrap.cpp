@@ -35,6 +35,11 @@ struct Tree {
     }
     return result;
   }
+  std::vector<int> neighbours() const {
+    std::vector<int> result = children();
+    if (rank != 0) result.push_back(parent());
+    return result;
+  }
   int end() const { return std::min(rank + reach(), ranks); }
 };
 
@@ -94,6 +99,18 @@ std::vector<std::byte> Bootstrap::receive(int peer, uint64_t tag) {
   return mailbox_->receive(peer, FrameKind::message, tag);
 }
 
+void Bootstrap::sendAfterFailure(int peer, uint64_t tag, std::span<const std::byte> message,
+                                 const std::function<bool()>& aborted) {
+  checkPeer(peer);
+  mailbox_->send(peer, FrameKind::message, tag, message, &aborted);
+}
+
+std::vector<std::byte> Bootstrap::receiveAfterFailure(int peer, uint64_t tag,
+                                                      const std::function<bool()>& aborted) {
+  checkPeer(peer);
+  return mailbox_->receive(peer, FrameKind::message, tag, &aborted);
+}
+
 void Bootstrap::handleMessages(uint64_t tag, MessageHandler handler) {
   mailbox_->handleMessages(tag, std::move(handler));
 }
@@ -105,10 +122,15 @@ void Bootstrap::allGather(std::span<std::byte> all, size_t bytesPerRank) {
                           bytesPerRank, all.size())
         .rank(rank_);
   }
+  const uint64_t number = collectives_++;
   try {
-    runCollective(all, bytesPerRank);
+    runCollective(number, all, bytesPerRank);
   } catch (const Error& error) {
-    fail(error.what());
+    // A failure that ends the communicator is told to all of its ranks in any case.
+    if (!mailbox_->failure()) {
+      mailbox_->failCollective(number, {rank_, fmt::format("{} ({})", error.what(), processName())},
+                               Tree{rank_, ranks_}.neighbours());
+    }
     throw;
   }
 }
@@ -130,8 +152,7 @@ void Bootstrap::receivePart(int peer, uint64_t number, std::span<std::byte> into
 }
 
 // Parts move up the tree until rank 0 has them all, and the whole moves down again.
-void Bootstrap::runCollective(std::span<std::byte> all, size_t bytesPerRank) {
-  const uint64_t number = collectives_++;
+void Bootstrap::runCollective(uint64_t number, std::span<std::byte> all, size_t bytesPerRank) {
   const Tree tree = {rank_, ranks_};
   auto range = [&](int first, int end) {
     return all.subspan(static_cast<size_t>(first) * bytesPerRank,
@@ -153,14 +174,11 @@ void Bootstrap::runCollective(std::span<std::byte> all, size_t bytesPerRank) {
 // caused is passed on as it came.
 void Bootstrap::fail(std::string_view cause) noexcept {
   if (ended_.exchange(true)) return;
-  const Tree tree = {rank_, ranks_};
-  std::vector<int> neighbours = tree.children();
-  if (rank_ != 0) neighbours.push_back(tree.parent());
   try {
     const Failure failure =
         mailbox_->failure().value_or(Failure{rank_, fmt::format("{} ({})", cause, processName())});
     mailbox_->announce(failure);
-    for (int peer : neighbours) {
+    for (int peer : Tree{rank_, ranks_}.neighbours()) {
       try {
         mailbox_->sendFailure(peer, failure);
       } catch (const Error&) {

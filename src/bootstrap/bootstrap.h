@@ -27,8 +27,8 @@ class Mailbox;
 // that is set; all name the peer. A peer that lives may be late without limit: a warning names it
 // once a minute. send() and receive() may be called from any threads at once. Collectives
 // (allGather, barrier) are called by every rank in the same order, by one thread of a rank at a
-// time. After one of them or a rank has failed, every rank gets the error that caused it, and the
-// object can only be destroyed.
+// time. After a rank has failed or died, every rank gets the error that caused it, and the object
+// can only be destroyed, but for what goes on between ranks that live (sendAfterFailure).
 class Bootstrap {
  public:
   // Waits until all ranks have joined, for 600 s if UNISONO_BOOTSTRAP_TIMEOUT does not say
@@ -46,7 +46,8 @@ class Bootstrap {
   int size() const { return ranks_; }
 
   // `all` has size() parts of `bytesPerRank`: this rank's own is input, the others are output.
-  // size() * bytesPerRank is limited to 256 MiB.
+  // size() * bytesPerRank is limited to 256 MiB. When it fails on one rank, it fails on all of them
+  // with the same cause; later ones work.
   void allGather(std::span<std::byte> all, size_t bytesPerRank);
   // Every rank's value, by rank.
   template <typename T>
@@ -72,6 +73,14 @@ class Bootstrap {
   // tag arrive in order. `peer` may be this rank.
   void send(int peer, uint64_t tag, std::span<const std::byte> message);
   std::vector<std::byte> receive(int peer, uint64_t tag);
+  // The same between ranks that go on after others have failed: only the end of `peer` itself, or
+  // `aborted`, ends the wait.
+  void sendAfterFailure(int peer, uint64_t tag, std::span<const std::byte> message,
+                        const std::function<bool()>& aborted);
+  std::vector<std::byte> receiveAfterFailure(int peer, uint64_t tag,
+                                             const std::function<bool()>& aborted);
+  // How many all-gathers this rank has begun: the same on every rank that is in the same one.
+  uint64_t collectivesBegun() const { return collectives_; }
 
   // Calls `handler` with each message of `tag` instead of keeping it for receive(), also with those
   // that have arrived already, in the order of each sender. It is called on any thread with a lock
@@ -82,7 +91,7 @@ class Bootstrap {
  private:
   Bootstrap(int rank, int ranks, std::unique_ptr<Mailbox> mailbox);
 
-  void runCollective(std::span<std::byte> all, size_t bytesPerRank);
+  void runCollective(uint64_t number, std::span<std::byte> all, size_t bytesPerRank);
   void receivePart(int peer, uint64_t number, std::span<std::byte> into);
   void checkPeer(int peer) const;
 

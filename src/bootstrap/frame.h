@@ -35,6 +35,8 @@ enum class FrameKind : uint32_t {
   wrongSecret = 10,  // root -> stranger: its secret is wrong. Carries no secret itself.
   death = 11,        // rank -> rank: text on the end of a rank that did not leave; tag is the rank
   departure = 12,    // rank -> rank: DepartureCounts and a text; tag is the rank that has left
+  failedCollective = 13,  // rank -> rank: the rank that failed in an all-gather and a text; tag is
+                          // the number of the all-gather
 };
 
 // The version of all messages that ranks exchange to set up a communicator, those of `comm`

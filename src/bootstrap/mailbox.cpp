@@ -40,7 +40,8 @@ Mailbox::PeerSocket::PeerSocket(Socket opened, const Secret& secret)
                       {FrameKind::collective, kLongestCollective},
                       {FrameKind::failure, kLongestText},
                       {FrameKind::death, kLongestText},
-                      {FrameKind::departure, sizeof(DepartureCounts) + kLongestText}}) {}
+                      {FrameKind::departure, sizeof(DepartureCounts) + kLongestText},
+                      {FrameKind::failedCollective, sizeof(uint32_t) + kLongestText}}) {}
 
 Mailbox::Mailbox(int rank, Membership membership, const MailboxTimes& times,
                  std::function<bool()> aborted, std::shared_ptr<PeerWatcher> watcher)
@@ -128,12 +129,18 @@ void Mailbox::throwIfAborted(const Wait& wait, std::string_view doing) const {
   wait.throwIfAborted(doing);
 }
 
-void Mailbox::throwIfGone(int peer) const {
+void Mailbox::throwIfCollectiveFailed(const Key& key) const {
+  if (std::get<FrameKind>(key) != FrameKind::collective) return;
+  const auto failed = failedCollectives_.find(std::get<uint64_t>(key));
+  if (failed != failedCollectives_.end()) throw errorOf(failed->second);
+}
+
+void Mailbox::throwIfGone(int peer, bool evenIfOthersFailed) const {
   const Peer& state = peers_[static_cast<size_t>(peer)];
   const bool mayStillArrive = state.goneSince && Clock::now() - *state.goneSince < kGoneGrace;
-  if (failure_ && !(mayStillArrive && failure_->isDeath && failure_->rank == peer)) {
-    throw errorOf(*failure_);
-  }
+  const bool isOfPeer = failure_ && failure_->isDeath && failure_->rank == peer;
+  const bool matters = isOfPeer ? !mayStillArrive : !evenIfOthersFailed;
+  if (failure_ && matters) throw errorOf(*failure_);
   if (!state.goneSince || mayStillArrive) return;
   throw Error(ErrorCode::remoteError, state.goneText).rank(rank_).peer(peer).remedy(kLookAtPeer);
 }
@@ -157,16 +164,19 @@ void Mailbox::reportWait(int peer, const Wait& wait, Reminder& reminder) const {
       rank_, peer, addresses_[static_cast<size_t>(peer)].text(), wait.secondsSinceStart());
 }
 
-std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag) {
-  const Wait wait(times_.limit, aborted_);
+std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
+                                        const std::function<bool()>* recovery) {
+  const Wait wait(times_.limit, recovery == nullptr ? aborted_ : *recovery);
   const Clock::time_point probe = Clock::now() + kProbeDelay;
   Reminder reminder(times_.reportInterval);
   const Key key(peer, kind, tag);
   Lock lock(mutex_);
   for (;;) {
     if (auto payload = take(key)) return std::move(*payload);
-    throwIfGone(peer);
-    throwIfAborted(wait, fmt::format("waiting for a message from rank {}", peer));
+    throwIfCollectiveFailed(key);
+    throwIfGone(peer, recovery != nullptr);
+    const std::string doing = fmt::format("waiting for a message from rank {}", peer);
+    recovery == nullptr ? throwIfAborted(wait, doing) : wait.throwIfAborted(doing);
     if (wait.isExpired()) throw timeoutError(peer, "No message arrived");
     reportWait(peer, wait, reminder);
     // Without a connection, nothing tells whether the peer still lives.
@@ -316,6 +326,16 @@ void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
     welcomed(connection);
     return;
   }
+  if (header.kind == FrameKind::failedCollective) {
+    uint32_t failed = 0;
+    if (frame.payload.size() < sizeof(failed)) {
+      throw Error(ErrorCode::remoteError, "its report of a failure is too short");
+    }
+    std::memcpy(&failed, frame.payload.data(), sizeof(failed));
+    hearFailedCollective(header.tag,
+                         {static_cast<int>(failed), frame.text().substr(sizeof(failed))});
+    return;
+  }
   const bool isNews = header.kind == FrameKind::failure || header.kind == FrameKind::death ||
                       header.kind == FrameKind::departure;
   if (isNews) {
@@ -363,6 +383,9 @@ void Mailbox::welcomed(const PeerSocketPointer& connection) {
   if (state.attempt == connection) state.attempt.reset();
   if (!state.out) state.out = connection;
   if (told_) tell(connection, *told_);
+  for (const auto& [number, failure] : failedCollectives_) {
+    tellFailedCollective(connection, number, failure);
+  }
   changed_.notify_all();
 }
 
@@ -470,7 +493,8 @@ Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, boo
           .peer(peer)
           .remedy(kLookAtPeer);
     }
-    throwIfAborted(wait, fmt::format("connecting to rank {}", peer));
+    const std::string doing = fmt::format("connecting to rank {}", peer);
+    evenIfFailed ? wait.throwIfAborted(doing) : throwIfAborted(wait, doing);
     if (wait.isExpired()) throw timeoutError(peer, "No connection was made");
     reportWait(peer, wait, reminder);
     if (!state.attempt && Clock::now() >= state.nextAttempt) startAttempt(peer);
@@ -479,7 +503,8 @@ Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, boo
   return state.out;
 }
 
-void Mailbox::send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload) {
+void Mailbox::send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload,
+                   const std::function<bool()>* recovery) {
   Lock lock(mutex_);
   if (peer == rank_) {
     inbox_[Key(peer, kind, tag)].emplace_back(payload.begin(), payload.end());
@@ -487,12 +512,12 @@ void Mailbox::send(int peer, FrameKind kind, uint64_t tag, std::span<const std::
     return;
   }
   try {
-    const Wait wait(times_.limit, aborted_);
-    sendOn(connectionTo(peer, wait, false, lock), peer, kind, tag, payload);
+    const Wait wait(times_.limit, recovery == nullptr ? aborted_ : *recovery);
+    sendOn(connectionTo(peer, wait, recovery != nullptr, lock), peer, kind, tag, payload);
   } catch (const Error&) {
     // A peer that failed said why before it ended.
     readEverything();
-    throwIfReported();
+    if (recovery == nullptr) throwIfReported();
     throw;
   }
 }
@@ -507,6 +532,43 @@ void Mailbox::sendFailure(int peer, const Failure& failure) {
   tellAll(failure);
   const Wait wait(std::min(times_.limit.value_or(kFailureTimeout), kFailureTimeout), aborted_);
   connectionTo(peer, wait, true, lock);  // whoever is connected is told
+}
+
+void Mailbox::failCollective(uint64_t number, const Failure& failure,
+                             const std::vector<int>& neighbours) {
+  Lock lock(mutex_);
+  hearFailedCollective(number, failure);
+  for (const int peer : neighbours) {
+    const Wait wait(std::min(times_.limit.value_or(kFailureTimeout), kFailureTimeout), aborted_);
+    try {
+      connectionTo(peer, wait, true, lock);  // whoever is connected is told
+    } catch (const Error&) {
+      // This neighbour is the one that has ended, or this rank is being aborted.
+    }
+  }
+}
+
+void Mailbox::hearFailedCollective(uint64_t number, const Failure& failure) {
+  // Ranks are one or two all-gathers apart.
+  constexpr size_t kMaxKept = 64;
+  if (!failedCollectives_.emplace(number, failure).second) return;
+  if (failedCollectives_.size() > kMaxKept) failedCollectives_.erase(failedCollectives_.begin());
+  for (const PeerSocketPointer& connection : openConnections()) {
+    tellFailedCollective(connection, number, failure);
+  }
+  changed_.notify_all();
+}
+
+void Mailbox::tellFailedCollective(const PeerSocketPointer& connection, uint64_t number,
+                                   const Failure& failure) {
+  if (connection->stage != Stage::open) return;
+  const auto rank = static_cast<uint32_t>(failure.rank);
+  std::vector<std::byte> payload(sizeof(rank));
+  std::memcpy(payload.data(), &rank, sizeof(rank));
+  const auto text =
+      std::as_bytes(std::span(std::string_view(failure.text).substr(0, kLongestText)));
+  payload.insert(payload.end(), text.begin(), text.end());
+  enqueue(connection, {.kind = FrameKind::failedCollective, .tag = number}, payload);
 }
 
 void Mailbox::leave(const std::string& text,

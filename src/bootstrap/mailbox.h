@@ -60,16 +60,24 @@ class Mailbox final : private Reactor::Handler {
   // Never waits for the receiver to receive. The first call for a peer connects to it. Throws
   // Error(remoteError) when the peer has ended, cannot be reached or has sent a failure, and
   // Error(timeout) at the limit.
-  void send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload);
+  //
+  // With `recovery`, here and in receive(), failures of other ranks than this peer do not matter,
+  // and the wait ends when `recovery`, in place of the callback of the mailbox, returns true.
+  void send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload,
+            const std::function<bool()>* recovery = nullptr);
   // Makes every wait of the other ranks end with this failure. Takes no time: those who are not
   // connected hear it from others, or when they connect.
   void announce(const Failure& failure);
   // The same, and connects to `peer` if it is not connected, which takes a second at most.
   void sendFailure(int peer, const Failure& failure);
+  // Ends the waits of all ranks for parts of one all-gather, now and later, with this failure.
+  // Connects to `neighbours`, who pass it on, which takes a second for each at most.
+  void failCollective(uint64_t number, const Failure& failure, const std::vector<int>& neighbours);
   // Says to those who are connected that this rank leaves. `counts` is called with each of them.
   void leave(const std::string& text, const std::function<DepartureCounts(int peer)>& counts);
   // The oldest message of this peer, kind and tag. Throws as send() does.
-  std::vector<std::byte> receive(int peer, FrameKind kind, uint64_t tag);
+  std::vector<std::byte> receive(int peer, FrameKind kind, uint64_t tag,
+                                 const std::function<bool()>* recovery = nullptr);
 
   // See Bootstrap::handleMessages.
   using MessageHandler = std::function<void(int peer, std::vector<std::byte> message)>;
@@ -120,7 +128,8 @@ class Mailbox final : private Reactor::Handler {
   std::optional<std::vector<std::byte>> take(const Key& key);
   void throwIfReported() const;
   void throwIfAborted(const Wait& wait, std::string_view doing) const;
-  void throwIfGone(int peer) const;
+  void throwIfGone(int peer, bool evenIfOthersFailed) const;
+  void throwIfCollectiveFailed(const Key& key) const;
   Error errorOf(const Failure& failure) const;
   std::string describe(int peer) const;
   Error timeoutError(int peer, std::string_view what) const;
@@ -149,6 +158,9 @@ class Mailbox final : private Reactor::Handler {
   void tell(const PeerSocketPointer& connection, const Failure& failure);
   void tellAll(const Failure& failure);
   void tell(const PeerSocketPointer& connection, const Departure& departure);
+  void hearFailedCollective(uint64_t number, const Failure& failure);
+  void tellFailedCollective(const PeerSocketPointer& connection, uint64_t number,
+                            const Failure& failure);
   std::vector<PeerSocketPointer> openConnections() const;
   void sendOn(const PeerSocketPointer& connection, int peer, FrameKind kind, uint64_t tag,
               std::span<const std::byte> payload);
@@ -172,6 +184,7 @@ class Mailbox final : private Reactor::Handler {
   std::map<uint64_t, MessageHandler> handlers_;  // of messages, by tag
   std::optional<Failure> failure_;               // of another rank
   std::optional<Failure> told_;  // what the others are told: the same, or a failure of this rank
+  std::map<uint64_t, Failure> failedCollectives_;             // the last ones, by number
   uint64_t fewestCollectives_ = DepartureCounts::kUnlimited;  // of those who left
   bool leaving_ = false;
   const std::shared_ptr<PeerWatcher> watcher_;

@@ -59,6 +59,9 @@ class Communicator {
   const Options& options() const { return options_; }
   bootstrap::Bootstrap& bootstrap() { return *bootstrap_; }
   bool aborted() const { return abort_->raised(); }
+  const Health& health() const { return *health_; }
+  // Numbers the shrinks of this communicator: all ranks that remain make them in the same order.
+  uint64_t beginShrink() { return shrinks_++; }
   // The order of collectives over bootstrap(), such as those of splits.
   Turns& turns() { return *turns_; }
   runtime::Runtime& runtime() { return runtime_; }
@@ -132,6 +135,7 @@ class Communicator {
   std::unique_ptr<transport::DeviceTables> tables_;
   std::unique_ptr<transport::Connector> connector_;
 
+  std::atomic<uint64_t> shrinks_{0};
   bool launched_ = false, captured_ = false;
   uint64_t lastStream_ = 0;                     // runtime::Runtime::streamNumber
   std::unique_ptr<runtime::Event> lastLaunch_;  // recorded after it: its stream may be gone by now

@@ -26,6 +26,8 @@ class AbortSignal {
   void raise();
   // Ends the waits on the CPU. Kernels that were launched still come to their end.
   void endWaits() { raised_.store(true, std::memory_order_release); }
+  // Lets the CPU wait again after raise(), once all that it was to end has ended.
+  void resumeWaits() { raised_.store(false, std::memory_order_release); }
   // Whether raise() was called, and whether either was.
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   bool raised() const { return raised_.load(std::memory_order_acquire); }

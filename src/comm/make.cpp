@@ -2,23 +2,61 @@
 #include "comm/make.h"
 
 #include <algorithm>
-#include <cstring>
+#include <atomic>
+#include <optional>
+#include <span>
+#include <string_view>
 
 namespace unisono::comm {
 namespace {
 
 std::shared_ptr<Communicator> join(runtime::Runtime& runtime, const bootstrap::UniqueId& id,
                                    int rank, int ranks, int device, const Settings& settings,
-                                   const Options& options, std::shared_ptr<Health> health) {
-  auto bootstrap = bootstrap::Bootstrap::connect(
-      id, rank, ranks, settings, [health] { return health->signal().raised(); }, health);
-  return Communicator::create(runtime, std::move(bootstrap), device, settings, options,
-                              std::move(health));
+                                   const Options& options, std::shared_ptr<Health> health,
+                                   const Communicator* parent) {
+  // While it waits for the others, the end of one of them may be known to the parent alone.
+  const auto joining = std::make_shared<std::atomic<bool>>(true);
+  const auto isGivenUp = [health, joining, parent] {
+    return health->signal().raised() ||
+           (joining->load() && parent != nullptr && parent->health().hasFailed());
+  };
+  try {
+    auto bootstrap = bootstrap::Bootstrap::connect(id, rank, ranks, settings, isGivenUp, health);
+    auto made = Communicator::create(runtime, std::move(bootstrap), device, settings, options,
+                                     std::move(health));
+    joining->store(false);
+    return made;
+  } catch (const Error&) {
+    if (parent != nullptr && parent->health().hasFailed()) throw *parent->health().error();
+    throw;
+  }
 }
 
 struct SplitChoice {
   int32_t color, key, rank;
 };
+
+// Messages about new communicators, numbered from here.
+constexpr uint64_t kSplitTag = uint64_t{0x73706c6974} << 16;
+constexpr uint64_t kShrinkTag = uint64_t{0x736872696e6b} << 16;
+
+template <typename Range>
+std::vector<std::byte> asBytes(const Range& range) {
+  const auto bytes = std::as_bytes(std::span(range));
+  return {bytes.begin(), bytes.end()};
+}
+
+// Reads the id that the first rank of a new communicator has sent, or why there is none.
+bootstrap::UniqueId readId(const std::vector<std::byte>& answer, int from) {
+  if (answer.size() != bootstrap::kUniqueIdBytes) {
+    throw Error(
+        ErrorCode::remoteError,
+        fmt::format("Rank {} reports: {}", from,
+                    std::string_view(reinterpret_cast<const char*>(answer.data()), answer.size())));
+  }
+  return bootstrap::unpackUniqueId(
+      std::span<const std::byte, bootstrap::kUniqueIdBytes>(answer.data(), answer.size()));
+}
 
 }  // namespace
 
@@ -26,7 +64,7 @@ Handle::InitFunction makeFromId(runtime::Runtime& runtime, const bootstrap::Uniq
                                 int ranks, int device, const Settings& settings,
                                 const Options& options) {
   return [=, &runtime](std::shared_ptr<Health> health) {
-    return join(runtime, id, rank, ranks, device, settings, options, std::move(health));
+    return join(runtime, id, rank, ranks, device, settings, options, std::move(health), nullptr);
   };
 }
 
@@ -53,25 +91,84 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
     const int rank = static_cast<int>(mine - members.begin());
 
     // The first member creates the id and sends it to the others.
-    constexpr uint64_t kSplitTag = uint64_t{0x73706c6974} << 16;
+    const uint64_t tag = kSplitTag + network.collectivesBegun();
     Settings settings = parent->settings();
     settings.commId.clear();
     bootstrap::UniqueId id;
     if (rank == 0) {
-      id = bootstrap::createUniqueId(settings);
-      const auto packed = bootstrap::packUniqueId(id);
-      for (size_t m = 1; m < members.size(); m++) {
-        network.send(members[m].rank, kSplitTag, packed);
+      std::vector<std::byte> answer;
+      std::optional<Error> failure;
+      try {
+        id = bootstrap::createUniqueId(settings);
+        answer = asBytes(bootstrap::packUniqueId(id));
+      } catch (const Error& error) {
+        failure = error;
+        answer = asBytes(std::string_view(error.what()));
       }
+      for (size_t m = 1; m < members.size(); m++) network.send(members[m].rank, tag, answer);
+      if (failure) throw *failure;
     } else {
-      const std::vector<std::byte> packed = network.receive(members.front().rank, kSplitTag);
-      std::array<std::byte, bootstrap::kUniqueIdBytes> bytes{};
-      std::memcpy(bytes.data(), packed.data(), std::min(packed.size(), bytes.size()));
-      id = bootstrap::unpackUniqueId(bytes);
+      id = readId(network.receive(members.front().rank, tag), members.front().rank);
     }
     turn->end();
     return join(parent->runtime(), id, rank, static_cast<int>(members.size()), parent->device(),
-                settings, options, std::move(health));
+                settings, options, std::move(health), parent.get());
+  };
+}
+
+Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
+                                    std::span<const int> excluded, const Options& options) {
+  std::vector<bool> isOut(static_cast<size_t>(parent->ranks()));
+  for (const int rank : excluded) {
+    if (rank < 0 || rank >= parent->ranks() || rank == parent->rank()) {
+      throw invalidArgument("excludeRanksList has rank {}, and this is rank {} of {}", rank,
+                            parent->rank(), parent->ranks())
+          .remedy("List ranks of the communicator that do not call ncclCommShrink");
+    }
+    isOut[static_cast<size_t>(rank)] = true;
+  }
+  std::vector<int> members;
+  for (int rank = 0; rank < parent->ranks(); rank++) {
+    if (!isOut[static_cast<size_t>(rank)]) members.push_back(rank);
+  }
+  return [=, number = parent->beginShrink()](std::shared_ptr<Health> health) {
+    const std::function<bool()> aborted = [health] { return health->signal().raised(); };
+    const uint64_t tag = kShrinkTag + number;
+    const auto mine = std::find(members.begin(), members.end(), parent->rank());
+    const int rank = static_cast<int>(mine - members.begin());
+    const int first = members.front();
+    bootstrap::Bootstrap& network = parent->bootstrap();
+    Settings settings = parent->settings();
+    settings.commId.clear();
+    bootstrap::UniqueId id;
+    if (rank == 0) {
+      // Only when all are there is anybody told to join: who is told waits for all of them.
+      std::vector<std::byte> answer;
+      std::optional<Error> failure;
+      try {
+        for (size_t m = 1; m < members.size(); m++) {
+          network.receiveAfterFailure(members[m], tag, aborted);
+        }
+        id = bootstrap::createUniqueId(settings);
+        answer = asBytes(bootstrap::packUniqueId(id));
+      } catch (const Error& error) {
+        failure = error;
+        answer = asBytes(std::string_view(error.what()));
+      }
+      for (size_t m = 1; m < members.size(); m++) {
+        try {
+          network.sendAfterFailure(members[m], tag, answer, aborted);
+        } catch (const Error& error) {
+          if (!failure) failure = error;
+        }
+      }
+      if (failure) throw *failure;
+    } else {
+      network.sendAfterFailure(first, tag, {}, aborted);
+      id = readId(network.receiveAfterFailure(first, tag, aborted), first);
+    }
+    return join(parent->runtime(), id, rank, static_cast<int>(members.size()), parent->device(),
+                settings, options, std::move(health), nullptr);
   };
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
+
 #include "bootstrap/unique_id.h"
 #include "comm/registry.h"
 
@@ -21,5 +23,11 @@ inline constexpr int kNoColor = -1;
 // rank in `parent`. Returns null for kNoColor.
 Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, int color, int key,
                                    const Options& options);
+
+// Joins the ranks of `parent` but those in `excluded`, in the same order. The excluded ones, which
+// may have ended, and failures of `parent` do not matter. Throws Error(invalidArgument) when this
+// rank or a rank that does not exist is excluded.
+Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
+                                    std::span<const int> excluded, const Options& options);
 
 }  // namespace unisono::comm

@@ -6,6 +6,7 @@
 #include <deque>
 #include <exception>
 #include <shared_mutex>
+#include <thread>
 #include <unordered_map>
 
 #include "base/fork.h"
@@ -55,7 +56,7 @@ bool Handle::inProgress() const {
 ErrorCode Handle::state() const {
   const std::lock_guard lock(mutex_);
   if (inProgress()) return ErrorCode::inProgress;
-  if (!health_->hasFailed()) return ErrorCode::success;
+  if (stopped_ || !health_->hasFailed()) return ErrorCode::success;
   return health_->error()->code();
 }
 
@@ -74,11 +75,52 @@ std::shared_ptr<Communicator> Handle::communicator() const {
 std::shared_ptr<Communicator> Handle::getActive() const {
   auto made = communicator();
   const std::lock_guard lock(mutex_);
+  if (stopped_) {
+    throw invalidUsage("The communicator was revoked, or shrunk with NCCL_SHRINK_ABORT")
+        .remedy("Make another communicator from it with ncclCommShrink, and destroy it");
+  }
   if (finalized_) {
     throw invalidUsage("The communicator was finalized")
         .remedy("Make all calls before ncclCommFinalize, and only ncclCommDestroy after it");
   }
   return made;
+}
+
+std::shared_ptr<Communicator> Handle::getParent(bool evenIfFailed) const {
+  {
+    const std::lock_guard lock(mutex_);
+    const bool isMade = communicator_ != nullptr && !initializing_ && !finalized_;
+    if (isMade && (stopped_ || (evenIfFailed && health_->hasFailed()))) return communicator_;
+  }
+  return getActive();
+}
+
+void Handle::stop(bool again) {
+  // Kernels end in a millisecond or so. What is stuck on a stream after work of others is kept from
+  // starting.
+  constexpr std::chrono::seconds kPatience{10};
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Communicator> made = communicator_;
+  if (made == nullptr) throw invalidUsage("The communicator is not initialized");
+  if (finalized_ || (stopped_ && !again)) {
+    throw invalidArgument("The communicator was {} before", stopped_ ? "revoked" : "finalized")
+        .remedy("Destroy it");
+  }
+  if (std::exchange(stopped_, true)) return;
+  lock.unlock();
+  logInfo("{}: stopped", made->description());
+  health_->signal().raise();
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto isBusy = [&] {
+    lock.lock();
+    const bool busy = !isIdle(lock);
+    lock.unlock();
+    return busy;
+  };
+  while (isBusy() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  health_->signal().resumeWaits();
 }
 
 void Handle::launch(Communicator::Prepared& prepared) {

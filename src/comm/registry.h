@@ -45,6 +45,13 @@ class Handle : public std::enable_shared_from_this<Handle> {
   std::shared_ptr<Communicator> communicator() const;
   // The same, for calls that are not allowed after ncclCommFinalize: throws Error(invalidUsage).
   std::shared_ptr<Communicator> getActive() const;
+  // The same, for what may be made from a communicator also after stop() and, if `evenIfFailed`,
+  // after a failure.
+  std::shared_ptr<Communicator> getParent(bool evenIfFailed = false) const;
+  // Ends running work and waits until it has ended. From then on the communicator makes no calls,
+  // but can be split, shrunk and destroyed. Throws Error(invalidArgument) after ncclCommFinalize
+  // and, unless `again`, the second time.
+  void stop(bool again);
   // Launches unless the communicator has failed or was aborted: throws that error.
   void launch(Communicator::Prepared& prepared);
   // Names the operation that `state` depends on from now on.
@@ -75,6 +82,7 @@ class Handle : public std::enable_shared_from_this<Handle> {
   mutable std::mutex mutex_;
   std::condition_variable launched_;
   bool initializing_ = true, launching_ = false, finalized_ = false;
+  bool stopped_ = false;
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Background> background_;
 };

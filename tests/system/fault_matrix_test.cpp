@@ -299,7 +299,9 @@ class Player {
     ncclResult_t state = ncclSuccess;
     waitUntil("the outcome of a call", [&] {
       check(ncclCommGetAsyncError(comm_, &state));
-      return result != ncclSuccess || state != ncclSuccess || device::isIdle(stream_);
+      // Who has lost only its sockets may still take part in the call.
+      const bool mayComplete = fault_ != Fault::closesSockets && device::isIdle(stream_);
+      return result != ncclSuccess || state != ncclSuccess || mayComplete;
     });
     if (result == ncclSuccess && state == ncclSuccess) {
       // The kernel has ended, and its error came first.

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -213,6 +214,73 @@ TEST(ProcessesThatDie, InACallOfTheOthers) {
     EXPECT_OK(ncclCommDestroy(comm));
   });
   EXPECT_EQ(results, std::vector<int>({0, 0, 100 + SIGKILL}));
+}
+
+// Two processes go on after a third one has died, again and again.
+TEST(ProcessesThatDie, AreReplacedManyTimes) {
+  constexpr int kDeaths = scaled(20, 3);
+  const Pipe toSecond;
+  std::vector<Pipe> toVictim(kDeaths);
+  const std::vector<int> results = runChildren(2 + kDeaths, [&](int process) {
+    if (process >= 2) {
+      const auto id = toVictim[static_cast<size_t>(process - 2)].read<ncclUniqueId>();
+      check(unisonoHostSetDevice(2));
+      ncclComm_t comm = nullptr;
+      check(ncclCommInitRank(&comm, 3, id, 2));
+      useOnce(comm, 300'000);
+      ::raise(SIGKILL);
+    }
+    check(unisonoHostSetDevice(process));
+    int descriptors = 0, threads = 0;
+    for (int death = 0; death < kDeaths; death++) {
+      ncclUniqueId id;
+      if (process == 0) {
+        id = newId();
+        toSecond.write(id);
+        toVictim[static_cast<size_t>(death)].write(id);
+      } else {
+        id = toSecond.read<ncclUniqueId>();
+      }
+      ncclComm_t comm = nullptr, child = nullptr;
+      check(ncclCommInitRank(&comm, 3, id, process));
+      useOnce(comm, 300'000);
+      DeviceBuffer buffer(process, 1 << 20);
+      const DeviceStream stream(process);
+      static_cast<void>(
+          ncclAllReduce(buffer.as(), buffer.as(), 1 << 18, ncclInt, ncclSum, comm, stream));
+      ncclResult_t state = ncclSuccess;
+      while (state == ncclSuccess) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        check(ncclCommGetAsyncError(comm, &state));
+      }
+      EXPECT_EQ(state, ncclRemoteError);
+      int excluded[] = {2};
+      ncclComm_t refused = nullptr;
+      EXPECT_EQ(ncclCommShrink(comm, excluded, 1, &refused, nullptr, NCCL_SHRINK_DEFAULT),
+                ncclRemoteError);
+      check(ncclCommShrink(comm, excluded, 1, &child, nullptr, NCCL_SHRINK_ABORT));
+      stream.synchronize();
+      useOnce(child, 300'000);
+      check(ncclCommDestroy(comm));
+      check(ncclCommDestroy(child));
+      if (death == 0) {
+        // The process has what it keeps by now.
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        descriptors = openDescriptors();
+        threads = runningThreads();
+      }
+    }
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while ((openDescriptors() > descriptors || runningThreads() > threads) &&
+           std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    EXPECT_LE(openDescriptors(), descriptors);
+    EXPECT_LE(runningThreads(), threads);
+  });
+  for (size_t process = 0; process < results.size(); process++) {
+    EXPECT_EQ(results[process], process < 2 ? 0 : 100 + SIGKILL) << "process " << process;
+  }
 }
 
 // The peer goes before the two are connected: the call itself ends with an error that names it.

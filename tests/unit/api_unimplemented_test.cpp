@@ -138,9 +138,6 @@ class ApiUnimplemented : public testing::Test {
   } while (false)
 
 TEST_F(ApiUnimplemented, Communicators) {
-  EXPECT_NOT_IMPLEMENTED(ncclCommRevoke, nullptr, NCCL_REVOKE_DEFAULT);
-  EXPECT_NOT_IMPLEMENTED(ncclCommShrink, nullptr, out<int>(), 1, out<ncclComm_t>(), nullptr,
-                         NCCL_SHRINK_DEFAULT);
   EXPECT_NOT_IMPLEMENTED(ncclCommGetUniqueId, nullptr, out<ncclUniqueId>());
   EXPECT_NOT_IMPLEMENTED(ncclCommGrow, nullptr, 4, out<ncclUniqueId>(), 3, out<ncclComm_t>(),
                          nullptr);

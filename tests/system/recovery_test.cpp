@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <latch>
+
+#include "testing.h"
+
+// What goes on after a failure: shrink, revoke, splits that fail. Deaths are in processes_test.cpp.
+namespace unisono::system_test {
+namespace {
+
+ncclResult_t stateOf(ncclComm_t comm) {
+  ncclResult_t state = ncclInternalError;
+  check(ncclCommGetAsyncError(comm, &state));
+  return state;
+}
+
+// The others keep their order, and the parent can still be used.
+TEST(Shrinks, OfAHealthyCommunicator) {
+  const Ranks ranks(4);
+  onThreads(4, [&](int rank) {
+    if (rank == 1) return;
+    int excluded[] = {1};
+    ncclComm_t child = nullptr;
+    check(ncclCommShrink(ranks.comm(rank), excluded, 1, &child, nullptr, NCCL_SHRINK_DEFAULT));
+    int count = 0, number = -1;
+    check(ncclCommCount(child, &count));
+    check(ncclCommUserRank(child, &number));
+    EXPECT_EQ(count, 3);
+    EXPECT_EQ(number, rank == 0 ? 0 : rank - 1);
+    useOnce(child);
+    useOnce(child, 300'000);
+    check(ncclCommDestroy(child));
+  });
+  onThreads(4, [&](int rank) { useOnce(ranks.comm(rank)); });
+}
+
+TEST(Shrinks, RefuseWrongArguments) {
+  const Ranks ranks(2);
+  ncclComm_t child = nullptr;
+  int other[] = {1}, itself[] = {0}, unknown[] = {2};
+  const auto shrink = [&](int* excluded, int count, int flags) {
+    return ncclCommShrink(ranks.comm(0), excluded, count, &child, nullptr, flags);
+  };
+  EXPECT_EQ(shrink(nullptr, 1, NCCL_SHRINK_ABORT), ncclInvalidArgument);
+  EXPECT_EQ(shrink(other, 0, NCCL_SHRINK_ABORT), ncclInvalidArgument);
+  EXPECT_EQ(shrink(itself, 1, NCCL_SHRINK_ABORT), ncclInvalidArgument);
+  EXPECT_EQ(shrink(unknown, 1, NCCL_SHRINK_ABORT), ncclInvalidArgument);
+  EXPECT_EQ(shrink(other, 1, 2), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommShrink(ranks.comm(0), other, 1, nullptr, nullptr, 0), ncclInvalidArgument);
+  EXPECT_EQ(child, nullptr);
+  onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+}
+
+// Its call waits for a rank that does not make it.
+TEST(Shrinks, AbortWhatIsRunning) {
+  const Ranks ranks(3);
+  onThreads(3, [&](int rank) { useOnce(ranks.comm(rank)); });
+  onThreads(3, [&](int rank) {
+    if (rank == 2) return;
+    DeviceBuffer buffer(deviceOf(rank), 4000);
+    check(ncclAllReduce(buffer.as(), buffer.as(), 1000, ncclInt, ncclSum, ranks.comm(rank),
+                        ranks.stream(rank)));
+    int excluded[] = {2};
+    ncclComm_t child = nullptr;
+    check(ncclCommShrink(ranks.comm(rank), excluded, 1, &child, nullptr, NCCL_SHRINK_ABORT));
+    device::synchronize(ranks.stream(rank));
+    useOnce(child);
+    check(ncclCommDestroy(child));
+    EXPECT_EQ(ncclAllReduce(buffer.as(), buffer.as(), 1, ncclInt, ncclSum, ranks.comm(rank),
+                            ranks.stream(rank)),
+              ncclInvalidUsage);
+  });
+}
+
+TEST(Revokes, EndACallAndLeaveWhatCanBeSplit) {
+  const Ranks ranks(2);
+  onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+  device::use(deviceOf(0));
+  DeviceBuffer buffer(deviceOf(0), 4000);
+  const auto sum = [&] {
+    return ncclAllReduce(buffer.as(), buffer.as(), 1000, ncclInt, ncclSum, ranks.comm(0),
+                         ranks.stream(0));
+  };
+  ASSERT_OK(sum());
+  EXPECT_EQ(ncclCommRevoke(ranks.comm(0), 1), ncclInvalidArgument);
+  for (int rank = 0; rank < 2; rank++) {
+    EXPECT_OK(ncclCommRevoke(ranks.comm(rank), NCCL_REVOKE_DEFAULT));
+    EXPECT_EQ(stateOf(ranks.comm(rank)), ncclSuccess);
+    EXPECT_EQ(ncclCommRevoke(ranks.comm(rank), NCCL_REVOKE_DEFAULT), ncclInvalidArgument);
+  }
+  device::synchronize(ranks.stream(0));
+  EXPECT_EQ(sum(), ncclInvalidUsage);
+  EXPECT_OK(ncclCommRevoke(nullptr, NCCL_REVOKE_DEFAULT));
+  onThreads(2, [&](int rank) {
+    ncclComm_t child = nullptr;
+    check(ncclCommSplit(ranks.comm(rank), 0, rank, &child, nullptr));
+    useOnce(child);
+    check(ncclCommDestroy(child));
+  });
+}
+
+// One rank gives up before the other one comes, which then fails with the cause of the first.
+TEST(Splits, ThatFailLeaveTheParent) {
+  const Setting limit("UNISONO_BOOTSTRAP_TIMEOUT", "2");
+  const Ranks ranks(3);
+  for (int round = 0; round < 2; round++) {
+    std::latch gaveUp(1);
+    onThreads(3, [&](int rank) {
+      ncclComm_t child = nullptr;
+      if (rank == 1) gaveUp.wait();
+      EXPECT_NE(ncclCommSplit(ranks.comm(rank), 0, 0, &child, nullptr), ncclSuccess);
+      EXPECT_EQ(child, nullptr);
+      if (rank == 0) gaveUp.count_down();
+      EXPECT_EQ(stateOf(ranks.comm(rank)), ncclSuccess);
+    });
+    onThreads(3, [&](int rank) {
+      useOnce(ranks.comm(rank));
+      ncclComm_t child = nullptr;
+      check(ncclCommSplit(ranks.comm(rank), 0, 0, &child, nullptr));
+      useOnce(child);
+      check(ncclCommDestroy(child));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace unisono::system_test
