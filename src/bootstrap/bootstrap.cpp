@@ -46,7 +46,9 @@ struct Tree {
 }  // namespace
 
 Bootstrap::Bootstrap(int rank, int ranks, std::unique_ptr<Mailbox> mailbox)
-    : rank_(rank), ranks_(ranks), mailbox_(std::move(mailbox)) {}
+    : rank_(rank), ranks_(ranks), mailbox_(std::move(mailbox)) {
+  if (rank > 0) mailbox_->keepUplink(Tree{rank, ranks}.parent());
+}
 
 Bootstrap::~Bootstrap() {
   leave("has left the communicator", [](int) { return DepartureCounts{}; });
@@ -100,22 +102,25 @@ std::vector<std::byte> Bootstrap::receive(int peer, uint64_t tag) {
 }
 
 void Bootstrap::sendAfterFailure(int peer, uint64_t tag, std::span<const std::byte> message,
-                                 const std::function<bool()>& aborted) {
+                                 const std::function<void()>& check) {
   checkPeer(peer);
-  mailbox_->send(peer, FrameKind::message, tag, message, &aborted);
+  mailbox_->send(peer, FrameKind::message, tag, message,
+                 {.check = check, .evenAfterFailure = true});
 }
 
 std::vector<std::byte> Bootstrap::receiveAfterFailure(int peer, uint64_t tag,
-                                                      const std::function<bool()>& aborted) {
+                                                      const std::function<void()>& check) {
   checkPeer(peer);
-  return mailbox_->receive(peer, FrameKind::message, tag, &aborted);
+  return mailbox_->receive(peer, FrameKind::message, tag,
+                           {.check = check, .evenAfterFailure = true});
 }
 
 void Bootstrap::handleMessages(uint64_t tag, MessageHandler handler) {
   mailbox_->handleMessages(tag, std::move(handler));
 }
 
-void Bootstrap::allGather(std::span<std::byte> all, size_t bytesPerRank) {
+void Bootstrap::allGather(std::span<std::byte> all, size_t bytesPerRank,
+                          const std::function<void()>& check) {
   const auto ranks = static_cast<size_t>(ranks_);
   if (bytesPerRank > kLongestCollective / ranks || all.size() != ranks * bytesPerRank) {
     throw invalidArgument("An all-gather of {} bytes per rank does not fit a buffer of {}",
@@ -124,7 +129,7 @@ void Bootstrap::allGather(std::span<std::byte> all, size_t bytesPerRank) {
   }
   const uint64_t number = collectives_++;
   try {
-    runCollective(number, all, bytesPerRank);
+    runCollective(number, all, bytesPerRank, check);
   } catch (const Error& error) {
     // A failure that ends the communicator is told to all of its ranks in any case.
     if (!mailbox_->failure()) {
@@ -139,8 +144,10 @@ void Bootstrap::barrier() {
   allGather({}, 0);
 }
 
-void Bootstrap::receivePart(int peer, uint64_t number, std::span<std::byte> into) {
-  const std::vector<std::byte> part = mailbox_->receive(peer, FrameKind::collective, number);
+void Bootstrap::receivePart(int peer, uint64_t number, std::span<std::byte> into,
+                            const std::function<void()>& check) {
+  const std::vector<std::byte> part =
+      mailbox_->receive(peer, FrameKind::collective, number, {.check = check});
   if (part.size() != into.size()) {
     throw internalError(
         "All-gather {} received {} bytes instead of {}: the ranks disagree on its size", number,
@@ -152,21 +159,24 @@ void Bootstrap::receivePart(int peer, uint64_t number, std::span<std::byte> into
 }
 
 // Parts move up the tree until rank 0 has them all, and the whole moves down again.
-void Bootstrap::runCollective(uint64_t number, std::span<std::byte> all, size_t bytesPerRank) {
+void Bootstrap::runCollective(uint64_t number, std::span<std::byte> all, size_t bytesPerRank,
+                              const std::function<void()>& check) {
   const Tree tree = {rank_, ranks_};
   auto range = [&](int first, int end) {
     return all.subspan(static_cast<size_t>(first) * bytesPerRank,
                        static_cast<size_t>(end - first) * bytesPerRank);
   };
   const std::vector<int> children = tree.children();
-  for (int child : children) receivePart(child, number, range(child, Tree{child, ranks_}.end()));
+  for (int child : children)
+    receivePart(child, number, range(child, Tree{child, ranks_}.end()), check);
   if (rank_ != 0) {
-    mailbox_->send(tree.parent(), FrameKind::collective, number, range(rank_, tree.end()));
-    receivePart(tree.parent(), number, all);
+    mailbox_->send(tree.parent(), FrameKind::collective, number, range(rank_, tree.end()),
+                   {.check = check});
+    receivePart(tree.parent(), number, all, check);
   }
   // The largest subtree first: it is the deepest.
   for (auto child = children.rbegin(); child != children.rend(); ++child) {
-    mailbox_->send(*child, FrameKind::collective, number, all);
+    mailbox_->send(*child, FrameKind::collective, number, all, {.check = check});
   }
 }
 

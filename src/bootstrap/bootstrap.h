@@ -48,14 +48,16 @@ class Bootstrap {
   // `all` has size() parts of `bytesPerRank`: this rank's own is input, the others are output.
   // size() * bytesPerRank is limited to 256 MiB. When it fails on one rank, it fails on all of them
   // with the same cause; later ones work.
-  void allGather(std::span<std::byte> all, size_t bytesPerRank);
+  // `check`, if there is one, throws when this rank gives up: then it fails as well.
+  void allGather(std::span<std::byte> all, size_t bytesPerRank,
+                 const std::function<void()>& check = {});
   // Every rank's value, by rank.
   template <typename T>
-  std::vector<T> allGather(const T& value) {
+  std::vector<T> allGather(const T& value, const std::function<void()>& check = {}) {
     static_assert(std::is_trivially_copyable_v<T>);
     std::vector<T> all(static_cast<size_t>(ranks_));
     all[static_cast<size_t>(rank_)] = value;
-    allGather(std::as_writable_bytes(std::span(all)), sizeof(T));
+    allGather(std::as_writable_bytes(std::span(all)), sizeof(T), check);
     return all;
   }
   // Returns when every rank has called it.
@@ -74,11 +76,11 @@ class Bootstrap {
   void send(int peer, uint64_t tag, std::span<const std::byte> message);
   std::vector<std::byte> receive(int peer, uint64_t tag);
   // The same between ranks that go on after others have failed: only the end of `peer` itself, or
-  // `aborted`, ends the wait.
+  // what `check` throws, ends the wait.
   void sendAfterFailure(int peer, uint64_t tag, std::span<const std::byte> message,
-                        const std::function<bool()>& aborted);
+                        const std::function<void()>& check);
   std::vector<std::byte> receiveAfterFailure(int peer, uint64_t tag,
-                                             const std::function<bool()>& aborted);
+                                             const std::function<void()>& check);
   // How many all-gathers this rank has begun: the same on every rank that is in the same one.
   uint64_t collectivesBegun() const { return collectives_; }
 
@@ -91,8 +93,10 @@ class Bootstrap {
  private:
   Bootstrap(int rank, int ranks, std::unique_ptr<Mailbox> mailbox);
 
-  void runCollective(uint64_t number, std::span<std::byte> all, size_t bytesPerRank);
-  void receivePart(int peer, uint64_t number, std::span<std::byte> into);
+  void runCollective(uint64_t number, std::span<std::byte> all, size_t bytesPerRank,
+                     const std::function<void()>& check);
+  void receivePart(int peer, uint64_t number, std::span<std::byte> into,
+                   const std::function<void()>& check);
   void checkPeer(int peer) const;
 
   const int rank_;

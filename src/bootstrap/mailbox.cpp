@@ -23,6 +23,8 @@ constexpr milliseconds kGoneGrace{200};
 constexpr milliseconds kFailureTimeout{1000};
 // A receiver that hears nothing for this time connects to the sender, which shows whether it lives.
 constexpr milliseconds kProbeDelay{500};
+// Ranks usually leave together, and then nobody needs another uplink.
+constexpr milliseconds kUplinkDelay{500};
 // The pause after a failed attempt to connect.
 constexpr milliseconds kConnectPause{20};
 // A peer that closes so many connections in a row without a welcome does not belong to this job.
@@ -123,8 +125,10 @@ std::string Mailbox::describe(int peer) const {
                      name.empty() ? addresses_[static_cast<size_t>(peer)].text() : name);
 }
 
-// The failure that was heard of may be why the communicator is being aborted.
-void Mailbox::throwIfAborted(const Wait& wait, std::string_view doing) const {
+void Mailbox::throwIfEnded(const Wait& wait, const WaitRule& rule, std::string_view doing) const {
+  if (rule.check) rule.check();
+  if (rule.evenAfterFailure) return;
+  // The failure that was heard of may be why the communicator is being aborted.
   if (failure_ && aborted_ && aborted_()) throwIfReported();
   wait.throwIfAborted(doing);
 }
@@ -165,8 +169,8 @@ void Mailbox::reportWait(int peer, const Wait& wait, Reminder& reminder) const {
 }
 
 std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
-                                        const std::function<bool()>* recovery) {
-  const Wait wait(times_.limit, recovery == nullptr ? aborted_ : *recovery);
+                                        const WaitRule& rule) {
+  const Wait wait(times_.limit, aborted_);
   const Clock::time_point probe = Clock::now() + kProbeDelay;
   Reminder reminder(times_.reportInterval);
   const Key key(peer, kind, tag);
@@ -174,9 +178,8 @@ std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
   for (;;) {
     if (auto payload = take(key)) return std::move(*payload);
     throwIfCollectiveFailed(key);
-    throwIfGone(peer, recovery != nullptr);
-    const std::string doing = fmt::format("waiting for a message from rank {}", peer);
-    recovery == nullptr ? throwIfAborted(wait, doing) : wait.throwIfAborted(doing);
+    throwIfGone(peer, rule.evenAfterFailure);
+    throwIfEnded(wait, rule, fmt::format("waiting for a message from rank {}", peer));
     if (wait.isExpired()) throw timeoutError(peer, "No message arrived");
     reportWait(peer, wait, reminder);
     // Without a connection, nothing tells whether the peer still lives.
@@ -230,6 +233,7 @@ void Mailbox::tick() {
   while (!strangers_.empty() && strangers_.front()->deadline <= Clock::now()) {
     refuse(PeerSocketPointer(strangers_.front()), "it sent nothing for too long");
   }
+  seekUplink();
   if (!paused_) return;
   paused_.reset();
   reactor_.watch(number_, listener_.descriptor(), Poller::Interest::read);
@@ -383,6 +387,7 @@ void Mailbox::welcomed(const PeerSocketPointer& connection) {
   if (state.attempt == connection) state.attempt.reset();
   if (!state.out) state.out = connection;
   if (told_) tell(connection, *told_);
+  if (earliest_ && earliest_->rank != *connection->peer) tell(connection, *earliest_);
   for (const auto& [number, failure] : failedCollectives_) {
     tellFailedCollective(connection, number, failure);
   }
@@ -480,12 +485,12 @@ void Mailbox::finishConnecting(const PeerSocketPointer& connection) {
 }
 
 // Returns the connection on which to send to `peer`, and opens it when there is none.
-Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, bool evenIfFailed,
+Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, const WaitRule& rule,
                                                  Lock& lock) {
   Peer& state = peerOf(peer);
   Reminder reminder(times_.reportInterval);
   while (!state.out) {
-    if (!evenIfFailed) throwIfReported();
+    if (!rule.evenAfterFailure) throwIfReported();
     // The grace that throwIfGone() allows is for messages that may still arrive.
     if (state.goneSince) {
       throw Error(ErrorCode::remoteError, state.goneText)
@@ -493,8 +498,7 @@ Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, boo
           .peer(peer)
           .remedy(kLookAtPeer);
     }
-    const std::string doing = fmt::format("connecting to rank {}", peer);
-    evenIfFailed ? wait.throwIfAborted(doing) : throwIfAborted(wait, doing);
+    throwIfEnded(wait, rule, fmt::format("connecting to rank {}", peer));
     if (wait.isExpired()) throw timeoutError(peer, "No connection was made");
     reportWait(peer, wait, reminder);
     if (!state.attempt && Clock::now() >= state.nextAttempt) startAttempt(peer);
@@ -504,7 +508,7 @@ Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, boo
 }
 
 void Mailbox::send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload,
-                   const std::function<bool()>* recovery) {
+                   const WaitRule& rule) {
   Lock lock(mutex_);
   if (peer == rank_) {
     inbox_[Key(peer, kind, tag)].emplace_back(payload.begin(), payload.end());
@@ -512,12 +516,12 @@ void Mailbox::send(int peer, FrameKind kind, uint64_t tag, std::span<const std::
     return;
   }
   try {
-    const Wait wait(times_.limit, recovery == nullptr ? aborted_ : *recovery);
-    sendOn(connectionTo(peer, wait, recovery != nullptr, lock), peer, kind, tag, payload);
+    const Wait wait(times_.limit, aborted_);
+    sendOn(connectionTo(peer, wait, rule, lock), peer, kind, tag, payload);
   } catch (const Error&) {
     // A peer that failed said why before it ended.
     readEverything();
-    if (recovery == nullptr) throwIfReported();
+    if (!rule.evenAfterFailure) throwIfReported();
     throw;
   }
 }
@@ -530,8 +534,15 @@ void Mailbox::announce(const Failure& failure) {
 void Mailbox::sendFailure(int peer, const Failure& failure) {
   Lock lock(mutex_);
   tellAll(failure);
+  connectToTell(peer, lock);
+}
+
+// Whoever is connected is told of failures.
+void Mailbox::connectToTell(int peer, Lock& lock) {
   const Wait wait(std::min(times_.limit.value_or(kFailureTimeout), kFailureTimeout), aborted_);
-  connectionTo(peer, wait, true, lock);  // whoever is connected is told
+  const std::string doing = fmt::format("connecting to rank {}", peer);
+  const auto check = [&] { wait.throwIfAborted(doing); };
+  connectionTo(peer, wait, {.check = check, .evenAfterFailure = true}, lock);
 }
 
 void Mailbox::failCollective(uint64_t number, const Failure& failure,
@@ -539,9 +550,8 @@ void Mailbox::failCollective(uint64_t number, const Failure& failure,
   Lock lock(mutex_);
   hearFailedCollective(number, failure);
   for (const int peer : neighbours) {
-    const Wait wait(std::min(times_.limit.value_or(kFailureTimeout), kFailureTimeout), aborted_);
     try {
-      connectionTo(peer, wait, true, lock);  // whoever is connected is told
+      connectToTell(peer, lock);
     } catch (const Error&) {
       // This neighbour is the one that has ended, or this rank is being aborted.
     }
@@ -627,14 +637,48 @@ void Mailbox::hearDeparture(Departure departure, int from) {
   if (departure.rank == rank_) return;
   if (departure.rank == from) {
     peerOf(from).farewell = departure.text;
+    if (from == uplink_ && !leaving_) {
+      seeksFrom_ = Clock::now() + kUplinkDelay;
+      reactor_.requestTick();
+    }
   }
   if (watcher_ != nullptr) watcher_->peerLeft(departure);
-  if (departure.counts.collectives >= fewestCollectives_) return;
-  fewestCollectives_ = departure.counts.collectives;
+  const uint64_t fewest = earliest_ ? earliest_->counts.collectives : DepartureCounts::kUnlimited;
+  if (departure.counts.collectives >= fewest) return;
   departure.counts.sends = departure.counts.receives = DepartureCounts::kUnlimited;
+  earliest_ = std::move(departure);
   for (const PeerSocketPointer& connection : openConnections()) {
-    if (*connection->peer != from) tell(connection, departure);
+    if (*connection->peer != from) tell(connection, *earliest_);
   }
+}
+
+void Mailbox::keepUplink(int uplink) {
+  const Lock lock(mutex_);
+  uplink_ = uplink;
+}
+
+// Takes the nearest lower rank that has not left. Called again until a connection to one is open.
+void Mailbox::seekUplink() {
+  if (!seeksFrom_ || leaving_ || told_) return;
+  if (Clock::now() >= *seeksFrom_) {
+    int candidate = rank_ - 1;
+    while (candidate >= 0 && (peerOf(candidate).farewell || peerOf(candidate).goneSince)) {
+      candidate--;
+    }
+    if (candidate < 0 || peerOf(candidate).openConnections > 0) {
+      uplink_ = candidate;
+      seeksFrom_.reset();
+      return;
+    }
+    Peer& peer = peerOf(candidate);
+    try {
+      if (!peer.attempt && Clock::now() >= peer.nextAttempt) startAttempt(candidate);
+    } catch (const Error& error) {
+      logInfo("rank {}: cannot connect to rank {} yet: {}", rank_, candidate, error.what());
+      peer.nextAttempt = Clock::now() + kReportInterval;
+    }
+  }
+  reactor_.requestTick();
 }
 
 void Mailbox::sendOn(const PeerSocketPointer& connection, int peer, FrameKind kind, uint64_t tag,

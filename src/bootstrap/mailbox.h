@@ -27,6 +27,14 @@ struct MailboxTimes {
   std::chrono::milliseconds reportInterval = kReportInterval;
 };
 
+// What ends a wait besides its success and the failure of the peer.
+struct WaitRule {
+  // Throws when the caller gives up. Called with a lock held: it must not call the bootstrap.
+  std::function<void()> check = {};
+  // Only the peer matters and `check`, not failures of other ranks or an abort of the mailbox.
+  bool evenAfterFailure = false;
+};
+
 // What ends a communicator: an error that `rank` reports, or its end without a departure.
 struct Failure {
   int rank;
@@ -61,10 +69,8 @@ class Mailbox final : private Reactor::Handler {
   // Error(remoteError) when the peer has ended, cannot be reached or has sent a failure, and
   // Error(timeout) at the limit.
   //
-  // With `recovery`, here and in receive(), failures of other ranks than this peer do not matter,
-  // and the wait ends when `recovery`, in place of the callback of the mailbox, returns true.
   void send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload,
-            const std::function<bool()>* recovery = nullptr);
+            const WaitRule& rule = {});
   // Makes every wait of the other ranks end with this failure. Takes no time: those who are not
   // connected hear it from others, or when they connect.
   void announce(const Failure& failure);
@@ -76,12 +82,15 @@ class Mailbox final : private Reactor::Handler {
   // Says to those who are connected that this rank leaves. `counts` is called with each of them.
   void leave(const std::string& text, const std::function<DepartureCounts(int peer)>& counts);
   // The oldest message of this peer, kind and tag. Throws as send() does.
-  std::vector<std::byte> receive(int peer, FrameKind kind, uint64_t tag,
-                                 const std::function<bool()>* recovery = nullptr);
+  std::vector<std::byte> receive(int peer, FrameKind kind, uint64_t tag, const WaitRule& rule = {});
 
   // See Bootstrap::handleMessages.
   using MessageHandler = std::function<void(int peer, std::vector<std::byte> message)>;
   void handleMessages(uint64_t tag, MessageHandler handler);
+
+  // Keeps a connection to a lower rank, `uplink` at first, another one when it has left. As every
+  // rank but the lowest has one, news reach all ranks whoever has left.
+  void keepUplink(int uplink);
 
   // The failure that another rank has sent, if there is one.
   std::optional<Failure> failure() const;
@@ -127,7 +136,7 @@ class Mailbox final : private Reactor::Handler {
   Peer& peerOf(int peer) { return peers_[static_cast<size_t>(peer)]; }
   std::optional<std::vector<std::byte>> take(const Key& key);
   void throwIfReported() const;
-  void throwIfAborted(const Wait& wait, std::string_view doing) const;
+  void throwIfEnded(const Wait& wait, const WaitRule& rule, std::string_view doing) const;
   void throwIfGone(int peer, bool evenIfOthersFailed) const;
   void throwIfCollectiveFailed(const Key& key) const;
   Error errorOf(const Failure& failure) const;
@@ -149,7 +158,9 @@ class Mailbox final : private Reactor::Handler {
   void writeUnsent(const PeerSocketPointer& connection);
   bool hasUnsent() const;
 
-  PeerSocketPointer connectionTo(int peer, const Wait& wait, bool evenIfFailed, Lock& lock);
+  PeerSocketPointer connectionTo(int peer, const Wait& wait, const WaitRule& rule, Lock& lock);
+  void connectToTell(int peer, Lock& lock);
+  void seekUplink();
   void startAttempt(int peer);
   void finishConnecting(const PeerSocketPointer& connection);
   void markGone(int peer, std::string text);
@@ -184,8 +195,10 @@ class Mailbox final : private Reactor::Handler {
   std::map<uint64_t, MessageHandler> handlers_;  // of messages, by tag
   std::optional<Failure> failure_;               // of another rank
   std::optional<Failure> told_;  // what the others are told: the same, or a failure of this rank
-  std::map<uint64_t, Failure> failedCollectives_;             // the last ones, by number
-  uint64_t fewestCollectives_ = DepartureCounts::kUnlimited;  // of those who left
+  std::map<uint64_t, Failure> failedCollectives_;  // the last ones, by number
+  std::optional<Departure> earliest_;  // of those who left, the one with the fewest collectives
+  int uplink_ = -1;
+  std::optional<Clock::time_point> seeksFrom_;  // when to look for another one
   bool leaving_ = false;
   const std::shared_ptr<PeerWatcher> watcher_;
   uint32_t number_ = 0;  // with the reactor

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/reactor.h"
 
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,7 +13,10 @@
 
 namespace unisono::bootstrap {
 
-Reactor::Reactor() : process_(::getpid()) {
+Reactor::Reactor()
+    : process_(::getpid()),
+      wakeUp_(openDescriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, "eventfd")) {
+  poller_.add(wakeUp_.get());
   startThread("unisono-boot", [this] { run(); }).detach();
 }
 
@@ -56,16 +60,30 @@ void Reactor::forget(int descriptor) {
   if (isOurs()) poller_.remove(descriptor);
 }
 
+void Reactor::requestTick() {
+  if (!isOurs() || tickRequested_.exchange(true)) return;
+  static_cast<void>(::eventfd_write(wakeUp_.get(), 1));
+}
+
 void Reactor::run() {
+  Clock::time_point lastTick = Clock::now();
   for (;;) {
-    const auto timeout = Stranger::count() > 0 ? kTick : std::chrono::milliseconds(-1);
+    const bool ticks = Stranger::count() > 0 || tickRequested_;
     try {
-      for (const Poller::Ready& ready : poller_.wait(timeout)) {
+      for (const Poller::Ready& ready :
+           poller_.wait(ticks ? kTick : std::chrono::milliseconds(-1))) {
+        if (ready.descriptor == wakeUp_.get()) {
+          eventfd_t count = 0;
+          static_cast<void>(::eventfd_read(wakeUp_.get(), &count));
+          continue;
+        }
         std::lock_guard lock(mutex_);
         const auto handler = handlers_.find(ready.owner);
         if (handler != handlers_.end()) handler->second->serve(ready.descriptor);
       }
-      if (Stranger::count() == 0) continue;
+      if (!ticks || Clock::now() - lastTick < kTick) continue;
+      lastTick = Clock::now();
+      tickRequested_ = false;
       std::lock_guard lock(mutex_);
       for (const auto& [number, handler] : handlers_) handler->tick();
     } catch (const std::exception& error) {

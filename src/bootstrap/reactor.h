@@ -19,7 +19,8 @@ class Reactor {
    public:
     // Called by the reactor's thread when `descriptor` is ready.
     virtual void serve(int descriptor) = 0;
-    // Called by the reactor's thread every kTick while this process has strangers.
+    // Called by the reactor's thread kTick after requestTick(), and every kTick while this process
+    // has strangers.
     virtual void tick() = 0;
 
    protected:
@@ -39,6 +40,7 @@ class Reactor {
   void watch(uint32_t number, int descriptor, Poller::Interest interest);
   void setInterest(uint32_t number, int descriptor, Poller::Interest interest);
   void forget(int descriptor);
+  void requestTick();
 
  private:
   Reactor();
@@ -48,6 +50,8 @@ class Reactor {
 
   const pid_t process_;
   Poller poller_;
+  const UniqueDescriptor wakeUp_;  // an eventfd: for ticks that other threads request
+  std::atomic<bool> tickRequested_{false};
   std::mutex mutex_;  // held during calls of handlers
   std::map<uint32_t, Handler*> handlers_;
   uint32_t lastNumber_ = 0;

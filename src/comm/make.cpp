@@ -46,6 +46,14 @@ std::vector<std::byte> asBytes(const Range& range) {
   return {bytes.begin(), bytes.end()};
 }
 
+// Ends a wait for other ranks when the new communicator is destroyed or aborted.
+std::function<void()> checkOf(const std::shared_ptr<Health>& health) {
+  return [health] {
+    if (health->hasFailed()) throw *health->error();
+    if (health->signal().raised()) throw invalidUsage("The new communicator was aborted");
+  };
+}
+
 // Reads the id that the first rank of a new communicator has sent, or why there is none.
 bootstrap::UniqueId readId(const std::vector<std::byte>& answer, int from) {
   if (answer.size() != bootstrap::kUniqueIdBytes) {
@@ -77,7 +85,8 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
       throw invalidUsage("The split was aborted").rank(parent->rank());
     }
     bootstrap::Bootstrap& network = parent->bootstrap();
-    std::vector<SplitChoice> members = network.allGather(SplitChoice{color, key, network.rank()});
+    std::vector<SplitChoice> members =
+        network.allGather(SplitChoice{color, key, network.rank()}, checkOf(health));
     std::erase_if(members, [color](const SplitChoice& choice) { return choice.color != color; });
     if (color == kNoColor) {
       turn->end();
@@ -132,7 +141,7 @@ Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
     if (!isOut[static_cast<size_t>(rank)]) members.push_back(rank);
   }
   return [=, number = parent->beginShrink()](std::shared_ptr<Health> health) {
-    const std::function<bool()> aborted = [health] { return health->signal().raised(); };
+    const std::function<void()> check = checkOf(health);
     const uint64_t tag = kShrinkTag + number;
     const auto mine = std::find(members.begin(), members.end(), parent->rank());
     const int rank = static_cast<int>(mine - members.begin());
@@ -147,7 +156,7 @@ Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
       std::optional<Error> failure;
       try {
         for (size_t m = 1; m < members.size(); m++) {
-          network.receiveAfterFailure(members[m], tag, aborted);
+          network.receiveAfterFailure(members[m], tag, check);
         }
         id = bootstrap::createUniqueId(settings);
         answer = asBytes(bootstrap::packUniqueId(id));
@@ -157,15 +166,15 @@ Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
       }
       for (size_t m = 1; m < members.size(); m++) {
         try {
-          network.sendAfterFailure(members[m], tag, answer, aborted);
+          network.sendAfterFailure(members[m], tag, answer, check);
         } catch (const Error& error) {
           if (!failure) failure = error;
         }
       }
       if (failure) throw *failure;
     } else {
-      network.sendAfterFailure(first, tag, {}, aborted);
-      id = readId(network.receiveAfterFailure(first, tag, aborted), first);
+      network.sendAfterFailure(first, tag, {}, check);
+      id = readId(network.receiveAfterFailure(first, tag, check), first);
     }
     return join(parent->runtime(), id, rank, static_cast<int>(members.size()), parent->device(),
                 settings, options, std::move(health), nullptr);

@@ -284,6 +284,39 @@ TEST(ProcessesThatDie, AreReplacedManyTimes) {
 }
 
 // The peer goes before the two are connected: the call itself ends with an error that names it.
+// Rank 2 connects rank 3 to the others until it leaves.
+TEST(ProcessesThatDie, AfterTheRankBetweenHasLeft) {
+  const Pipe pipe, left, gone;
+  const std::vector<int> results = runChildren(4, [&](int process) {
+    check(unisonoHostSetDevice(process));
+    ncclComm_t comm = nullptr;
+    check(ncclCommInitRank(&comm, 4, sharedId(pipe, process, 4), process));
+    if (process == 2) {
+      check(ncclCommDestroy(comm));
+      for (int other = 0; other < 3; other++) left.write(process);
+      for (int other = 0; other < 2; other++) gone.read<int>();
+      return;
+    }
+    left.read<int>();
+    if (process == 3) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      ::raise(SIGKILL);
+    }
+    ncclResult_t state = ncclSuccess;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (state == ncclSuccess && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      check(ncclCommGetAsyncError(comm, &state));
+    }
+    EXPECT_EQ(state, ncclRemoteError);
+    EXPECT_NE(std::strstr(ncclGetLastError(comm), "Rank 3 (process "), nullptr)
+        << ncclGetLastError(comm);
+    gone.write(process);
+    EXPECT_OK(ncclCommDestroy(comm));
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0, 0, 100 + SIGKILL}));
+}
+
 TEST(ProcessesThatDie, BeforeTheFirstCall) {
   const Pipe pipe, joined;
   const std::vector<int> results = runChildren(2, [&](int process) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <cstring>
 #include <latch>
 
 #include "testing.h"
@@ -120,6 +122,35 @@ TEST(Splits, ThatFailLeaveTheParent) {
       check(ncclCommDestroy(child));
     });
   }
+}
+
+// It gives the split up, which the others hear of when they come.
+TEST(Splits, ThatOneRankGivesUpByDestroyingTheChild) {
+  const Ranks ranks(3);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  device::use(deviceOf(1));
+  ncclComm_t child = nullptr;
+  ASSERT_EQ(ncclCommSplit(ranks.comm(1), 0, 0, &child, &config), ncclInProgress);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_OK(ncclCommDestroy(child));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  onThreads(3, [&](int rank) {
+    ncclComm_t late = nullptr;
+    if (rank != 1) {
+      EXPECT_EQ(ncclCommSplit(ranks.comm(rank), 0, 0, &late, nullptr), ncclRemoteError);
+      EXPECT_NE(std::strstr(ncclGetLastError(nullptr), "Rank 1 reports"), nullptr)
+          << ncclGetLastError(nullptr);
+    }
+    EXPECT_EQ(stateOf(ranks.comm(rank)), ncclSuccess);
+  });
+  onThreads(3, [&](int rank) {
+    ncclComm_t again = nullptr;
+    useOnce(ranks.comm(rank));
+    check(ncclCommSplit(ranks.comm(rank), 0, 0, &again, nullptr));
+    useOnce(again);
+    check(ncclCommDestroy(again));
+  });
 }
 
 }  // namespace
