@@ -31,10 +31,12 @@ UNISONO_DEVICE void loadMessage(ThreadGroup& group, Block& block, bool sends, Fi
   group.syncAll();
 }
 
-// Through the slots of the FIFO: at least one step, even if there is nothing to move.
+// Through the slots of the FIFO: at least one step, even if there is nothing to move. With
+// `answers` the first step is the answer to an offer that was taken. The receiver waits for it even
+// after an abort, so the waiter must not learn of one in a later step before it is posted.
 template <typename P>
-UNISONO_DEVICE void transfer(P& protocol, bool sends, std::byte* buffer, uint64_t bytes,
-                             uint64_t most) {
+UNISONO_DEVICE void transfer(ThreadGroup& group, P& protocol, bool sends, std::byte* buffer,
+                             uint64_t bytes, uint64_t most, bool answers) {
   uint64_t done = 0;
   do {
     const uint64_t size = bytes - done < most ? bytes - done : most;
@@ -45,6 +47,8 @@ UNISONO_DEVICE void transfer(P& protocol, bool sends, std::byte* buffer, uint64_
       protocol.move({1, nullptr, kNobody, at, size, false, false});
     }
     done += size;
+    if (answers) group.syncAll();
+    answers = false;
   } while (done < bytes);
 }
 
@@ -66,14 +70,12 @@ UNISONO_DEVICE void sendMessage(ThreadGroup& group, Block& block,
               &communicator.send[message.peer * communicator.peerChannels + block.channel],
               message);
   Simple<0, 1, true> protocol(group, block);
-  uint64_t to = kStagedOffer;
-  if (message.offered && block.send[0].fifo.offer != nullptr) {
-    to = protocol.takeOffer(communicator.windows);
-  }
+  const bool offered = message.offered && block.send[0].fifo.offer != nullptr;
+  const uint64_t to = offered ? protocol.takeOffer(communicator.windows) : kStagedOffer;
   if (to != 0 && to != kStagedOffer) {
     protocol.sendDirect(from, reinterpret_cast<std::byte*>(to) + part.offset, part.bytes);
   } else {
-    transfer(protocol, true, from, part.bytes, message.slice);
+    transfer(group, protocol, true, from, part.bytes, message.slice, offered);
   }
   protocol.finish();
 }
@@ -99,7 +101,10 @@ UNISONO_DEVICE void receiveMessage(ThreadGroup& group, Block& block,
     protocol.makeOffer(offer, work.window.window);
     direct = offer != kStagedOffer && protocol.receiveDirect();
   }
-  if (!direct) transfer(protocol, false, message.buffer + part.offset, part.bytes, message.slice);
+  if (!direct) {
+    transfer(group, protocol, false, message.buffer + part.offset, part.bytes, message.slice,
+             false);
+  }
   protocol.finish();
 }
 
