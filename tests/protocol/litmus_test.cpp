@@ -54,7 +54,7 @@ std::string run(const Program& program, const Schedule& schedule) {
   static const auto kStream = testRuntime().createStream(0);
   static const auto kMemory = testRuntime().allocate(0, sizeof(Variables));
   auto* variables = new (kMemory->address()) Variables{};
-  testRuntime().setSchedule(schedule);
+  startSchedule(schedule);
   const LaunchArguments arguments{&program, variables};
   runtime::LaunchShape shape;
   shape.blocks = static_cast<int>(program.threads.size());
@@ -417,8 +417,7 @@ TEST(Litmus, BarriersOfAGroup) {
   const auto run = [](void (*function)(const void*, const HostGroupContext&)) {
     std::string report;
     for (int64_t seed = 0; seed < 50 && report.empty(); seed++) {
-      testRuntime().setSchedule(
-          {.seed = seed, .memory = Schedule::Memory::weak, .splitsGroups = true});
+      startSchedule({.seed = seed, .memory = Schedule::Memory::weak, .splitsGroups = true});
       const runtime::Kernel kernel{"barriers", nullptr, function};
       const auto stream = testRuntime().createStream(0);
       runtime::DeviceScope scope(testRuntime(), 0);

@@ -141,7 +141,7 @@ std::string runInstance(const Instance& instance, const Schedule& schedule) {
   Random random = randomOf(0, instance.name);
   world.reset(random);
   Scenario scenario(world, memories(), random, optionsOf(instance));
-  testRuntime().setSchedule(schedule);
+  startSchedule(schedule);
   return withSteps(scenario.run());
 }
 
@@ -150,7 +150,7 @@ std::string runAborted(const Instance& instance, const Schedule& schedule, uint6
   Random random = randomOf(static_cast<uint64_t>(schedule.seed), instance.name);
   world.reset(random);
   Scenario scenario(world, memories(), random, optionsOf(instance));
-  testRuntime().setSchedule(schedule);
+  startSchedule(schedule);
   std::vector<std::shared_ptr<void>> streams;
   for (int rank = 0; rank < world.ranks(); rank++) {
     streams.push_back(testRuntime().createStream(rank));

@@ -24,8 +24,9 @@ class Proof : public testing::TestWithParam<Instance> {
   void SetUp() override {
     if (!runsFibers()) GTEST_SKIP() << "threads have no seed";
     discardWorlds();
-    start_ = std::chrono::steady_clock::now();
+    restartTime();
   }
+  void restartTime() { start_ = std::chrono::steady_clock::now(); }
   // Runs the instance under `schedule(seed)` for many seeds.
   template <typename Of>
   uint64_t runMany(uint64_t count, Of scheduleOf) {
@@ -55,6 +56,7 @@ class Proof : public testing::TestWithParam<Instance> {
 // at least p = 1 / (n k^(d-1)). Races of plain accesses are looked for in every run.
 TEST_P(Proof, Priorities) {
   for (int depth : {2, 3}) {
+    restartTime();
     Schedule schedule{.seed = 0, .memory = Schedule::Memory::sequential};
     ScheduleCounts counts = measure(GetParam(), schedule);
     schedule.depth = depth;

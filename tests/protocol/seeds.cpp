@@ -32,10 +32,9 @@ SeedRange seedRange(uint64_t count) {
 }
 
 Random randomOf(uint64_t seed, const std::string& test) {
-  std::vector<uint32_t> words{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-  words.insert(words.end(), test.begin(), test.end());
-  std::seed_seq sequence(words.begin(), words.end());
-  return Random(sequence);
+  uint64_t state = seed;
+  for (const char letter : test) state = mix64(state * 31 + static_cast<unsigned char>(letter));
+  return Random(state);
 }
 
 const std::vector<Geometry>& geometries() {
@@ -163,7 +162,7 @@ Memories& memories() {
 }
 
 void setSchedule(uint64_t seed) {
-  if (runsFibers()) testRuntime().setScheduleSeed(static_cast<int64_t>(seed));
+  startSchedule({.seed = static_cast<int64_t>(seed)});
 }
 
 void forEachSeed(uint64_t count, const std::string& test,

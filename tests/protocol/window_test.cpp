@@ -126,7 +126,7 @@ class WindowMessages {
       std::memset(arguments.place[round], 0, case_.bytes);
     }
 
-    testRuntime().setSchedule(schedule);
+    startSchedule(schedule);
     const auto spec =
         device::ReductionSpec{device::DataType::uint8, device::Reduction::sum, false, 0};
     for (int m = 0; m < case_.messages; m++) {

@@ -110,9 +110,16 @@ HostRuntime& testRuntime() {
   return runtime;
 }
 
+void startSchedule(runtime::host::Schedule schedule) {
+  if (!runsFibers()) return;
+  schedule.onThisThread = true;
+  testRuntime().setSchedule(schedule);
+}
+
 World::World(const Geometry& geometry, int ranks)
     : geometry_(geometry), members_(static_cast<size_t>(ranks)) {
-  testRuntime();
+  // Ranks connect on threads of their own, and wait there.
+  startSchedule({});
   network(0);
   onEveryRank(ranks, [this, ranks](int rank) { makeMember(rank, ranks); });
   nameMemory();

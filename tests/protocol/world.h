@@ -3,10 +3,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "base/math.h"
 #include "bootstrap/bootstrap.h"
 #include "memory/arena.h"
 #include "memory/mapping_cache.h"
@@ -21,7 +21,18 @@
 // hundred bytes make small calls go round them many times.
 namespace unisono::protocol {
 
-using Random = std::mt19937_64;
+// A generator that is cheap to make: a run of a small instance takes some 30 us.
+class Random {
+ public:
+  using result_type = uint64_t;
+  explicit Random(uint64_t seed) : state_(seed) {}
+  static constexpr uint64_t min() { return 0; }
+  static constexpr uint64_t max() { return ~uint64_t{0}; }
+  uint64_t operator()() { return splitMix64(state_); }
+
+ private:
+  uint64_t state_;
+};
 
 // Between 0 and `end` - 1.
 inline uint64_t below(Random& random, uint64_t end) {
@@ -57,6 +68,8 @@ struct Geometry {
 // error.
 runtime::host::HostRuntime& testRuntime();
 bool runsFibers();
+// Starts a schedule that runs on this thread; nothing where tasks are threads.
+void startSchedule(runtime::host::Schedule schedule);
 
 class World {
  public:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -47,6 +48,10 @@ struct Schedule {
   Memory memory = Memory::machine;
   // Runs every group as a worker, a waiter and a poster with barriers between them, as on a GPU.
   bool splitsGroups = false;
+  // Tasks run on the thread that sets the schedule, whenever it waits, and not on a thread of the
+  // executor: this saves two switches of threads for each wait, which take long on a busy machine.
+  // No other thread may depend on a task while that one does not wait.
+  bool onThisThread = false;
 
   // Whether the executor takes each access for a step of its own.
   bool isExact() const { return depth > 0 || explorer != nullptr || memory != Memory::machine; }
@@ -74,6 +79,9 @@ class Executor {
   // For a thread that looks but does not wait: where tasks run only while the gate is open, runs a
   // fixed number of steps before it returns.
   virtual void runSomeSteps() = 0;
+  // Whether tasks run only while the calling thread calls runUntil(), which returns when `done`.
+  virtual bool runsHere() const { return false; }
+  virtual void runUntil(const std::atomic<bool>& done) { static_cast<void>(done); }
 
   // Starts a schedule. Throws invalidUsage if tasks are alive, or if this executor's order cannot
   // be chosen.

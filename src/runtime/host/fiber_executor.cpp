@@ -154,14 +154,7 @@ FiberExecutor::FiberExecutor(const Schedule& schedule) {
   engine_ = startThread("unisono-fibers", [this, &started] {
     {
       std::lock_guard inner(mutex_);
-      tsanScheduler_ = sanitizer::currentFiber();
-      pthread_attr_t attributes;
-      void* bottom = nullptr;
-      if (::pthread_getattr_np(::pthread_self(), &attributes) == 0) {
-        ::pthread_attr_getstack(&attributes, &bottom, &engineStackBytes_);
-        ::pthread_attr_destroy(&attributes);
-        engineStack_ = bottom;
-      }
+      becomeScheduler();
       started = true;
       stepsDone_.notify_all();
     }
@@ -175,7 +168,9 @@ FiberExecutor::~FiberExecutor() {
     std::lock_guard lock(mutex_);
     gates_++;
     stop_ = true;
+    onCaller_ = false;
     wakeUp_.notify_all();
+    stepsDone_.notify_all();
   }
   engine_.join();
   if (seeded_) detail::seeded = false;
@@ -211,15 +206,53 @@ void FiberExecutor::closeGate() {
 
 void FiberExecutor::runSomeSteps() {
   if (!seeded_) return;
+  if (runsHere()) {
+    steps_ = kStepsOfQuery;
+    while (steps_ > 0 && runStep()) {
+    }
+    steps_ = 0;
+    return;
+  }
   std::unique_lock lock(mutex_);
   steps_ = kStepsOfQuery;
   wakeUp_.notify_one();
   stepsDone_.wait(lock, [&] { return steps_ == 0; });
 }
 
+bool FiberExecutor::runsHere() const {
+  return onCaller_ && caller_ == std::this_thread::get_id();
+}
+
+void FiberExecutor::runUntil(const std::atomic<bool>& done) {
+  while (!done.load(std::memory_order_acquire)) {
+    if (!runStep()) sleep(0us);
+  }
+}
+
+// The engine's thread leaves the tasks to caller_.
+void FiberExecutor::rest() {
+  std::unique_lock lock(mutex_);
+  resting_ = true;
+  stepsDone_.notify_all();
+  stepsDone_.wait(lock, [this] { return !onCaller_; });
+  resting_ = false;
+  becomeScheduler();
+}
+
+void FiberExecutor::becomeScheduler() {
+  tsanScheduler_ = sanitizer::currentFiber();
+  pthread_attr_t attributes;
+  void* bottom = nullptr;
+  if (::pthread_getattr_np(::pthread_self(), &attributes) == 0) {
+    ::pthread_attr_getstack(&attributes, &bottom, &engineStackBytes_);
+    ::pthread_attr_destroy(&attributes);
+    engineStack_ = bottom;
+  }
+}
+
 void FiberExecutor::setSchedule(const Schedule& schedule) {
   const int64_t seed = schedule.seed;
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (size_t alive = alive_; alive > 0) {
     throw invalidUsage("The seed of the schedule cannot change while {} tasks run", alive)
         .remedy("Synchronize every stream first");
@@ -227,6 +260,19 @@ void FiberExecutor::setSchedule(const Schedule& schedule) {
   random_ = static_cast<uint64_t>(seed);
   pointState_ = mix64(random_ + 1);
   pointsToSwitch_ = 0;
+  // ThreadSanitizer holds fibers apart from the engine's thread only.
+  const bool onCaller = schedule.onThisThread && seed >= 0 && !sanitizer::kThread;
+  const auto caller = std::this_thread::get_id();
+  if (onCaller && !(onCaller_ && caller_ == caller)) {
+    onCaller_ = true;
+    caller_ = caller;
+    wakeUp_.notify_all();
+    stepsDone_.wait(lock, [this] { return resting_; });
+    becomeScheduler();
+  } else if (!onCaller && onCaller_) {
+    onCaller_ = false;
+    stepsDone_.notify_all();
+  }
   hash_ = random_;
   spawned_ = 0;
   next_ = 0;
@@ -260,34 +306,39 @@ bool FiberExecutor::mayRun() const {
 
 void FiberExecutor::run() {
   while (true) {
-    // Read before the inbox: a gate is opened after the tasks that it lets run, and a seed replays
-    // only if all of them can be chosen.
-    const bool running = mayRun();
-    if (inboxFilled_.load(std::memory_order_relaxed)) drainInbox();
-    if (ready_.empty() || !running) {
-      if (stop_ && alive_ == 0) return;
-      for (int i = 0; i < kLooksBeforeSleep && !inboxFilled_ && !(mayRun() && !ready_.empty());
-           i++) {
-        ::sched_yield();
-      }
-      sleep(0us);
-      continue;
+    if (onCaller_) rest();
+    if (runStep()) continue;
+    if (stop_ && alive_ == 0) return;
+    for (int i = 0; i < kLooksBeforeSleep && !inboxFilled_ && !(mayRun() && !ready_.empty()); i++) {
+      ::sched_yield();
     }
-    const std::optional<size_t> index = choose();
-    if (!index) {
-      allPoll();
-      continue;
-    }
-    resume(*ready_[*index]);
-    account(*index);
-    if (steps_ > 0) endStep();
+    sleep(0us);
   }
+}
+
+// Lets a task run until it leaves; false if there is none that may.
+bool FiberExecutor::runStep() {
+  // Read before the inbox: a gate is opened after the tasks that it lets run, and a seed replays
+  // only if all of them can be chosen.
+  const bool running = mayRun();
+  if (inboxFilled_.load(std::memory_order_relaxed)) drainInbox();
+  if (ready_.empty() || !running) return false;
+  const std::optional<size_t> index = choose();
+  if (!index) {
+    allPoll();
+    return true;
+  }
+  resume(*ready_[*index]);
+  account(*index);
+  if (steps_ > 0) endStep();
+  return true;
 }
 
 void FiberExecutor::sleep(std::chrono::microseconds atMost) {
   std::unique_lock lock(mutex_);
   auto wanted = [this] {
-    return !inbox_.empty() || (!ready_.empty() && mayRun()) || steps_ > 0 || (stop_ && alive_ == 0);
+    return !inbox_.empty() || (!ready_.empty() && mayRun()) || steps_ > 0 ||
+           (stop_ && alive_ == 0) || (onCaller_ && !runsHere());
   };
   if (ready_.empty() && inbox_.empty() && steps_ > 0) {
     steps_ = 0;

@@ -96,6 +96,8 @@ class FiberExecutor final : public Executor {
   void openGate() override;
   void closeGate() override;
   void runSomeSteps() override;
+  bool runsHere() const override;
+  void runUntil(const std::atomic<bool>& done) override;
   void setSchedule(const Schedule& schedule) override;
   Schedule schedule() const override { return schedule_; }
   ScheduleCounts scheduleCounts() const override;
@@ -111,6 +113,9 @@ class FiberExecutor final : public Executor {
   using Clock = std::chrono::steady_clock;
 
   void run();
+  void rest();
+  void becomeScheduler();
+  bool runStep();
   void drainInbox();
   void put(FiberTask* task);
   bool mayRun() const;
@@ -132,6 +137,9 @@ class FiberExecutor final : public Executor {
   std::vector<FiberTask*> inbox_;  // to be made ready
   std::atomic<bool> inboxFilled_{false};
   bool sleeping_ = false;
+  std::atomic<bool> onCaller_{false};  // the engine's thread rests, caller_ takes its place
+  std::thread::id caller_;
+  bool resting_ = false;
   std::atomic<int> gates_{0};
   std::atomic<int> steps_{0};
   std::atomic<size_t> alive_{0};
@@ -162,7 +170,7 @@ class FiberExecutor final : public Executor {
   std::deque<std::string> deadlocks_;  // texts that tasks refer to
   void* schedulerFakeStack_ = nullptr;
 
-  // Of the engine's thread; set before the constructor returns.
+  // Of the thread that schedules.
   void* tsanScheduler_ = nullptr;
   const void* engineStack_ = nullptr;
   size_t engineStackBytes_ = 0;

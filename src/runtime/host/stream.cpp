@@ -137,6 +137,7 @@ void HostStream::synchronize() {
     waiters_.push_back(&waiter);
     executor_.openGate();
     lock.unlock();
+    if (executor_.runsHere()) executor_.runUntil(waiter.done);
     for (int i = 0; i < kLooksBeforeSleep && !waiter.done.load(std::memory_order_acquire); i++) {
       ::sched_yield();
     }
