@@ -61,9 +61,10 @@ std::string MemoryNames::nameOf(const void* address) const {
   return fmt::format("{} + {:#x}", range->second.name, at - range->first);
 }
 
-ExactSchedule::ExactSchedule(const Schedule& schedule, const MemoryNames& names)
+ExactSchedule::ExactSchedule(const Schedule& schedule, const MemoryNames& names, WeakMemory& memory)
     : schedule_(schedule),
       names_(names),
+      memory_(memory),
       lowestPriority_(static_cast<uint64_t>(std::max(schedule.depth, 1))),
       random_(mix64(static_cast<uint64_t>(schedule.seed) + 1)) {
   walkPeriod_ = kWalkPeriods[splitMix64(random_) % std::size(kWalkPeriods)];

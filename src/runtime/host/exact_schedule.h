@@ -61,7 +61,7 @@ class ExactSchedule {
     size_t stepCount = 0;
   };
 
-  ExactSchedule(const Schedule& schedule, const MemoryNames& names);
+  ExactSchedule(const Schedule& schedule, const MemoryNames& names, WeakMemory& memory);
 
   // `before`: what the task that started it had done by then; null: no task did.
   TaskState& add(const TaskInfo& info, uint64_t number, const SyncPoint& before);
@@ -96,7 +96,7 @@ class ExactSchedule {
 
   Schedule schedule_;
   const MemoryNames& names_;
-  WeakMemory memory_;
+  WeakMemory& memory_;
   std::deque<TaskState> states_;  // in the order of their numbers in memory_
   std::vector<TaskState*> live_;
   std::vector<uint64_t> changes_;  // PCT: the steps at which priorities change, last first

@@ -277,8 +277,9 @@ void FiberExecutor::setSchedule(const Schedule& schedule) {
   spawned_ = 0;
   next_ = 0;
   schedule_ = schedule;
-  exact_ =
-      seed >= 0 && schedule.isExact() ? std::make_unique<ExactSchedule>(schedule, names_) : nullptr;
+  exact_ = seed >= 0 && schedule.isExact()
+               ? std::make_unique<ExactSchedule>(schedule, names_, memory_)
+               : nullptr;
   seeded_ = seed >= 0;
   detail::seeded = seed >= 0;
 }

@@ -154,6 +154,7 @@ class FiberExecutor final : public Executor {
   // Of exact schedules; else null. Used by the engine's thread while tasks run.
   std::unique_ptr<ExactSchedule> exact_;
   MemoryNames names_;
+  WeakMemory memory_;
 
   // The scheduler's.
   std::vector<FiberTask*> ready_;

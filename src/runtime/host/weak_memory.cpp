@@ -2,6 +2,7 @@
 #include "runtime/host/weak_memory.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "runtime/host/task.h"
@@ -11,6 +12,8 @@ namespace {
 
 // Stores of a location that a load may still return.
 constexpr size_t kStoresKept = 16;
+// Ranges and locations of earlier runs that are kept.
+constexpr size_t kTableKept = 8192;
 
 bool acquires(std::memory_order order) {
   return order != std::memory_order_relaxed && order != std::memory_order_release;
@@ -39,14 +42,16 @@ void WeakMemory::View::join(const View& other) {
 }
 
 void WeakMemory::clear() {
-  locations_.clear();
+  run_++;
+  if (locations_.size() > kTableKept) locations_.clear();
+  if (cells_.size() > kTableKept) cells_.clear();
   tasks_.clear();
-  cells_.clear();
   fences_.clear();
   locationCount_ = 0;
 }
 
 void WeakMemory::forget(const void* address, size_t bytes) {
+  if (bytes == 0) return;
   const auto begin = reinterpret_cast<uintptr_t>(address);
   const uintptr_t end = begin + bytes;
   std::erase_if(locations_, [&](const auto& entry) {
@@ -68,14 +73,14 @@ size_t WeakMemory::addTask(const SharedView& before) {
 }
 
 WeakMemory::Location& WeakMemory::locate(const Access& access) {
-  auto [entry, isNew] = locations_.try_emplace(access.address);
-  Location& location = entry->second;
+  Location& location = locations_[access.address];
   const uint64_t value = valueInMemory(access);
-  if (isNew) {
+  if (location.run != run_) {
+    location.run = run_;
     location.index = locationCount_++;
     location.bytes = access.bytes;
     location.first = 0;
-    location.stores.push_back({value, nullptr});
+    location.stores.assign(1, {value, nullptr});
   } else if (location.bytes != access.bytes) {
     throw internalError("{} is accessed both {} and {} bytes wide", access.address, location.bytes,
                         access.bytes);
@@ -174,7 +179,7 @@ void WeakMemory::fence(size_t task, std::memory_order order) {
 
 bool WeakMemory::hasNewer(size_t task, const void* address) const {
   auto entry = locations_.find(address);
-  if (entry == locations_.end()) return false;
+  if (entry == locations_.end() || entry->second.run != run_) return false;
   const Location& location = entry->second;
   const auto& floors = tasks_[task].view.stores;
   return location.index >= floors.size() || floors[location.index] < location.newest();
@@ -211,15 +216,19 @@ std::optional<WeakMemory::Race> WeakMemory::note(size_t task, const void* addres
     return entry.task == task || (entry.task < clocks.size() && entry.clock <= clocks[entry.task]);
   };
   std::optional<Race> race;
-  split(begin);
-  split(end);
   auto cell = cells_.lower_bound(begin);
+  if (cell == cells_.end() || cell->first != begin || cell->second.end != end) {
+    split(begin);
+    split(end);
+    cell = cells_.lower_bound(begin);
+  }
   for (uintptr_t at = begin; at < end; ++cell) {
     if (cell == cells_.end() || cell->first > at) {
       const uintptr_t gapEnd = cell == cells_.end() ? end : std::min(end, cell->first);
-      cell = cells_.emplace_hint(cell, at, Cell{gapEnd, {}});
+      cell = cells_.emplace_hint(cell, at, Cell{gapEnd, run_, {}});
     }
     auto& entries = cell->second.entries;
+    if (std::exchange(cell->second.run, run_) != run_) entries.clear();
     for (const Entry& entry : entries) {
       if (race || isOrdered(entry) || !(writes || entry.writes) || (isAtomic && entry.isAtomic)) {
         continue;

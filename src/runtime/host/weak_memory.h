@@ -50,7 +50,7 @@ class WeakMemory {
     bool otherWrites, otherIsAtomic;
   };
 
-  // Forgets everything.
+  // Forgets everything, but keeps its tables for the next run: most runs are like the one before.
   void clear();
   // Forgets what a range held: it is about to be used for something else.
   void forget(const void* address, size_t bytes);
@@ -81,6 +81,7 @@ class WeakMemory {
     SharedView view;  // what a reader that acquires learns; may be null
   };
   struct Location {
+    uint64_t run = 0;  // in which it was last used
     uint32_t index;
     unsigned bytes;
     uint32_t first;  // the number of the oldest store that is kept
@@ -100,6 +101,7 @@ class WeakMemory {
   };
   struct Cell {
     uintptr_t end;
+    uint64_t run;  // in which the entries were made
     std::vector<Entry> entries;
   };
 
@@ -110,7 +112,8 @@ class WeakMemory {
   void split(uintptr_t at);
 
   std::unordered_map<const void*, Location> locations_;
-  uint32_t locationCount_ = 0;  // ever
+  uint32_t locationCount_ = 0;  // in this run, ever
+  uint64_t run_ = 1;            // since the last clear()
   std::deque<TaskState> tasks_;
   std::map<uintptr_t, Cell> cells_;  // by where they begin
   std::vector<uint32_t> fences_;     // the stores that sequentially consistent fences have seen
