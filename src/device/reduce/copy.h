@@ -109,15 +109,16 @@ UNISONO_DEVICE std::byte* at(void* base, uint64_t offset) {
   return static_cast<std::byte*>(base) + offset;
 }
 
-// Whether `work` is of the shapes that rings have.
+// Whether `work` is of the shapes that rings and binary trees have.
 UNISONO_DEVICE bool isFew(const ReduceCopy& work) {
-  return work.sources <= 2 && work.destinations <= 2;
+  return work.sources <= 3 && work.destinations <= 2;
 }
 // Whether a work of these shapes consists of whole vectors.
 UNISONO_DEVICE bool isAligned(const ReduceCopy& work, uint64_t bytes) {
   uint64_t bits = reinterpret_cast<uint64_t>(work.source[0]) |
                   reinterpret_cast<uint64_t>(work.destination[0]) | bytes;
   if (work.sources > 1) bits |= reinterpret_cast<uint64_t>(work.source[1]);
+  if (work.sources > 2) bits |= reinterpret_cast<uint64_t>(work.source[2]);
   if (work.destinations > 1) bits |= reinterpret_cast<uint64_t>(work.destination[1]);
   return bits % 16 == 0;
 }

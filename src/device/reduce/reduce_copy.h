@@ -6,9 +6,9 @@
 #include "device/reduce/reductions.h"
 
 // Moves elements from one or more sources, combined, to one or more destinations. A plain copy
-// knows no types; a reduction is instantiated once for each (type, operator), in a form for the
-// shapes that rings have, two operands to one or two destinations with the same alignment, and in a
-// general one.
+// knows no types; a reduction is instantiated once for each (type, operator), in forms for the
+// shapes that rings and trees have, two or three operands to one or two destinations with the same
+// alignment, and in a general one.
 namespace unisono::device::UNISONO_TARGET {
 
 // One rank's operand: its own input prepared, or a partial result as it is.
@@ -195,13 +195,13 @@ UNISONO_DEVICE void reduceMany(int lane, int lanes, const R& reducer, const Redu
   }
 }
 
-// The vectors of a work of one or two operands, one or two destinations, all aligned: nearly every
-// slice of a ring. One function for all reducers, without a stack: the stacks of 512 threads do not
-// fit into the first-level cache when data passes through it.
+// The vectors of a work of up to three operands and two destinations, all aligned: nearly every
+// slice of a ring or tree. One function for all reducers, without a stack: the stacks of 512
+// threads do not fit into the first-level cache when data passes through it.
 struct AlignedReduction {
   int lane, lanes;
   ReductionSpec spec;
-  const std::byte *a, *b;
+  const std::byte *a, *b, *c;  // the last ones may be null
   std::byte *first, *second;
   uint64_t bytes;
   uint32_t prepare;
@@ -210,7 +210,10 @@ struct AlignedReduction {
   template <typename R>
   UNISONO_DEVICE void run() const {
     const R reducer(spec);
-    if (b != nullptr) {
+    if (c != nullptr) {
+      const std::byte* const sources[3] = {a, b, c};
+      reduceFew<R, 3, 2>(lane, lanes, reducer, sources, first, second, bytes, prepare, finish);
+    } else if (b != nullptr) {
       const std::byte* const sources[2] = {a, b};
       reduceFew<R, 2, 4>(lane, lanes, reducer, sources, first, second, bytes, prepare, finish);
     } else if constexpr (R::kPrepares || R::kFinishes) {
@@ -220,10 +223,11 @@ struct AlignedReduction {
   }
 };
 UNISONO_DEVICE_CALL void reduceAligned(int lane, int lanes, ReductionSpec spec, const std::byte* a,
-                                       const std::byte* b, std::byte* first, std::byte* second,
-                                       uint64_t bytes, uint32_t prepare, bool finish) {
+                                       const std::byte* b, const std::byte* c, std::byte* first,
+                                       std::byte* second, uint64_t bytes, uint32_t prepare,
+                                       bool finish) {
   visitReducer(spec,
-               AlignedReduction{lane, lanes, spec, a, b, first, second, bytes, prepare, finish});
+               AlignedReduction{lane, lanes, spec, a, b, c, first, second, bytes, prepare, finish});
 }
 
 // Any work, or the elements outside of its vectors if these have been moved. A function for each
@@ -261,6 +265,7 @@ UNISONO_DEVICE_CALL void reduceSlowly(int lane, int lanes, const ReductionSpec& 
   if (isFew(work) && range.aligned) {
     reduceAligned(lane, lanes, spec, at(work.source[0], range.begin),
                   work.sources > 1 ? at(work.source[1], range.begin) : nullptr,
+                  work.sources > 2 ? at(work.source[2], range.begin) : nullptr,
                   at(work.destination[0], range.begin),
                   work.destinations > 1 ? at(work.destination[1], range.begin) : nullptr,
                   range.end - range.begin, work.prepare, work.finish);
@@ -281,7 +286,8 @@ UNISONO_DEVICE void reduceCopy(const ThreadGroup& group, const ReductionSpec& sp
   noteOperands(work, bytes);
   if (isFew(work) && isAligned(work, bytes)) {
     reduceAligned(group.rank(), group.size(), spec, at(work.source[0], 0),
-                  work.sources > 1 ? at(work.source[1], 0) : nullptr, at(work.destination[0], 0),
+                  work.sources > 1 ? at(work.source[1], 0) : nullptr,
+                  work.sources > 2 ? at(work.source[2], 0) : nullptr, at(work.destination[0], 0),
                   work.destinations > 1 ? at(work.destination[1], 0) : nullptr, bytes, work.prepare,
                   work.finish);
   } else {
