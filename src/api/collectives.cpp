@@ -54,8 +54,8 @@ ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
     checkCount(count, 1, type);
     const ReductionSpec reduction = checkReduction(communicator, op, type);
     checkBuffer(communicator, sendbuff, count, type, "sendbuff");
-    checkBuffer(communicator, recvbuff, count, type, "recvbuff");
-    return plan::Task{Call::allReduce, sendbuff, recvbuff, count, reduction, 0};
+    const bool open = isOpen(checkBuffer(communicator, recvbuff, count, type, "recvbuff"));
+    return plan::Task{Call::allReduce, sendbuff, recvbuff, count, reduction, 0, open};
   });
 }
 
@@ -80,8 +80,8 @@ ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count,
     checkCount(count, 1, type);
     checkRank(communicator, root, "root");
     if (communicator.rank() == root) checkBuffer(communicator, sendbuff, count, type, "sendbuff");
-    checkBuffer(communicator, recvbuff, count, type, "recvbuff");
-    return plan::Task{Call::broadcast, sendbuff, recvbuff, count, movement(type), root};
+    const bool open = isOpen(checkBuffer(communicator, recvbuff, count, type, "recvbuff"));
+    return plan::Task{Call::broadcast, sendbuff, recvbuff, count, movement(type), root, open};
   });
 }
 
@@ -91,8 +91,8 @@ ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int ro
     const DataType type = checkType(datatype);
     checkCount(count, 1, type);
     checkRank(communicator, root, "root");
-    checkBuffer(communicator, buff, count, type, "buff");
-    return plan::Task{Call::broadcast, buff, buff, count, movement(type), root};
+    const bool open = isOpen(checkBuffer(communicator, buff, count, type, "buff"));
+    return plan::Task{Call::broadcast, buff, buff, count, movement(type), root, open};
   });
 }
 
@@ -115,8 +115,8 @@ ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcoun
     const DataType type = checkType(datatype);
     checkCount(sendcount, communicator.ranks(), type);
     checkBuffer(communicator, sendbuff, sendcount, type, "sendbuff");
-    checkBuffer(communicator, recvbuff, sendcount, type, "recvbuff");
-    return plan::Task{Call::allGather, sendbuff, recvbuff, sendcount, movement(type), 0};
+    const bool open = isOpen(checkBuffer(communicator, recvbuff, sendcount, type, "recvbuff"));
+    return plan::Task{Call::allGather, sendbuff, recvbuff, sendcount, movement(type), 0, open};
   });
 }
 

@@ -263,13 +263,18 @@ std::shared_ptr<void> Communicator::registerMemory(const void* address, uint64_t
   });
 }
 
-// Finds the windows of the buffers that large messages are received in.
+// Finds the windows of the buffers that large messages and results are received in.
 void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
   if (windows_ == nullptr) return;
   for (plan::Task& call : calls) {
     const uint64_t bytes = call.count * device::elementBytes(call.reduction.type);
-    if (bytes < decision_.config.directBytes) continue;
     const auto all = static_cast<uint64_t>(ranks()) * bytes;
+    if (plan::offersOutput(decision_.config, call)) {
+      if (call.call == plan::Call::broadcast && call.peer == rank()) continue;
+      call.window = windows_->find(
+          call.output, call.call == plan::Call::allGather ? all : bytes, -1, captured);
+    }
+    if (bytes < decision_.config.directBytes) continue;
     switch (call.call) {
       case plan::Call::receive:
         if (call.peer == rank()) break;

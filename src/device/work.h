@@ -84,12 +84,20 @@ struct ReductionSpec {
 //   - The sender got it: it is writing. The receiver keeps waiting for the tail, without looking at
 //     the abort flag. This is a short wait, because a sender that has taken an offer waits for
 //     nothing more before it publishes the tail: it has its slot already.
+//
+// The receiver of the result of a large collective offers its output in the same manner, once for
+// all steps of a work that carry results. There the sender waits between its stores, so a third
+// word, `users`, says whether it is storing:
+//   sender:   adds 1 (acquire) after its waits for a step; does not store if kWithdrawn was set;
+//             tail = step + 1 (release); subtracts 1 (release)
+//   receiver: after an abort, if the sender has taken the offer: adds kWithdrawn and waits, which
+//             is short again, until nobody is storing
 struct alignas(16) Fifo {
   std::byte* slots;  // null until connected
   uint64_t* tail;
   uint64_t* head;
   uint64_t step;         // slots passed by this end so far; kept between launches
-  uint64_t* offer;       // null if nothing is ever offered
+  uint64_t* offer;       // {offer, window, users}; null if nothing is ever offered
   uint64_t byAddress;    // 1: the receiver may offer addresses
   uint64_t agreed;       // of the last offer: where the sender writes, or kStagedOffer
   MappedWindow* pinned;  // sender: the window that it writes to, or null
@@ -99,8 +107,10 @@ struct alignas(16) Fifo {
 inline constexpr uint64_t kStagedOffer = 1;
 // The bit of an offer that holds an offset; no address has it.
 inline constexpr uint64_t kWindowOffer = uint64_t{1} << 63;
-// The sender's answer, besides kStagedOffer: the message is in the buffer.
+// The sender's answer, besides kStagedOffer: the message or result is in the buffer.
 inline constexpr uint64_t kDirectAnswer = 2;
+// The bit of `users` that the receiver sets when no store may begin any more.
+inline constexpr uint64_t kWithdrawn = uint64_t{1} << 63;
 
 // What a rank shares with `peer` on one channel: a FIFO in each direction for each protocol. FIFOs
 // are independent of each other; a direction that no algorithm uses has none.
@@ -173,9 +183,11 @@ struct alignas(16) CollectiveWork {
   Operation operation;
   Algorithm algorithm;
   Protocol protocol;
+  bool offered;  // receivers of results offer their outputs, senders take the offers
   uint16_t firstChannel;
   uint16_t channels;
   int32_t root;
+  bool addressIsOpen;  // senders of the same process can write to the output
   ReductionSpec reduction;
   const void* input;
   void* output;
@@ -185,6 +197,7 @@ struct alignas(16) CollectiveWork {
   uint32_t sliceElements;  // a chunk moves in slices of this size, one slot each
   // Of a ring's all-reduce: chunks of the last round of a part, for the three kinds of parts.
   uint32_t lastLow, lastMiddle, lastHigh;
+  WindowReference window;  // of the output
 
   constexpr ChannelPart part(int channel) const {
     const int index = channel - firstChannel;
@@ -214,7 +227,7 @@ struct SendReceiveWork {
 };
 
 // The launches. Their arguments hold all that a replay of a CUDA graph needs, by value.
-inline constexpr int kMaxCollectiveWorks = 32;
+inline constexpr int kMaxCollectiveWorks = 31;
 struct CollectiveArguments {
   DeviceCommunicator* communicator;
   // Nonzero after an abort. Cheap to read on the device: every kernel looks at it before it touches

@@ -175,6 +175,10 @@ CollectiveWork workOf(const CommConfig& config, const Task& task) {
   work.input = task.input;
   work.output = task.output;
   work.count = task.count;
+  work.offered =
+      config.ranks > 1 && path.protocol == device::Protocol::simple && offersOutput(config, task);
+  work.addressIsOpen = task.outputIsOpen;
+  work.window = task.window;
   return work;
 }
 
@@ -202,6 +206,19 @@ void planRun(const CommConfig& config, const std::vector<Task>& run, int groups,
 }
 
 }  // namespace
+
+bool offersOutput(const CommConfig& config, const Task& task) {
+  const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
+  switch (task.call) {
+    case Call::allReduce:
+    case Call::broadcast:
+      return bytes >= config.directBytes;
+    case Call::allGather:
+      return bytes * static_cast<uint64_t>(config.ranks) >= config.directBytes;
+    default:
+      return false;
+  }
+}
 
 CollectiveLaunch planCopy(int channels, void* to, const void* from, uint64_t bytes) {
   constexpr uint64_t kBytesPerChannel = 1 << 20;

@@ -54,7 +54,7 @@ struct CommConfig {
   int peerChannels = 1;          // channels of point-to-point messages, all peers together
   int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels
   uint64_t minBytesPerPart = 1;  // of a message on one of its channels
-  uint64_t directBytes = 0;      // messages of at least this size need an offer of the receiver
+  uint64_t directBytes = 0;      // messages and results of at least this size need an offer
   // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks cannot
   // map each other's memory.
   int directLineBits = 0;
@@ -100,6 +100,10 @@ struct Plan {
   std::vector<Launch> launches;  // in the order in which they run
   Needs needs;
 };
+
+// Says whether the receivers of a call's result offer their outputs, if the path of the call can use
+// them.
+bool offersOutput(const CommConfig& config, const Task& task);
 
 // Calls with a count of 0 are left out. Throws Error(invalidUsage) for a send to oneself without a
 // matching receive in the group, and for a receive without a send.

@@ -149,7 +149,7 @@ struct HostGroupContext {
   int roles = 1;
   void* groupShared = nullptr;  // of the roles: zeroed, kGroupSharedBytes long
 };
-inline constexpr size_t kGroupSharedBytes = 64;
+inline constexpr size_t kGroupSharedBytes = 128;
 
 // One kernel in its two forms; a backend uses its own.
 struct Kernel {

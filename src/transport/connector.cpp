@@ -17,7 +17,7 @@ constexpr size_t kLineBytes = 128;
 constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kMapped = 4, kTree = 5;
 
 // Per channel, the sender's memory has a line with the head counter of each FIFO and one with the
-// receiver's offer, the receiver's memory one with the tail counter of each FIFO.
+// receiver's offer (of protocol Simple), the receiver's memory one with the tail counter of each FIFO.
 size_t linesOf(size_t fifos, bool ofSender) {
   return ofSender ? fifos + 1 : fifos;
 }
@@ -139,10 +139,10 @@ std::vector<device::Fifo> Connector::complete(const ConnectionGroup& link) {
   std::byte* receiver = block(false);
   std::byte* slots =
       (between.read ? sender : receiver) + linesBytes(link.channels.size(), count, between.read);
-  const bool pair = link.purpose == kPeer && between.through < 0;
-  const bool byAddress = pair && isDirect(peer);
+  const bool byAddress = between.through < 0 && isDirect(peer);
   // Ranks of different processes offer windows.
-  const bool offers = byAddress || (pair && between.atomics && !isSameProcess(peer));
+  const bool offers =
+      byAddress || (between.through < 0 && between.atomics && !isSameProcess(peer));
   std::vector<device::Fifo> fifos;
   for (size_t channel = 0; channel < link.channels.size(); channel++) {
     std::byte* senderLines = sender + channel * linesOf(count, true) * kLineBytes;
@@ -152,8 +152,10 @@ std::vector<device::Fifo> Connector::complete(const ConnectionGroup& link) {
       fifo.slots = slots;
       fifo.head = reinterpret_cast<uint64_t*>(senderLines + i * kLineBytes);
       fifo.tail = reinterpret_cast<uint64_t*>(receiverLines + i * kLineBytes);
-      if (offers) fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * kLineBytes);
-      fifo.byAddress = byAddress ? 1 : 0;
+      if (offers && (count == 1 || i == plan::indexOf(device::Protocol::simple))) {
+        fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * kLineBytes);
+        fifo.byAddress = byAddress ? 1 : 0;
+      }
       fifos.push_back(fifo);
       slots += size_t{slots_} * link.slotBytes[i];
     }

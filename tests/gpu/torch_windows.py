@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between processes while buffers come and go: allocated, freed, allocated again at the same
+"""Messages and collectives between processes while buffers come and go: allocated, freed, allocated again at the same
 address, emptied caches, CUDA graphs. One line a check, exit status 1 if one is wrong. LD_PRELOAD
 chooses the NCCL library, --allocator how PyTorch allocates.
 """
@@ -20,35 +20,74 @@ def pattern(source, target, call, count, torch, place):
     return (torch.arange(count, dtype=torch.int32, device=place) * 31 + start)
 
 
-def exchange(torch, dist, rank, world, call, count, into=None):
-    """All-to-all of `count` numbers a rank; returns the buffer that it received in."""
-    place = torch.device("cuda", rank)
-    out = torch.cat([pattern(rank, peer, call, count, torch, place) for peer in range(world)])
-    if into is None:
-        into = torch.empty(world * count, dtype=torch.int32, device=place)
-    into.fill_(-1)
-    if call % 2 == 0:
+KINDS = ("all-to-all", "send and receive", "all-gather", "all-reduce", "broadcast")
+
+
+def kind_of(call):
+    return KINDS[call % len(KINDS)]
+
+
+def sent(torch, source, world, call, count):
+    """What `source` has for every rank, `count` numbers each."""
+    place = torch.device("cuda", torch.cuda.current_device())
+    return torch.cat([pattern(source, peer, call, count, torch, place) for peer in range(world)])
+
+
+def issue(dist, rank, world, call, count, into, out):
+    """Makes one call with `count` numbers for each rank, from `out` to `into`."""
+    kind = kind_of(call)
+    if kind == "all-to-all":
         dist.all_to_all_single(into, out)
+    elif kind == "all-gather":
+        dist.all_gather_into_tensor(into, out[:count])
+    elif kind == "all-reduce":
+        into.copy_(out)
+        dist.all_reduce(into)
+    elif kind == "broadcast":
+        if rank == call % world:
+            into.copy_(out)
+        dist.broadcast(into, call % world)
     else:
-        parts, sent = into.chunk(world), out.chunk(world)
+        parts, outgoing = into.chunk(world), out.chunk(world)
         operations = []
         for peer in range(world):
             if peer == rank:
-                parts[peer].copy_(sent[peer])
+                parts[peer].copy_(outgoing[peer])
                 continue
             operations.append(dist.P2POp(dist.irecv, parts[peer], peer))
-            operations.append(dist.P2POp(dist.isend, sent[peer], peer))
+            operations.append(dist.P2POp(dist.isend, outgoing[peer], peer))
         for work in dist.batch_isend_irecv(operations):
             work.wait()
+
+
+def exchange(torch, dist, rank, world, call, count, into=None):
+    """Makes a call; returns the buffer that it received in."""
+    out = sent(torch, rank, world, call, count)
+    if into is None:
+        into = torch.empty_like(out)
+    into.fill_(-1)
+    issue(dist, rank, world, call, count, into, out)
     return into
 
 
+def expected(torch, rank, world, call, count):
+    place = torch.device("cuda", torch.cuda.current_device())
+    kind = kind_of(call)
+    if kind == "all-gather":
+        return torch.cat([pattern(p, 0, call, count, torch, place) for p in range(world)])
+    if kind == "all-reduce":
+        return sum(sent(torch, p, world, call, count) for p in range(world))
+    if kind == "broadcast":
+        return sent(torch, call % world, world, call, count)
+    return torch.cat([pattern(p, rank, call, count, torch, place) for p in range(world)])
+
+
 def expect(torch, rank, world, call, count, got):
-    place = torch.device("cuda", rank)
-    want = torch.cat([pattern(peer, rank, call, count, torch, place) for peer in range(world)])
+    want = expected(torch, rank, world, call, count)
     if not torch.equal(got, want):
         wrong = int((got != want).sum())
-        raise RuntimeError(f"rank {rank}, call {call}: {wrong} of {want.numel()} numbers are wrong")
+        raise RuntimeError(f"rank {rank}, call {call} ({kind_of(call)}): {wrong} of {want.numel()} "
+                           "numbers are wrong")
 
 
 def run(rank, world, device, arguments):
@@ -83,29 +122,26 @@ def run(rank, world, device, arguments):
     if rank == 0:
         print(f"ok {call} random calls, {arguments.allocator}", flush=True)
 
-    # A graph that was captured before its buffers were mapped.
+    # Graphs that were captured before their buffers were mapped.
     count = 1 << 20
-    place = torch.device("cuda", rank)
-    into = torch.empty(world * count, dtype=torch.int32, device=place)
-    out = torch.empty_like(into)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        dist.all_to_all_single(into, out)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        dist.all_to_all_single(into, out)
-    for replay in range(30):
-        out.copy_(torch.cat([pattern(rank, p, replay, count, torch, place) for p in range(world)]))
-        into.fill_(-1)
+    for call, kind in enumerate(KINDS):
+        into = exchange(torch, dist, rank, world, call, count)
+        out = sent(torch, rank, world, call, count)
+        stream = torch.cuda.Stream()
         torch.cuda.synchronize()
-        graph.replay()
-        torch.cuda.synchronize()
-        expect(torch, rank, world, replay, count, into)
-        if replay % 10 == 0:
-            time.sleep(0.2)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            issue(dist, rank, world, call, count, into, out)
+        for replay in range(12):
+            into.fill_(-1)
+            torch.cuda.synchronize()
+            graph.replay()
+            torch.cuda.synchronize()
+            expect(torch, rank, world, call, count, into)
+            if replay % 4 == 0:
+                time.sleep(0.2)
     if rank == 0:
-        print(f"ok 30 replays, {arguments.allocator}", flush=True)
+        print(f"ok 12 replays of every call, {arguments.allocator}", flush=True)
     del graph, into, out
     buffers.clear()
 
@@ -120,11 +156,11 @@ def run(rank, world, device, arguments):
     before = torch.cuda.mem_get_info()[0]
     for repeat in range(2):
         count = (512 << 20) // 4 // world
-        big = exchange(torch, dist, rank, world, 2 * repeat, count)
+        big = exchange(torch, dist, rank, world, 5 * repeat, count)
         time.sleep(0.5)
         for _ in range(3):
-            got = exchange(torch, dist, rank, world, 2 * repeat, count, big)
-        expect(torch, rank, world, 2 * repeat, count, got)
+            got = exchange(torch, dist, rank, world, 5 * repeat, count, big)
+        expect(torch, rank, world, 5 * repeat, count, got)
         del big, got
         torch.cuda.synchronize()
         start = time.monotonic()

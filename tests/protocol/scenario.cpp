@@ -317,6 +317,8 @@ void Scenario::addReduction(Call call, Group& group) {
     task.count = count;
     task.reduction = specOf(op, isAverage, onDevice, static_cast<int>(r));
     task.peer = root;
+    task.outputIsOpen = task.output != nullptr && (isFixed() || below(random_, 2) == 0);
+    task.window = windowOf(outputs[r], task.outputIsOpen);
     group[r].push_back(task);
   }
   const bool approximate = isAverage && device::isFloatingPoint(type);
@@ -371,7 +373,7 @@ void Scenario::addMovement(Call call, Group& group) {
       outputs[r] = memory.take(outputParts * bytes, size, random_);
     }
     if (reads[r]) fillRandom(static_cast<int>(r), inputs[r], inputParts * bytes);
-    const bool open = below(random_, 2) == 0;
+    const bool open = isFixed() || below(random_, 2) == 0;
     group[r].push_back({call, memory.at(inputs[r]), memory.at(outputs[r]), count, movement(type),
                         static_cast<int>(root), open, windowOf(outputs[r], open)});
   }

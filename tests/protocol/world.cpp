@@ -174,6 +174,7 @@ void World::nameMemory() const {
     runtime.nameMemory(&send.agreed, sizeof(send.agreed), "agreed offer of " + which);
     if (send.offer != nullptr) {
       runtime.nameMemory(send.offer, 2 * sizeof(*send.offer), "offer of " + which);
+      runtime.nameMemory(send.offer + 2, sizeof(*send.offer), "users of the offer of " + which);
       runtime.nameMemory(send.tail + 1, sizeof(*send.tail), "answer of " + which);
     }
     for (uint32_t slot = 0; slotBytes > 0 && slot < geometry_.slots; slot++) {
@@ -316,6 +317,7 @@ void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotByte
   *receive.tail = step;
   if (send.offer != nullptr) {
     *send.offer = 0;
+    send.offer[2] = 0;
     send.agreed = random();
     receive.agreed = random();
     receive.tail[1] = random();

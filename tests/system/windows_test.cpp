@@ -59,6 +59,7 @@ class Exchanger {
   }
   ncclComm_t comm() const { return comm_; }
   cudaStream_t stream() const { return stream_; }
+  void synchronize() const { stream_.synchronize(); }
 
   // Sends other bytes in each call, and throws if what was received is wrong.
   void exchange(const DeviceBuffer& into, size_t offset = 0) {
@@ -118,6 +119,47 @@ TEST(Windows, AreMappedAfterTheFirstCallAndUnmappedSoonAfterTheMemoryIsFreed) {
     meeting.wait(process);
     into = DeviceBuffer();
     EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 0, kSanitized ? 10s : 1s));
+  });
+}
+
+// All-reduce, all-gather and broadcast, before and after the outputs are mapped.
+TEST(Windows, TakeTheResultsOfCollectives) {
+  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+    const auto rank = static_cast<uint32_t>(process);
+    const size_t count = kBytes / sizeof(uint32_t) + 3;
+    DeviceBuffer in(process, bytesOf(process, 1)), out(process, 2 * bytesOf(process));
+    const auto inputOf = [](uint32_t r, size_t i) {
+      return static_cast<uint32_t>(i * 7 + 1) * (r + 1);
+    };
+    auto* input = reinterpret_cast<uint32_t*>(in.as<std::byte>());
+    for (size_t i = 0; i < count; i++) input[i] = inputOf(rank, i);
+    for (int round = 0; round < 6; round++) {
+      // Not aligned as the input is.
+      auto* output = reinterpret_cast<uint32_t*>(out.as()) + (round % 2 == 0 ? 0 : 1);
+      const int call = round % 3;
+      check(unisonoHostMemset(output, 0xee, 2 * kBytes + 64));
+      if (call == 0) {
+        check(ncclAllReduce(input, output, count, ncclUint32, ncclSum, exchanger.comm(),
+                            exchanger.stream()));
+      } else if (call == 1) {
+        check(
+            ncclAllGather(input, output, count, ncclUint32, exchanger.comm(), exchanger.stream()));
+      } else {
+        check(ncclBroadcast(input, output, count, ncclUint32, 1, exchanger.comm(),
+                            exchanger.stream()));
+      }
+      exchanger.synchronize();
+      size_t wrong = 0;
+      for (size_t i = 0; i < count; i++) {
+        const uint32_t first = inputOf(0, i), second = inputOf(1, i);
+        wrong += call == 0 && output[i] != first + second ? 1 : 0;
+        wrong += call == 1 && (output[i] != first || output[count + i] != second) ? 1 : 0;
+        wrong += call == 2 && output[i] != second ? 1 : 0;
+      }
+      EXPECT_EQ(wrong, 0u) << "call " << call << " of round " << round;
+      EXPECT_TRUE(waitForMappings(2 * bytesOf(1 - process), 1));
+      meeting.wait(process);
+    }
   });
 }
 

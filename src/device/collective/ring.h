@@ -34,18 +34,23 @@ class RingCollective {
   UNISONO_DEVICE void run() {
     switch (work_.operation) {
       case Operation::allReduce:
+        mover_.begin(kPrevious);
         allReduce();
         break;
       case Operation::allGather:
+        mover_.begin(kPrevious);
         allGather();
         break;
       case Operation::reduceScatter:
+        mover_.begin(kNobody);
         reduceScatter();
         break;
       case Operation::broadcast:
+        mover_.begin(rank_ == work_.root ? kNobody : kPrevious);
         broadcast();
         break;
       case Operation::reduce:
+        mover_.begin(kNobody);
         reduce();
         break;
       case Operation::local:
@@ -106,9 +111,7 @@ class RingCollective {
     for (uint64_t done = 0; done < part_.count; done += work_.chunkElements) {
       const uint64_t size = chunkSize(done);
       const uint64_t offset = part_.offset + done;
-      std::byte* own = output(shareOf(rank_) + offset);
-      const std::byte* from = input(offset);
-      mover_.sendCopy(kNext, from, own == from ? nullptr : own, size);
+      mover_.sendCopy(kNext, input(offset), output(shareOf(rank_) + offset), size);
       for (int step = 1; step < ranks_ - 1; step++) {
         mover_.receiveCopySend(kPrevious, kNext,
                                output(shareOf(ring_.order[ranks_ - step]) + offset), size);
@@ -136,8 +139,7 @@ class RingCollective {
       const uint64_t size = chunkSize(done);
       const uint64_t offset = part_.offset + done;
       if (rank_ == work_.root) {
-        mover_.sendCopy(kNext, input(offset),
-                        work_.output == work_.input ? nullptr : output(offset), size);
+        mover_.sendCopy(kNext, input(offset), output(offset), size);
       } else if (last) {
         mover_.receive(kPrevious, output(offset), size);
       } else {

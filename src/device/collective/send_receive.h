@@ -42,9 +42,9 @@ UNISONO_DEVICE void transfer(ThreadGroup& group, P& protocol, bool sends, std::b
     const uint64_t size = bytes - done < most ? bytes - done : most;
     std::byte* at = buffer + done;
     if (sends) {
-      protocol.move({kNobody, at, 1, nullptr, size, false, false});
+      protocol.move({.input = at, .send = 1, .elements = size});
     } else {
-      protocol.move({1, nullptr, kNobody, at, size, false, false});
+      protocol.move({.receive = 1, .output = at, .elements = size});
     }
     done += size;
     if (answers) group.syncAll();
@@ -71,7 +71,7 @@ UNISONO_DEVICE void sendMessage(ThreadGroup& group, Block& block,
               message);
   Simple<0, 1, true> protocol(group, block);
   const bool offered = message.offered && block.send[0].fifo.offer != nullptr;
-  const uint64_t to = offered ? protocol.takeOffer(communicator.windows) : kStagedOffer;
+  const uint64_t to = offered ? protocol.takeOffer() : kStagedOffer;
   if (to != 0 && to != kStagedOffer) {
     protocol.sendDirect(from, reinterpret_cast<std::byte*>(to) + part.offset, part.bytes);
   } else {
@@ -92,14 +92,8 @@ UNISONO_DEVICE void receiveMessage(ThreadGroup& group, Block& block,
   const Fifo& fifo = block.receive[0].fifo;
   bool direct = false;
   if (message.offered && fifo.offer != nullptr) {
-    uint64_t offer = kStagedOffer;
-    if (work.addressIsOpen && fifo.byAddress != 0) {
-      offer = reinterpret_cast<uint64_t>(message.buffer);
-    } else if (work.window.window != 0) {
-      offer = kWindowOffer | work.window.offset;
-    }
-    protocol.makeOffer(offer, work.window.window);
-    direct = offer != kStagedOffer && protocol.receiveDirect();
+    direct = protocol.offerBuffer(message.buffer, work.addressIsOpen, work.window) &&
+             protocol.receiveDirect();
   }
   if (!direct) {
     transfer(group, protocol, false, message.buffer + part.offset, part.bytes, message.slice,

@@ -87,6 +87,7 @@ class TreeCollective {
 
   UNISONO_DEVICE void turnAround() {
     Mover<ProtocolOf<kMaxTreeChildren, kMaxTreeChildren>> mover(group_, block_);
+    mover.begin(kNobody);
     forEachChunk([&](uint64_t first, uint64_t count) {
       mover.receiveReduceCopySend(children_, children_, input(first), output(first), count);
     });
@@ -95,6 +96,7 @@ class TreeCollective {
 
   UNISONO_DEVICE void reduceUp() {
     Mover<ProtocolOf<kMaxTreeChildren, 1>> mover(group_, block_);
+    mover.begin(kNobody);
     forEachChunk([&](uint64_t first, uint64_t count) {
       mover.receiveReduceSend(children_, kParent, input(first), count);
     });
@@ -103,6 +105,7 @@ class TreeCollective {
 
   UNISONO_DEVICE void broadcastDown() {
     Mover<ProtocolOf<1, kMaxTreeChildren>> mover(group_, block_);
+    mover.begin(kParent);
     forEachChunk([&](uint64_t first, uint64_t count) {
       mover.receiveCopySend(kParent, children_, output(first), count);
     });

@@ -31,6 +31,7 @@ struct Block {
   uint32_t slotBytes;
   int32_t group, groups;  // this group among those of its block that share the user's buffers
   const uint32_t* abortFlag;
+  MappedWindow* windows;  // of the communicator
   Ring ring;
   Tree tree;
   End receive[kMaxFan], send[kMaxFan];
@@ -52,6 +53,7 @@ UNISONO_DEVICE void loadCommunicator(Block& block, const DeviceCommunicator& com
   block.channel = channel;
   block.slots = communicator.slots;
   block.abortFlag = communicator.abortFlag;
+  block.windows = communicator.windows;
 }
 
 // One end of a FIFO with the step at which this thread stands.

@@ -294,6 +294,8 @@ class Lines : public FifoEnds<kReceives, kSends> {
 
   using FifoEnds<kReceives, kSends>::FifoEnds;
 
+  UNISONO_DEVICE void begin(Peers) {}
+
   UNISONO_DEVICE void move(const Slice& slice) {
     this->waitForCredit(slice.send);
     group_.syncReady();

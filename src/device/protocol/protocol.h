@@ -10,23 +10,28 @@ namespace unisono::device::UNISONO_TARGET {
 
 // One slice on its way through a rank.
 struct Slice {
-  Peers receive;      // combined with each other and with `input`
-  const void* input;  // this rank's own operand, or null
-  Peers send;         // get the result
-  void* output;       // gets the result, or null
-  uint64_t elements;
-  bool prepare;  // `input` is the rank's contribution, not yet prepared (Reducer::prepare)
-  bool finish;   // the result is the complete reduction (Reducer::finish)
+  Peers receive = kNobody;      // combined with each other and with `input`
+  const void* input = nullptr;  // this rank's own operand, or null
+  Peers send = kNobody;         // get the combination
+  void* output = nullptr;       // gets the combination, or null
+  uint64_t elements = 0;
+  bool prepare = false;  // `input` is the rank's contribution, not yet prepared (Reducer::prepare)
+  bool finish = false;   // the combination is the complete reduction (Reducer::finish)
+  // What is received, or sent, is part of the result of the collective, at `place` bytes in the
+  // output of every rank.
+  bool receivesResult = false, sendsResult = false;
+  uint64_t place = 0;
 };
 
 // A protocol moves slices through the FIFOs of a group. It is made by every thread of the group
 // after the block was loaded. Both ends of a FIFO move the same slices in the same order, each in
 // one step. After an abort nothing is moved or published any more and every wait ends at once.
-// `finish` saves the steps for the next work; a syncAll() follows before that begins.
+// `begin` comes first, with the peers from which results are received. `finish` saves the steps for the next work; a syncAll() follows before that begins.
 template <typename P>
 concept ProtocolType = requires(P protocol, ThreadGroup& group, Block& block, const Slice& slice) {
   { P::kProtocol } -> std::convertible_to<Protocol>;
   P(group, block);
+  { protocol.begin(Peers{}) } -> std::same_as<void>;
   { protocol.move(slice) } -> std::same_as<void>;
   { protocol.finish() } -> std::same_as<void>;
 };
@@ -38,48 +43,66 @@ class Mover {
  public:
   UNISONO_DEVICE Mover(ThreadGroup& group, Block& block) : block_(block), protocol_(group, block) {}
 
+  // Comes before the other verbs. `from`: the peers from which results are received.
+  UNISONO_DEVICE void begin(Peers from) { protocol_.begin(from); }
+
   UNISONO_DEVICE void send(Peers to, const void* input, uint64_t elements, bool prepare) {
-    move(kNobody, input, to, nullptr, elements, prepare, false);
+    move({kNobody, input, to, nullptr, elements, prepare, false});
   }
+  // The own part of the result, which is in place if `input` is `output`.
   UNISONO_DEVICE void sendCopy(Peers to, const void* input, void* output, uint64_t elements) {
-    move(kNobody, input, to, output, elements, false, false);
+    Slice chunk{kNobody, input, to, output == input ? nullptr : output, elements, false, false};
+    chunk.sendsResult = true;
+    chunk.place = placeOf(output);
+    move(chunk);
   }
   UNISONO_DEVICE void receive(Peers from, void* output, uint64_t elements) {
-    move(from, nullptr, kNobody, output, elements, false, false);
+    receiveCopySend(from, kNobody, output, elements);
   }
   UNISONO_DEVICE void receiveCopySend(Peers from, Peers to, void* output, uint64_t elements) {
-    move(from, nullptr, to, output, elements, false, false);
+    Slice chunk{from, nullptr, to, output, elements, false, false};
+    chunk.receivesResult = true;
+    chunk.sendsResult = true;
+    chunk.place = placeOf(output);
+    move(chunk);
   }
   UNISONO_DEVICE void receiveReduceSend(Peers from, Peers to, const void* input,
                                         uint64_t elements) {
-    move(from, input, to, nullptr, elements, true, false);
+    move({from, input, to, nullptr, elements, true, false});
   }
   // Complete the reduction.
   UNISONO_DEVICE void receiveReduceCopy(Peers from, const void* input, void* output,
                                         uint64_t elements) {
-    move(from, input, kNobody, output, elements, true, true);
+    move({from, input, kNobody, output, elements, true, true});
   }
   UNISONO_DEVICE void receiveReduceCopySend(Peers from, Peers to, const void* input, void* output,
                                             uint64_t elements) {
-    move(from, input, to, output, elements, true, true);
+    Slice chunk{from, input, to, output, elements, true, true};
+    chunk.sendsResult = true;
+    chunk.place = placeOf(output);
+    move(chunk);
   }
   UNISONO_DEVICE void finish() { protocol_.finish(); }
 
  private:
-  UNISONO_DEVICE void move(Peers from, const void* input, Peers to, void* output, uint64_t elements,
-                           bool prepare, bool finish) {
+  UNISONO_DEVICE uint64_t placeOf(const void* output) const {
+    return reinterpret_cast<uint64_t>(output) - reinterpret_cast<uint64_t>(block_.work.output);
+  }
+
+  UNISONO_DEVICE void move(const Slice& chunk) {
     const uint64_t most = block_.work.sliceElements;
     const uint64_t size = elementBytes(block_.work.reduction.type);
     uint64_t done = 0;
     do {
       const uint64_t offset = done * size;
-      const uint64_t count = elements - done < most ? elements - done : most;
-      protocol_.move({from,
-                      input == nullptr ? nullptr : static_cast<const std::byte*>(input) + offset,
-                      to, output == nullptr ? nullptr : static_cast<std::byte*>(output) + offset,
-                      count, prepare, finish});
-      done += count;
-    } while (done < elements);
+      Slice slice = chunk;
+      if (chunk.input != nullptr) slice.input = static_cast<const std::byte*>(chunk.input) + offset;
+      if (chunk.output != nullptr) slice.output = static_cast<std::byte*>(chunk.output) + offset;
+      slice.elements = chunk.elements - done < most ? chunk.elements - done : most;
+      slice.place += offset;
+      protocol_.move(slice);
+      done += slice.elements;
+    } while (done < chunk.elements);
   }
 
   Block& block_;

@@ -20,6 +20,10 @@ struct alignas(16) Line {
 // arrives as one.
 inline constexpr int kLineWords = 16;
 
+// Nanoseconds after which a peer that is in the middle of a slice is taken for dead. It takes less
+// than a millisecond unless its GPU is taken away from it.
+inline constexpr uint64_t kLongestShortWait = 5'000'000'000;
+
 // Who waits for whom, for reports; costs nothing on a GPU. `counter` is what has to reach `wanted`;
 // null if the wait is for something else.
 struct WaitSubject {

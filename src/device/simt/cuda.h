@@ -18,6 +18,7 @@ inline constexpr int kWarpSize = 32;
 // Words that a lane of protocol LL moves at a time.
 inline constexpr int kWordsPerPass = 4;
 inline constexpr int kMaxGroups = 2;
+inline constexpr int kGroupWords = 6;
 
 // A range of whole warps of a block: workers, then a warp that waits for peers and one that posts
 // to them. Both run beside the workers, so that neither the polls before a slice nor the release
@@ -61,7 +62,16 @@ class ThreadGroup {
   UNISONO_DEVICE void setAborted() { *aborted_ = 1; }
   UNISONO_DEVICE bool aborted() const { return *aborted_ != 0; }
 
+  // Words that the waiter leaves to the workers, seen as setAborted() is, and by the poster after
+  // the next syncDone.
+  UNISONO_DEVICE void setWord(int index, uint64_t value) { *wordOf(index) = value; }
+  UNISONO_DEVICE uint64_t word(int index) const { return *wordOf(index); }
+
  private:
+  UNISONO_DEVICE volatile uint64_t* wordOf(int index) const {
+    __shared__ volatile uint64_t words[kMaxGroups][kGroupWords];
+    return &words[barrier_ / 3][index];
+  }
   UNISONO_DEVICE static void sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
   }
@@ -294,11 +304,18 @@ UNISONO_DEVICE bool waitUntil(const uint32_t* abortFlag, const WaitSubject& subj
   }
   return true;
 }
-// For a wait that is short and must not end before its condition holds.
+UNISONO_DEVICE uint64_t nanoseconds() {
+  uint64_t value;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(value));
+  return value;
+}
+// For a wait that is short and must not end before its condition holds, unless the peer has died:
+// the memory that it stored to is safe then.
 template <typename Ready>
-UNISONO_DEVICE void waitAlways(const WaitSubject& subject, Ready ready) {
+UNISONO_DEVICE void waitWhileAlive(const WaitSubject& subject, Ready ready) {
   (void)subject;
-  while (!ready()) {
+  const uint64_t begin = nanoseconds();
+  while (!ready() && nanoseconds() - begin < kLongestShortWait) {
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 
 #include "device/simt/common.h"
@@ -22,6 +23,7 @@
 namespace unisono::device::host_target {
 
 inline constexpr int kWarpSize = 1;
+inline constexpr int kGroupWords = 6;
 // Words that a lane of protocol LL moves at a time.
 inline constexpr int kWordsPerPass = 2;
 
@@ -99,12 +101,25 @@ class ThreadGroup {
     return aborted_ || (shared_ != nullptr && loadRelaxed(&shared_->aborted) != 0);
   }
 
+  // Words that the waiter leaves to the other roles, which see them after the next barriers.
+  void setWord(int index, uint64_t value) {
+    if (shared_ == nullptr) {
+      words_[index] = value;
+    } else {
+      storeRelaxed(&shared_->words[index], value);
+    }
+  }
+  uint64_t word(int index) const {
+    return shared_ == nullptr ? words_[index] : loadRelaxed(&shared_->words[index]);
+  }
+
  private:
   enum class Role { worker, waiter, poster, all };
   static constexpr int kBarriers = 3;
   struct Shared {
     uint64_t arrived[kBarriers];
     uint64_t opened[kBarriers];
+    uint64_t words[kGroupWords];
     uint32_t aborted;
   };
   static_assert(sizeof(Shared) <= runtime::kGroupSharedBytes);
@@ -129,6 +144,7 @@ class ThreadGroup {
   Shared* shared_ = nullptr;  // unless the group is split
   bool aborted_ = false;
   uint64_t rounds_[kBarriers] = {};
+  uint64_t words_[kGroupWords] = {};
 };
 
 inline Vector16 loadVector(const void* address, bool wanted = true) {
@@ -214,10 +230,13 @@ bool waitUntilAll(const uint32_t* abortFlag, const WaitSubject& subject, Ready r
   return waitUntil(abortFlag, subject, ready);
 }
 inline void syncWarp() {}
-// For a wait that is short and must not end before its condition holds.
+// For a wait that is short and must not end before its condition holds, unless the peer has died:
+// the memory that it stored to is safe then.
 template <typename Ready>
-void waitAlways(const WaitSubject& subject, Ready ready) {
-  while (!ready()) pollFor(subject);
+void waitWhileAlive(const WaitSubject& subject, Ready ready) {
+  const auto end =
+      std::chrono::steady_clock::now() + std::chrono::nanoseconds(kLongestShortWait);
+  while (!ready() && std::chrono::steady_clock::now() < end) pollFor(subject);
   runtime::host::progress();
 }
 

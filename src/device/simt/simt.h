@@ -8,6 +8,7 @@
 //   UNISONO_DEVICE           qualifier of every device function; UNISONO_DEVICE_CALL: never inlined
 //   ThreadGroup              threads that work on one role: rank() and size() of the workers, and
 //                            the duties of waiting for and posting to peers beside them
+//   ThreadGroup::setWord     words that the waiter leaves to the other roles
 //   load/store with order    loadRelaxed, loadAcquire, storeRelaxed, storeRelease,
 //                            exchange, fetchAddAcquire, addRelease (system scope)
 //   noteRead, noteWrite      announce the plain accesses that follow, a call for a range, so that
@@ -20,7 +21,7 @@
 //                            a line of 16 words that arrives as one, kLineLanes lanes with
 //                            kLaneWords words each
 //   waitUntil                a wait loop that looks at the abort flag and, on the host, lets
-//                            others run; waitAlways: without the abort flag;
+//                            others run; waitWhileAlive: without the abort flag;
 //                            waitUntilAll: until the condition holds for all lanes of a warp
 #if defined(__CUDACC__)
 #include "device/simt/cuda.h"
