@@ -271,8 +271,8 @@ void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
     const auto all = static_cast<uint64_t>(ranks()) * bytes;
     if (plan::offersOutput(decision_.config, call)) {
       if (call.call == plan::Call::broadcast && call.peer == rank()) continue;
-      call.window = windows_->find(
-          call.output, call.call == plan::Call::allGather ? all : bytes, -1, captured);
+      call.window = windows_->find(call.output, call.call == plan::Call::allGather ? all : bytes,
+                                   -1, captured);
     }
     if (bytes < decision_.config.directBytes) continue;
     switch (call.call) {

@@ -101,8 +101,8 @@ struct Plan {
   Needs needs;
 };
 
-// Says whether the receivers of a call's result offer their outputs, if the path of the call can use
-// them.
+// Says whether the receivers of a call's result offer their outputs, if the path of the call can
+// use them.
 bool offersOutput(const CommConfig& config, const Task& task);
 
 // Calls with a count of 0 are left out. Throws Error(invalidUsage) for a send to oneself without a

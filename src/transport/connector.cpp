@@ -17,7 +17,8 @@ constexpr size_t kLineBytes = 128;
 constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kMapped = 4, kTree = 5;
 
 // Per channel, the sender's memory has a line with the head counter of each FIFO and one with the
-// receiver's offer (of protocol Simple), the receiver's memory one with the tail counter of each FIFO.
+// receiver's offer (of protocol Simple), the receiver's memory one with the tail counter of each
+// FIFO.
 size_t linesOf(size_t fifos, bool ofSender) {
   return ofSender ? fifos + 1 : fifos;
 }
@@ -141,8 +142,7 @@ std::vector<device::Fifo> Connector::complete(const ConnectionGroup& link) {
       (between.read ? sender : receiver) + linesBytes(link.channels.size(), count, between.read);
   const bool byAddress = between.through < 0 && isDirect(peer);
   // Ranks of different processes offer windows.
-  const bool offers =
-      byAddress || (between.through < 0 && between.atomics && !isSameProcess(peer));
+  const bool offers = byAddress || (between.through < 0 && between.atomics && !isSameProcess(peer));
   std::vector<device::Fifo> fifos;
   for (size_t channel = 0; channel < link.channels.size(); channel++) {
     std::byte* senderLines = sender + channel * linesOf(count, true) * kLineBytes;

@@ -26,7 +26,8 @@ struct Slice {
 // A protocol moves slices through the FIFOs of a group. It is made by every thread of the group
 // after the block was loaded. Both ends of a FIFO move the same slices in the same order, each in
 // one step. After an abort nothing is moved or published any more and every wait ends at once.
-// `begin` comes first, with the peers from which results are received. `finish` saves the steps for the next work; a syncAll() follows before that begins.
+// `begin` comes first, with the peers from which results are received. `finish` saves the steps for
+// the next work; a syncAll() follows before that begins.
 template <typename P>
 concept ProtocolType = requires(P protocol, ThreadGroup& group, Block& block, const Slice& slice) {
   { P::kProtocol } -> std::convertible_to<Protocol>;

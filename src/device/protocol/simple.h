@@ -240,7 +240,7 @@ class Simple : public FifoEnds<kReceives, kSends> {
       uint64_t* users = end.fifo.offer + kUsersWord;
       if (fetchAddAcquire(users, kWithdrawn) == 0) continue;
       waitWhileAlive({"the end of stores", block_.rank, end.peer, block_.channel},
-                 [users] { return loadAcquire(users) == kWithdrawn; });
+                     [users] { return loadAcquire(users) == kWithdrawn; });
     }
     UNISONO_UNROLL
     for (int i = 0; i < kSends; i++) {

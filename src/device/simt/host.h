@@ -234,8 +234,7 @@ inline void syncWarp() {}
 // the memory that it stored to is safe then.
 template <typename Ready>
 void waitWhileAlive(const WaitSubject& subject, Ready ready) {
-  const auto end =
-      std::chrono::steady_clock::now() + std::chrono::nanoseconds(kLongestShortWait);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(kLongestShortWait);
   while (!ready() && std::chrono::steady_clock::now() < end) pollFor(subject);
   runtime::host::progress();
 }
