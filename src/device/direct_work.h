@@ -21,8 +21,10 @@ inline constexpr int kDirectMaxThreads = 512;
 // launch moves a quarter at most in each direction. Hence a launch whose peers have taken
 // everything before it never waits for room, and a receiver that has started the matching launch
 // lets the sender finish.
-struct DirectPosition {
+struct alignas(16) DirectPosition {
   uint32_t sent, received;  // lines to and from one peer
+  uint32_t acknowledged;    // of `received`, what the peer has been told
+  uint32_t unused;
 };
 
 // Shares of a stream that may be on their way unacknowledged, and that one launch may move.
@@ -36,26 +38,37 @@ constexpr size_t directWindowBytes(int ranks, int lineBits) {
   return kDirectHeaderBytes + (static_cast<size_t>(ranks) << lineBits) * 16;
 }
 
+// The peers of a rank are all other ranks, in their order. So that kernels find a peer at a
+// constant place, everything about peers is indexed by their place in this order.
+constexpr int rankOfPeer(int peer, int rank) {
+  return peer < rank ? peer : peer + 1;
+}
+constexpr int peerOfRank(int other, int rank) {
+  return other < rank ? other : other - 1;
+}
+inline constexpr int kDirectMaxPeers = kDirectMaxRanks - 1;
+
 // What a rank shares with the other ranks, and what it keeps for itself between launches.
 struct DirectMemory {
-  std::byte* windows[kDirectMaxRanks];  // of each rank: the header, then [source rank][line]
-  DirectPosition* positions;            // [kDirectMaxBlocks][rank]; rows equal between launches
-  uint32_t* acknowledged;               // [rank]: what this rank has acknowledged last
+  std::byte* window;                   // the header, then [source rank][line]
+  std::byte* theirs[kDirectMaxPeers];  // the windows of the peers
+  DirectPosition* positions;           // [kDirectMaxBlocks][peer]; rows equal between launches
 };
 
-inline constexpr int kEveryPeer = -1, kNoPeer = -2;
+// Peers, a bit each.
+using DirectPeers = uint16_t;
 
 // What this rank sends to and takes from whom in one call. A share is what goes from one rank to
 // another. Buffers are arrays of shares by rank, or hold one share for all ranks (stride 0).
 //
 //   copies:     output[s] = share of s, for every s in `from`; `own` copies the own share
-//   reductions: output = the shares of all ranks, combined in rank order, if `from` is not kNoPeer
+//   reductions: output = the shares of all ranks, combined in rank order, if `from` has any
 struct DirectWork {
   const std::byte* input;
   std::byte* output;
   uint32_t inputBytes, outputBytes;  // of a share
   uint64_t inputStride, outputStride;
-  int16_t to, from;  // a rank, kEveryPeer or kNoPeer
+  DirectPeers to, from;
   bool reduces;
   bool own;
   bool whole;  // every share begins and ends at a multiple of 8 bytes

@@ -7,9 +7,8 @@
 namespace unisono::plan {
 namespace {
 
+using device::DirectPeers;
 using device::DirectWork;
-using device::kEveryPeer;
-using device::kNoPeer;
 
 // Lines to and from each peer that one launch may move.
 uint32_t linesPerLaunch(const CommConfig& config) {
@@ -30,6 +29,12 @@ device::Operation settingsOf(Call call) {
     default:
       return device::Operation::allReduce;
   }
+}
+
+// One rank, unless it is this one.
+DirectPeers peersOf(const CommConfig& config, int rank) {
+  if (rank == config.rank) return 0;
+  return static_cast<DirectPeers>(1u << device::peerOfRank(rank, config.rank));
 }
 
 bool isWhole(const DirectWork& work) {
@@ -54,8 +59,8 @@ std::optional<device::Protocol> chooseDirect(const CommConfig& config, Call call
   return fits ? std::optional(Protocol::ll) : std::nullopt;
 }
 
-uint32_t everyPeer(const CommConfig& config) {
-  return ((uint32_t{1} << config.ranks) - 1) & ~(uint32_t{1} << config.rank);
+DirectPeers everyPeer(const CommConfig& config) {
+  return static_cast<DirectPeers>((1u << (config.ranks - 1)) - 1);
 }
 
 uint64_t shareBytes(const Task& task) {
@@ -70,7 +75,8 @@ DirectWork directWork(const CommConfig& config, const Task& task) {
   work.output = static_cast<std::byte*>(task.output);
   work.inputBytes = work.outputBytes = bytes;
   work.reduction = task.reduction;
-  work.to = work.from = kEveryPeer;
+  const DirectPeers all = everyPeer(config), root = peersOf(config, task.peer);
+  work.to = work.from = all;
   switch (task.call) {
     case Call::allReduce:
       work.reduces = true;
@@ -81,8 +87,8 @@ DirectWork directWork(const CommConfig& config, const Task& task) {
       break;
     case Call::reduce:
       work.reduces = true;
-      work.to = isRoot ? kNoPeer : static_cast<int16_t>(task.peer);
-      work.from = isRoot ? kEveryPeer : kNoPeer;
+      work.to = root;
+      work.from = isRoot ? all : 0;
       break;
     case Call::allGather:
       work.outputStride = bytes;
@@ -95,14 +101,14 @@ DirectWork directWork(const CommConfig& config, const Task& task) {
     case Call::broadcast:
     case Call::scatter:
       work.inputStride = task.call == Call::scatter ? bytes : 0;
-      work.to = isRoot ? kEveryPeer : kNoPeer;
-      work.from = isRoot ? kNoPeer : static_cast<int16_t>(task.peer);
+      work.to = isRoot ? all : 0;
+      work.from = root;
       work.own = isRoot;
       break;
     case Call::gather:
       work.outputStride = bytes;
-      work.to = isRoot ? kNoPeer : static_cast<int16_t>(task.peer);
-      work.from = isRoot ? kEveryPeer : kNoPeer;
+      work.to = root;
+      work.from = isRoot ? all : 0;
       work.own = isRoot;
       break;
     case Call::send:
@@ -113,16 +119,16 @@ DirectWork directWork(const CommConfig& config, const Task& task) {
   if (work.own)
     work.own = work.input + me * work.inputStride != work.output + me * work.outputStride;
   // What a rank passes for a buffer that it does not need says nothing.
-  if (work.to == kNoPeer && !work.own && !work.reduces) work.input = nullptr;
-  if (work.from == kNoPeer && !work.own) work.output = nullptr;
+  if (work.to == 0 && !work.own && !work.reduces) work.input = nullptr;
+  if (work.from == 0 && !work.own) work.output = nullptr;
   work.whole = isWhole(work);
   return work;
 }
 
 DirectWork directWork(const CommConfig& config, const DirectMessages& messages) {
   DirectWork work{};
-  work.to = static_cast<int16_t>(messages.to);
-  work.from = static_cast<int16_t>(messages.from);
+  if (messages.to) work.to = peersOf(config, *messages.to);
+  if (messages.from) work.from = peersOf(config, *messages.from);
   work.input = messages.input;
   work.output = messages.output;
   work.inputBytes = static_cast<uint32_t>(messages.inputBytes);
@@ -149,25 +155,25 @@ void DirectPacker::begin() {
   launch.arguments.rank = config_.rank;
   launch.arguments.ranks = config_.ranks;
   launch.arguments.lineBits = config_.directLineBits;
-  lines_.assign(static_cast<size_t>(config_.ranks), {});
+  lines_.assign(static_cast<size_t>(config_.ranks - 1), {});
 }
 
 void DirectPacker::add(const DirectWork& work) {
-  const auto covers = [](int peers, int rank) { return peers == kEveryPeer || peers == rank; };
+  const int peers = config_.ranks - 1;
   const auto after = [&](int peer) {
     device::DirectPosition lines = lines_[static_cast<size_t>(peer)];
-    if (covers(work.to, peer)) lines.sent += device::linesOf(work.inputBytes);
-    if (covers(work.from, peer)) lines.received += device::linesOf(work.outputBytes);
+    if ((work.to >> peer & 1) != 0) lines.sent += device::linesOf(work.inputBytes);
+    if ((work.from >> peer & 1) != 0) lines.received += device::linesOf(work.outputBytes);
     return lines;
   };
   const uint32_t most = linesPerLaunch(config_);
   bool fits = !launches_.empty() && launches_.back().arguments.works < device::kMaxDirectWorks;
-  for (int peer = 0; fits && peer < config_.ranks; peer++) {
+  for (int peer = 0; fits && peer < peers; peer++) {
     const device::DirectPosition lines = after(peer);
     fits = lines.sent <= most && lines.received <= most;
   }
   if (!fits) begin();
-  for (int peer = 0; peer < config_.ranks; peer++) lines_[static_cast<size_t>(peer)] = after(peer);
+  for (int peer = 0; peer < peers; peer++) lines_[static_cast<size_t>(peer)] = after(peer);
 
   DirectLaunch& launch = launches_.back();
   const DirectShape shape =
@@ -194,16 +200,16 @@ std::pair<std::optional<DirectLaunch>, std::optional<DirectLaunch>> splitDirecti
   sends->arguments.works = rest->arguments.works = 0;
   for (int w = 0; w < launch.arguments.works; w++) {
     DirectWork work = launch.arguments.work[w];
-    if (work.to != kNoPeer) {
+    if (work.to != 0) {
       DirectWork& half = sends->arguments.work[sends->arguments.works++];
       half = work;
-      half.from = kNoPeer;
+      half.from = 0;
       half.own = false;
     }
-    if (work.from != kNoPeer || work.own) {
+    if (work.from != 0 || work.own) {
       DirectWork& half = rest->arguments.work[rest->arguments.works++];
       half = work;
-      half.to = kNoPeer;
+      half.to = 0;
     }
   }
   if (sends->arguments.works == 0) sends.reset();

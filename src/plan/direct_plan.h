@@ -14,18 +14,17 @@ namespace unisono::plan {
 // of every share decide alike.
 std::optional<device::Protocol> chooseDirect(const CommConfig& config, Call call, uint64_t bytes);
 
+device::DirectPeers everyPeer(const CommConfig& config);
+
 // The bytes of a share of a call: what one rank sends to another.
 uint64_t shareBytes(const Task& task);
-
-// All peers of a rank as Needs::direct names them.
-uint32_t everyPeer(const CommConfig& config);
 
 // A call, but for send and receive, as this rank's part of it.
 device::DirectWork directWork(const CommConfig& config, const Task& task);
 
-// Messages to and from one peer each, of which one may be missing.
+// Messages to and from one rank each, of which one may be missing.
 struct DirectMessages {
-  int to = device::kNoPeer, from = device::kNoPeer;
+  std::optional<int> to, from;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   uint64_t inputBytes = 0, outputBytes = 0;

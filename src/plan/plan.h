@@ -92,8 +92,8 @@ struct PeerUse {
 // What must be connected before a plan can run.
 struct Needs {
   bool rings = false, trees = false;
-  uint32_t direct = 0;         // peers whose windows are mapped, a bit each
-  std::vector<PeerUse> peers;  // one for each message
+  device::DirectPeers direct = 0;  // whose windows are mapped
+  std::vector<PeerUse> peers;      // one for each message
 };
 
 struct Plan {

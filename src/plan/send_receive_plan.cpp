@@ -179,15 +179,13 @@ MessageQueues takeDirect(const CommConfig& config, MessageQueues& queues) {
 // Both the windows and the connections for larger messages are connected at the first message, so
 // that no later one waits for its peer before it is launched.
 void needPeers(const CommConfig& config, const device::DirectWork& work, Needs& needs) {
-  const auto covers = [](int peers, int rank) {
-    return peers == device::kEveryPeer || peers == rank;
-  };
-  for (int peer = 0; peer < config.ranks; peer++) {
-    if (peer == config.rank) continue;
-    if (covers(work.to, peer)) needs.peers.push_back({peer, true});
-    if (covers(work.from, peer)) needs.peers.push_back({peer, false});
-    if (covers(work.to, peer) || covers(work.from, peer)) needs.direct |= uint32_t{1} << peer;
+  for (int peer = 0; peer < config.ranks - 1; peer++) {
+    const int rank = device::rankOfPeer(peer, config.rank);
+    const bool sends = (work.to >> peer & 1) != 0, receives = (work.from >> peer & 1) != 0;
+    if (sends) needs.peers.push_back({rank, true});
+    if (receives) needs.peers.push_back({rank, false});
   }
+  needs.direct |= work.to | work.from;
 }
 
 void addMessages(const CommConfig& config, MessageQueues& queues, DirectPacker& packer,

@@ -318,26 +318,30 @@ void Connector::completeForMessages(const ConnectionGroup& link) {
                   plan::firstMessageChannel(config_, link.sender, link.receiver), complete(link));
 }
 
-// Of the peers, a bit each, those that are not connected yet.
-void Connector::connectDirect(uint32_t peers) {
-  const auto ranks = static_cast<size_t>(config_.ranks);
+// Of the peers those that are not connected yet.
+void Connector::connectDirect(device::DirectPeers peers) {
+  const int count = config_.ranks - 1;
   if (direct_.positions == nullptr) {
     directWindow_ =
         arena_.allocate(device::directWindowBytes(config_.ranks, config_.directLineBits));
-    const size_t rows = device::kDirectMaxBlocks * ranks * sizeof(device::DirectPosition);
-    std::byte* state = arena_.allocate(rows + ranks * sizeof(uint32_t)).address;
-    direct_.positions = reinterpret_cast<device::DirectPosition*>(state);
-    direct_.acknowledged = reinterpret_cast<uint32_t*>(state + rows);
-    direct_.windows[config_.rank] = directWindow_.address;
+    direct_.window = directWindow_.address;
+    const size_t positions = device::kDirectMaxBlocks * static_cast<size_t>(count);
+    direct_.positions = reinterpret_cast<device::DirectPosition*>(
+        arena_.allocate(positions * sizeof(device::DirectPosition)).address);
   }
   const auto link = [](int from, int to) { return ConnectionGroup{from, to, kDirect, {}, {}}; };
-  const auto isNew = [&](int peer) { return (peers & ~directConnected_) >> peer & 1; };
-  for (int peer = 0; peer < config_.ranks; peer++) {
-    if (isNew(peer)) sendBlock(peer, link(config_.rank, peer), true, directWindow_);
-  }
-  for (int peer = 0; peer < config_.ranks; peer++) {
-    if (isNew(peer)) direct_.windows[peer] = receiveBlock(peer, link(peer, config_.rank), true);
-  }
+  const auto forEachNew = [&](auto visit) {
+    for (int peer = 0; peer < count; peer++) {
+      if (((peers & ~directConnected_) >> peer & 1) != 0) {
+        visit(peer, device::rankOfPeer(peer, config_.rank));
+      }
+    }
+  };
+  forEachNew(
+      [&](int, int rank) { sendBlock(rank, link(config_.rank, rank), true, directWindow_); });
+  forEachNew([&](int peer, int rank) {
+    direct_.theirs[peer] = receiveBlock(rank, link(rank, config_.rank), true);
+  });
   directConnected_ |= peers;
 }
 

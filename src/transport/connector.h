@@ -99,7 +99,7 @@ class Connector {
   void connectRings();
   void connectTrees();
   void connectPeers(const std::vector<plan::PeerUse>& uses);
-  void connectDirect(uint32_t peers);
+  void connectDirect(device::DirectPeers peers);
 
   runtime::Runtime& runtime_;
   bootstrap::Bootstrap& bootstrap_;
@@ -115,7 +115,7 @@ class Connector {
   std::set<std::tuple<int, int, int>> connectedHops_;  // channel, sender, receiver
   bool ringsConnected_ = false, treesConnected_ = false;
   std::vector<bool> sendConnected_, receiveConnected_;  // for messages, by peer
-  uint32_t directConnected_ = 0;                        // peers, a bit each
+  device::DirectPeers directConnected_ = 0;
   memory::Block directWindow_{};
   device::DirectMemory direct_{};
   std::vector<int> unconfirmed_;  // peers, once for each block sent to them

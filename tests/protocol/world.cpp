@@ -189,17 +189,16 @@ void World::nameMemory() const {
     runtime.nameMemory(&sender.stopped, sizeof(sender.stopped), fmt::format("stopped of {}", rank));
     const device::DirectMemory& memory = member.connector->direct();
     if (memory.positions == nullptr) continue;
-    runtime.nameMemory(memory.positions,
-                       device::kDirectMaxBlocks * members_.size() * sizeof(device::DirectPosition),
-                       fmt::format("positions of {}", rank));
+    runtime.nameMemory(
+        memory.positions,
+        device::kDirectMaxBlocks * (members_.size() - 1) * sizeof(device::DirectPosition),
+        fmt::format("positions of {}", rank));
     for (int peer = 0; peer < ranks(); peer++) {
-      runtime.nameMemory(memory.acknowledged + peer, sizeof(uint32_t),
-                         fmt::format("what {} has acknowledged to {}", rank, peer));
-      runtime.nameMemory(memory.windows[rank] + index(peer) * sizeof(uint32_t), sizeof(uint32_t),
+      runtime.nameMemory(memory.window + index(peer) * sizeof(uint32_t), sizeof(uint32_t),
                          fmt::format("acknowledgment {} -> {}", peer, rank));
       const size_t bytes = sizeof(device::Line) << geometry_.directLineBits;
-      runtime.nameMemory(memory.windows[rank] + device::kDirectHeaderBytes + index(peer) * bytes,
-                         bytes, fmt::format("lines {} -> {}", peer, rank));
+      runtime.nameMemory(memory.window + device::kDirectHeaderBytes + index(peer) * bytes, bytes,
+                         fmt::format("lines {} -> {}", peer, rank));
     }
   }
 }
@@ -349,8 +348,11 @@ void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotByte
 void World::resetDirect(Random& random) {
   if (members_.front().connector->direct().positions == nullptr) return;
   const uint32_t capacity = uint32_t{1} << geometry_.directLineBits;
-  const auto rowsOf = [this](size_t r) { return members_[r].connector->direct().positions; };
   const size_t count = members_.size();
+  const auto positionOf = [&](size_t rank, size_t other, size_t row) -> device::DirectPosition& {
+    const int peer = device::peerOfRank(static_cast<int>(other), static_cast<int>(rank));
+    return members_[rank].connector->direct().positions[row * (count - 1) + index(peer)];
+  };
   for (size_t to = 0; to < count; to++) {
     const device::DirectMemory& memory = members_[to].connector->direct();
     for (size_t from = 0; from < count; from++) {
@@ -360,16 +362,15 @@ void World::resetDirect(Random& random) {
       if (below(random, 2) == 0) passed = 0u - static_cast<uint32_t>(below(random, capacity));
       const auto unacknowledged = static_cast<uint32_t>(below(random, capacity / 2 + 1));
       for (size_t row = 0; row < device::kDirectMaxBlocks; row++) {
-        rowsOf(from)[row * count + to].sent = passed;
-        rowsOf(to)[row * count + from].received = passed;
+        positionOf(from, to, row).sent = passed;
+        positionOf(to, from, row).received = passed;
+        positionOf(to, from, row).acknowledged = passed - unacknowledged;
       }
-      memory.acknowledged[from] = passed - unacknowledged;
-      reinterpret_cast<uint32_t*>(members_[from].connector->direct().windows[from])[to] =
+      reinterpret_cast<uint32_t*>(members_[from].connector->direct().window)[to] =
           passed - unacknowledged;
       // Each place holds the line that passed it last.
-      auto* line =
-          reinterpret_cast<device::Line*>(memory.windows[to] + device::kDirectHeaderBytes) +
-          from * capacity;
+      auto* line = reinterpret_cast<device::Line*>(memory.window + device::kDirectHeaderBytes) +
+                   from * capacity;
       const uint64_t junk = random();
       for (uint32_t back = 1; back <= capacity; back++) {
         const uint32_t place = passed - back;

@@ -10,11 +10,11 @@
 // latency: no barrier between ranks, no fence.
 namespace unisono::device::UNISONO_TARGET {
 
-// How many ranks a body is made for: exactly kRanks, or any number, kRanks at a time.
+// How many ranks a body is made for: exactly kRanks, or any number, with kRanks - 1 peers at a time.
 template <int kRanks, bool kExactly>
 struct DirectRanks {
-  static constexpr int kBatch = kRanks;
-  static constexpr bool kIsExact = kExactly;
+  static constexpr int kBatch = kRanks - 1;
+  static constexpr bool kIsPair = kExactly && kRanks == 2;
   UNISONO_DEVICE static int of(int32_t ranks) { return kExactly ? kRanks : ranks; }
 };
 
@@ -24,6 +24,23 @@ struct DirectCopy {
   static constexpr bool kPrepares = false;
   UNISONO_DEVICE explicit DirectCopy(const ReductionSpec&) {}
 };
+
+// Packs at the ends of shares, or of buffers that are not aligned. Calls keep this rare code out of
+// the instructions that every launch fetches.
+template <typename Word>
+UNISONO_DEVICE_CALL uint64_t loadPartOfPack(const std::byte* buffer, uint32_t index,
+                                            uint32_t bytes) {
+  return loadPack<Word>(buffer, index, bytes);
+}
+template <typename Word>
+UNISONO_DEVICE_CALL void storePartOfPack(std::byte* buffer, uint32_t index, uint32_t bytes,
+                                         uint64_t pack) {
+  storePack<Word>(buffer, index, bytes, pack);
+}
+template <typename Element, size_t kBytes = sizeof(Element)>
+using UnsignedOf = std::conditional_t<
+    kBytes == 1, uint8_t,
+    std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>>;
 
 // Where a lane is in its launch.
 struct DirectLane {
@@ -36,8 +53,8 @@ struct LaneShare {
   uint32_t first, step;
 };
 
-UNISONO_DEVICE bool covers(int peers, int rank) {
-  return peers == kEveryPeer || peers == rank;
+UNISONO_DEVICE bool covers(DirectPeers peers, int peer) {
+  return (peers >> peer & 1) != 0;
 }
 UNISONO_DEVICE uint32_t linesTo(const DirectWork& work, int peer) {
   return covers(work.to, peer) ? linesOf(work.inputBytes) : 0;
@@ -46,12 +63,12 @@ UNISONO_DEVICE uint32_t linesFrom(const DirectWork& work, int peer) {
   return covers(work.from, peer) ? linesOf(work.outputBytes) : 0;
 }
 
-// The streams to and from the ranks first .. first + kBatch - 1, as they are at the start of a
+// The streams to and from the peers first .. first + kBatch - 1, as they are at the start of a
 // work.
 template <int kBatch>
 struct Streams {
   DirectPosition position[kBatch];
-  uint32_t acknowledged[kBatch];
+  uint32_t taken[kBatch];  // of what was sent, as far as the peer has acknowledged
 };
 
 // One launch of the direct family on one rank, from the view of one lane.
@@ -63,24 +80,26 @@ class DirectLaunch {
   using Batch = Streams<kBatch>;
 
   UNISONO_DEVICE DirectLaunch(const Arguments& arguments, const DirectLane& at)
-      : arguments_(arguments), at_(at), me_(arguments.rank), ranks_(Ranks::of(arguments.ranks)) {}
+      : arguments_(arguments),
+        at_(at),
+        me_(arguments.rank),
+        peers_(Ranks::of(arguments.ranks) - 1) {}
 
   // Says whether the block has a part in a work.
   UNISONO_DEVICE bool takesPart(const DirectWork& work) const {
     return blockOf(work) < work.blocks;
   }
+  // Says whether one batch holds the streams of all peers.
+  UNISONO_DEVICE bool isOneBatch() const { return peers_ <= kBatch; }
 
   // The streams of a batch at the start of the launch.
   UNISONO_DEVICE Batch load(int first) const {
     Batch batch{};
     UNISONO_UNROLL
     for (int i = 0; i < kBatch; i++) {
-      const int peer = first + i;
-      if (peer >= ranks_ || peer == me_) continue;
-      const DirectPosition* position = row(at_.block) + peer;
-      noteRead(position, sizeof(*position));
-      batch.position[i] = *position;
-      batch.acknowledged[i] = loadRelaxed(acknowledgments(me_) + peer);
+      if (first + i >= peers_) break;
+      batch.position[i] = positionOf(first + i);
+      batch.taken[i] = loadRelaxed(acknowledgmentBy(first + i));
     }
     return batch;
   }
@@ -97,36 +116,42 @@ class DirectLaunch {
     return batch;
   }
 
-  // Stores the own shares into the windows of the peers. False after an abort.
+  // Stores the own shares into the windows of the peers. False after an abort. The buffers of a
+  // launch that does not run belong to the user.
   template <typename Combine>
-  UNISONO_DEVICE bool send(int w, const Batch& firstBatch) {
+  UNISONO_DEVICE bool send(int w, const Batch& firstBatch, bool runs) {
     const DirectWork& work = arguments_.work[w];
-    if (work.to == kNoPeer) return true;
     const Combine combine(work.reduction);
     const LaneShare share = shareOf(work);
-    const uint32_t lines = linesOf(work.inputBytes);
-    for (int first = 0; first < ranks_; first += kBatch) {
+    const uint32_t lines = work.to != 0 ? linesOf(work.inputBytes) : 0;
+    for (int first = 0; first < peers_; first += kBatch) {
       const Batch batch = first == 0 ? firstBatch : loadFor(w, first);
-      if (!awaitRoom(work, batch, first)) return false;
-      for (uint32_t index = share.first; index < lines; index += share.step) {
-        const bool isCommon = work.inputStride == 0;
-        const uint64_t common = isCommon ? loadInput(combine, work, 0, index) : 0;
+      // Without branches as far as possible: what does not depend on loads is then computed while
+      // they are on their way.
+      uint32_t index = share.first;
+      bool hasLine = index < lines && runs;
+      do {
+        if (hasLine && !awaitRoom(work, batch, first)) return false;
+        const bool isCommon = kBatch > 1 && work.inputStride == 0;
+        const uint64_t common = loadInput(combine, work, 0, index, hasLine && isCommon);
         uint64_t pack[kBatch];
         UNISONO_UNROLL
         for (int i = 0; i < kBatch; i++) {
-          pack[i] = isCommon || !sendsTo(work, first + i)
-                        ? common
-                        : loadInput(combine, work, first + i, index);
+          const bool isOwn = hasLine && !isCommon && sendsTo(work, first + i);
+          pack[i] = loadInput(combine, work, rankOf(first + i), index, isOwn);
+          if (isCommon) pack[i] = common;
         }
         UNISONO_UNROLL
         for (int i = 0; i < kBatch; i++) {
-          if (!sendsTo(work, first + i)) continue;
           const uint32_t place = batch.position[i].sent + index;
-          storeLine(lineOf(first + i, me_, place), pack[i], flagOf(place));
+          Line* line = streamTo(first + i) + inStream(place);
+          storeLineIf(hasLine && sendsTo(work, first + i), line, pack[i], flagOf(place));
         }
-      }
+        index += share.step;
+        hasLine = index < lines && runs;
+      } while (hasLine);
     }
-    return true;
+    return runs;
   }
 
   // Takes the shares of the peers out of the own window. False after an abort.
@@ -141,37 +166,49 @@ class DirectLaunch {
 
   // Tells the peers what earlier launches have taken, if it is much. To be called before positions
   // advance; calling it again changes nothing.
-  UNISONO_DEVICE void acknowledge() {
+  UNISONO_DEVICE void acknowledge() const {
     if (at_.block != 0) return;
-    for (int peer = at_.lane; peer < ranks_; peer += at_.lanes) {
-      if (peer == me_) continue;
-      uint32_t* last = arguments_.memory.acknowledged + peer;
-      noteRead(row(0) + peer, sizeof(DirectPosition));
-      noteRead(last, sizeof(*last));
-      const uint32_t received = row(0)[peer].received;
-      if (received - *last < (uint32_t{1} << arguments_.lineBits) / kDirectShares) continue;
-      storeRelaxed(acknowledgments(peer) + me_, received);
-      noteWrite(last, sizeof(*last));
-      *last = received;
+    for (int peer = at_.lane; peer < peers_; peer += at_.lanes) {
+      const DirectPosition position = positionOf(peer);
+      if (isAcknowledged(position)) tell(peer, position);
+    }
+  }
+  // The same for all peers, with what one batch has loaded.
+  UNISONO_DEVICE void acknowledge(const Batch& all) const {
+    if (at_.block != 0 || at_.lane != 0) return;
+    UNISONO_UNROLL
+    for (int i = 0; i < kBatch; i++) {
+      if (i < peers_ && isAcknowledged(all.position[i])) tell(i, all.position[i]);
     }
   }
 
   // Advances the positions by what the launch moves. Every block has a row of them and advances
   // rows that no block of this launch reads, then, after all its lanes have read it, its own.
   template <typename SyncBlock>
-  UNISONO_DEVICE void advance(SyncBlock syncBlock) {
-    const int firstRow = at_.block + (at_.lane + 1) * at_.blocks;
-    for (int r = firstRow; r < kDirectMaxBlocks; r += at_.lanes * at_.blocks) {
-      noteRead(row(at_.block), sizeof(DirectPosition) * static_cast<unsigned>(ranks_));
-      noteWrite(row(r), sizeof(DirectPosition) * static_cast<unsigned>(ranks_));
-      UNISONO_UNROLL
-      for (int peer = 0; peer < ranks_; peer++) row(r)[peer] = advanced(peer);
-    }
+  UNISONO_DEVICE void advance(SyncBlock syncBlock) const {
+    forEachOtherRow([&](int r) {
+      for (int peer = 0; peer < peers_; peer++) store(r, peer, advanced(positionOf(peer), peer));
+    });
     syncBlock();
-    for (int peer = at_.lane; peer < ranks_; peer += at_.lanes) {
-      noteWrite(row(at_.block) + peer, sizeof(DirectPosition));
-      row(at_.block)[peer] = advanced(peer);
+    for (int peer = at_.lane; peer < peers_; peer += at_.lanes) {
+      store(at_.block, peer, advanced(positionOf(peer), peer));
     }
+  }
+  // The same for all peers, with what one batch has loaded.
+  template <typename SyncBlock>
+  UNISONO_DEVICE void advance(const Batch& all, SyncBlock syncBlock) const {
+    DirectPosition after[kBatch];
+    UNISONO_UNROLL
+    for (int i = 0; i < kBatch; i++) after[i] = advanced(all.position[i], i);
+    const auto storeRow = [&](int r) {
+      UNISONO_UNROLL
+      for (int i = 0; i < kBatch; i++) {
+        if (i < peers_) store(r, i, after[i]);
+      }
+    };
+    forEachOtherRow(storeRow);
+    syncBlock();
+    if (at_.lane == 0) storeRow(at_.block);
   }
 
  private:
@@ -187,31 +224,70 @@ class DirectLaunch {
     return {blockOf(work) * lanes + static_cast<uint32_t>(at_.lane), blocks * lanes};
   }
 
-  UNISONO_DEVICE DirectPosition* row(int block) const {
-    return arguments_.memory.positions + block * ranks_;
+  UNISONO_DEVICE int rankOf(int peer) const { return peer < me_ ? peer : peer + 1; }
+  UNISONO_DEVICE DirectPosition* position(int row, int peer) const {
+    return arguments_.memory.positions + (row * peers_ + peer);
   }
-  // What `rank` knows of how far its peers are, one counter each.
-  UNISONO_DEVICE uint32_t* acknowledgments(int rank) const {
-    return reinterpret_cast<uint32_t*>(arguments_.memory.windows[rank]);
+  UNISONO_DEVICE DirectPosition positionOf(int peer) const {
+    noteRead(position(at_.block, peer), sizeof(DirectPosition));
+    return *position(at_.block, peer);
   }
-  UNISONO_DEVICE Line* lineOf(int receiver, int sender, uint32_t place) const {
-    const uint32_t inStream = place & ((uint32_t{1} << arguments_.lineBits) - 1);
-    return reinterpret_cast<Line*>(arguments_.memory.windows[receiver] + kDirectHeaderBytes) +
-           ((static_cast<uint32_t>(sender) << arguments_.lineBits) + inStream);
+  UNISONO_DEVICE void store(int row, int peer, const DirectPosition& value) const {
+    noteWrite(position(row, peer), sizeof(DirectPosition));
+    *position(row, peer) = value;
+  }
+  template <typename Visit>
+  UNISONO_DEVICE void forEachOtherRow(Visit visit) const {
+    UNISONO_NO_UNROLL
+    for (int r = at_.block + (at_.lane + 1) * at_.blocks; r < kDirectMaxBlocks;
+         r += at_.lanes * at_.blocks) {
+      visit(r);
+    }
+  }
+  // What a peer has acknowledged to this rank, and the reverse.
+  UNISONO_DEVICE const uint32_t* acknowledgmentBy(int peer) const {
+    return reinterpret_cast<const uint32_t*>(arguments_.memory.window) + rankOf(peer);
+  }
+  UNISONO_DEVICE void tell(int peer, const DirectPosition& position) const {
+    storeRelaxed(reinterpret_cast<uint32_t*>(arguments_.memory.theirs[peer]) + me_,
+                 position.received);
+  }
+  UNISONO_DEVICE bool isAcknowledged(const DirectPosition& position) const {
+    return position.received - position.acknowledged >=
+           (uint32_t{1} << arguments_.lineBits) / kDirectShares;
+  }
+
+  // The stream from rank `sender` in the window of its receiver.
+  UNISONO_DEVICE Line* streamIn(std::byte* window, int sender) const {
+    return reinterpret_cast<Line*>(window + kDirectHeaderBytes) +
+           (static_cast<uint64_t>(sender) << arguments_.lineBits);
+  }
+  UNISONO_DEVICE Line* streamTo(int peer) const {
+    return streamIn(arguments_.memory.theirs[peer], me_);
+  }
+  UNISONO_DEVICE const Line* streamFrom(int peer) const {
+    return streamIn(arguments_.memory.window, rankOf(peer));
+  }
+  UNISONO_DEVICE uint32_t inStream(uint32_t place) const {
+    return place & ((uint32_t{1} << arguments_.lineBits) - 1);
   }
   UNISONO_DEVICE uint32_t flagOf(uint32_t place) const {
     return (place >> arguments_.lineBits) + 1;
   }
 
+  // Asked about works with lines only, which the only peer of two ranks has part in.
   UNISONO_DEVICE bool sendsTo(const DirectWork& work, int peer) const {
-    return peer < ranks_ && peer != me_ && covers(work.to, peer);
+    if (Ranks::kIsPair) return true;
+    return peer < peers_ && covers(work.to, peer);
   }
   UNISONO_DEVICE bool takesFrom(const DirectWork& work, int peer) const {
-    return peer < ranks_ && peer != me_ && covers(work.from, peer);
+    if (Ranks::kIsPair) return true;
+    return peer < peers_ && covers(work.from, peer);
   }
 
-  UNISONO_DEVICE DirectPosition advanced(int peer) const {
-    DirectPosition position = row(at_.block)[peer];
+  // What becomes of a position in this launch.
+  UNISONO_DEVICE DirectPosition advanced(DirectPosition position, int peer) const {
+    if (isAcknowledged(position)) position.acknowledged = position.received;
     for (int w = 0; w < works(); w++) {
       position.sent += linesTo(arguments_.work[w], peer);
       position.received += linesFrom(arguments_.work[w], peer);
@@ -222,37 +298,39 @@ class DirectLaunch {
 
   // Waits until the peers have taken enough of earlier calls that the lines of this work overwrite
   // nothing.
-  UNISONO_DEVICE bool awaitRoom(const DirectWork& work, const Batch& batch, int first) {
-    const int32_t capacity = int32_t{1} << arguments_.lineBits;
+  UNISONO_DEVICE bool awaitRoom(const DirectWork& work, const Batch& batch, int first) const {
+    const uint32_t capacity = uint32_t{1} << arguments_.lineBits;
     UNISONO_UNROLL
     for (int i = 0; i < kBatch; i++) {
       const int peer = first + i;
       if (!sendsTo(work, peer)) continue;
       const uint32_t end = batch.position[i].sent + linesOf(work.inputBytes);
-      // The peer may be further: a lane without lines of its own can be late.
-      if (static_cast<int32_t>(end - batch.acknowledged[i]) <= capacity) continue;
+      if (end - batch.taken[i] <= capacity) [[likely]] {
+        continue;
+      }
       acknowledge();  // the peer may be waiting too
-      const uint32_t* counter = acknowledgments(me_) + peer;
-      if (!waitUntil(arguments_.abortFlag, {"room in the window", me_, peer, at_.block}, [&] {
-            return static_cast<int32_t>(end - loadRelaxed(counter)) <= capacity;
-          })) {
+      const uint32_t* counter = acknowledgmentBy(peer);
+      if (!waitUntil(arguments_.abortFlag, {"room in the window", me_, rankOf(peer), at_.block},
+                     [&] { return end - loadRelaxed(counter) <= capacity; })) {
         return false;
       }
     }
     return true;
   }
 
+  // Pack `index` of a share, if it is wanted.
   template <typename Combine>
   UNISONO_DEVICE static uint64_t loadInput(const Combine& combine, const DirectWork& work,
-                                           int share, uint32_t index) {
+                                           int share, uint32_t index, bool wanted = true) {
     const std::byte* from = work.input + static_cast<unsigned>(share) * work.inputStride;
-    uint64_t pack;
-    if (work.whole) {
-      noteRead(from + index * uint64_t{8}, 8);
-      pack = reinterpret_cast<const uint64_t*>(from)[index];
-    } else {
-      pack = loadPack<typename Combine::Element>(from, index, work.inputBytes);
+    uint64_t pack = 0;
+    if (!work.whole && wanted) [[unlikely]] {
+      using Word = UnsignedOf<typename Combine::Element>;
+      pack = loadPartOfPack<Word>(from, index, work.inputBytes);
     }
+    const bool isWhole = work.whole && wanted;
+    if (isWhole) noteRead(from + index * uint64_t{8}, 8);
+    pack = loadWord(reinterpret_cast<const uint64_t*>(from) + index, isWhole, pack);
     if constexpr (Combine::kPrepares) pack = preparePack(combine, pack);
     return pack;
   }
@@ -260,44 +338,56 @@ class DirectLaunch {
   UNISONO_DEVICE static void storeOutput(const DirectWork& work, int share, uint32_t index,
                                          uint64_t pack) {
     std::byte* to = work.output + static_cast<unsigned>(share) * work.outputStride;
-    if (work.whole) {
+    if (work.whole) [[likely]] {
       noteWrite(to + index * uint64_t{8}, 8);
       reinterpret_cast<uint64_t*>(to)[index] = pack;
     } else {
-      storePack<typename Combine::Element>(to, index, work.outputBytes, pack);
+      storePartOfPack<UnsignedOf<typename Combine::Element>>(to, index, work.outputBytes, pack);
     }
   }
 
   // Polls for the lines `index` of a batch until all are there.
   UNISONO_DEVICE bool awaitLines(const DirectWork& work, const Batch& batch, int first,
-                                 uint32_t index, uint64_t (&pack)[kBatch]) {
+                                 uint32_t index, uint64_t (&pack)[kBatch]) const {
     Line line[kBatch] = {};
+    const Line* from[kBatch];
+    uint32_t flag[kBatch];
+    UNISONO_UNROLL
+    for (int i = 0; i < kBatch; i++) {
+      const uint32_t place = batch.position[i].received + index;
+      from[i] = takesFrom(work, first + i) ? streamFrom(first + i) + inStream(place) : nullptr;
+      flag[i] = flagOf(place);
+    }
     auto allHere = [&] {
       UNISONO_UNROLL
       for (int i = 0; i < kBatch; i++) {
-        if (takesFrom(work, first + i)) {
-          line[i] = loadLine(lineOf(me_, first + i, batch.position[i].received + index));
-        }
+        if (takesFrom(work, first + i)) line[i] = loadLine(from[i]);
       }
       bool here = true;
       UNISONO_UNROLL
       for (int i = 0; i < kBatch; i++) {
-        if (takesFrom(work, first + i)) {
-          here = here && lineHolds(line[i], flagOf(batch.position[i].received + index));
-        }
+        here = here && (!takesFrom(work, first + i) || lineHolds(line[i], flag[i]));
       }
       return here;
     };
-    if (!waitUntil(arguments_.abortFlag, {"lines of its peers", me_, work.from, at_.block},
-                   allHere)) {
+    if (!waitUntil(arguments_.abortFlag,
+                   {"lines of its peers", me_, onlyRankOf(work.from), at_.block}, allHere)) {
       return false;
     }
     UNISONO_UNROLL
     for (int i = 0; i < kBatch; i++) pack[i] = lineData(line[i]);
     return true;
   }
+  // For reports: -1 for several.
+  UNISONO_DEVICE int onlyRankOf(DirectPeers peers) const {
+    int only = -1;
+    for (int peer = 0; peer < peers_; peer++) {
+      if (peers == 1 << peer) only = rankOf(peer);
+    }
+    return only;
+  }
 
-  UNISONO_DEVICE bool receiveCopies(int w, const Batch& firstBatch) {
+  UNISONO_DEVICE bool receiveCopies(int w, const Batch& firstBatch) const {
     const DirectWork& work = arguments_.work[w];
     const LaneShare share = shareOf(work);
     if (work.own) {
@@ -307,9 +397,8 @@ class DirectLaunch {
         storeOutput<DirectCopy>(work, me_, index, loadInput(combine, work, me_, index));
       }
     }
-    if (work.from == kNoPeer) return true;
-    const uint32_t lines = linesOf(work.outputBytes);
-    for (int first = 0; first < ranks_; first += kBatch) {
+    const uint32_t lines = work.from != 0 ? linesOf(work.outputBytes) : 0;
+    for (int first = 0; first < peers_; first += kBatch) {
       const Batch batch = first == 0 ? firstBatch : loadFor(w, first);
       for (uint32_t index = share.first; index < lines; index += share.step) {
         uint64_t pack[kBatch];
@@ -317,7 +406,7 @@ class DirectLaunch {
         UNISONO_UNROLL
         for (int i = 0; i < kBatch; i++) {
           if (takesFrom(work, first + i)) {
-            storeOutput<DirectCopy>(work, first + i, index, pack[i]);
+            storeOutput<DirectCopy>(work, rankOf(first + i), index, pack[i]);
           }
         }
       }
@@ -326,22 +415,29 @@ class DirectLaunch {
   }
 
   template <typename R>
-  UNISONO_DEVICE bool reduce(int w, const Batch& firstBatch) {
+  UNISONO_DEVICE bool reduce(int w, const Batch& firstBatch) const {
     const DirectWork& work = arguments_.work[w];
-    if (work.from == kNoPeer) return true;
     const R reducer(work.reduction);
     const LaneShare share = shareOf(work);
-    const uint32_t lines = linesOf(work.outputBytes);
+    const uint32_t lines = work.from != 0 ? linesOf(work.outputBytes) : 0;
     for (uint32_t index = share.first; index < lines; index += share.step) {
       const uint64_t own = loadInput(reducer, work, me_, index);
       PackReduction<R> sum;
-      for (int first = 0; first < ranks_; first += kBatch) {
+      for (int first = 0; first < peers_; first += kBatch) {
         const Batch batch = first == 0 ? firstBatch : loadFor(w, first);
         uint64_t pack[kBatch];
         if (!awaitLines(work, batch, first, index, pack)) return false;
+        // The own pack comes before the one of the peer with this rank's number, or last.
+        const int count = kBatch < peers_ - first ? kBatch : peers_ - first;
+        int ownPlace = me_ - first;
+        const bool hasOwn = isOneBatch() || (ownPlace >= 0 && ownPlace <= count &&
+                                             (ownPlace < kBatch || first + kBatch >= peers_));
+        if (!hasOwn) ownPlace = kBatch + 1;
         UNISONO_UNROLL
-        for (int i = 0; i < kBatch; i++) {
-          if (first + i < ranks_) sum.add(first + i == me_ ? own : pack[i], first + i == 0);
+        for (int i = 0; i <= kBatch; i++) {
+          if (i >= count + (hasOwn ? 1 : 0)) break;
+          const uint64_t of = i > ownPlace ? pack[i > 0 ? i - 1 : 0] : pack[i < kBatch ? i : 0];
+          sum.add(i == ownPlace ? own : of, first + i == 0);
         }
       }
       storeOutput<R>(work, 0, index, sum.result(reducer));
@@ -352,7 +448,7 @@ class DirectLaunch {
   const Arguments& arguments_;
   DirectLane at_;
   int me_;
-  int ranks_;
+  int peers_;
 };
 
 // A launch of one work. Where all streams fit into registers, positions advance while the lines are
@@ -362,13 +458,16 @@ UNISONO_DEVICE void directCall(const DirectCallArguments& arguments, const Direc
                                Stopped stopped, SyncBlock syncBlock) {
   DirectLaunch<Ranks, DirectCallArguments> launch(arguments, at);
   const Streams<Ranks::kBatch> streams = launch.load(0);
-  // The loads above are on their way while the flag is read.
-  if (stopped()) return;
-  const bool sent = launch.template send<Combine>(0, streams);
-  launch.acknowledge();
-  if (Ranks::kIsExact) launch.advance(syncBlock);
-  if (sent) launch.template receive<Combine>(0, streams);
-  if (!Ranks::kIsExact) launch.advance(syncBlock);
+  const bool sent = launch.template send<Combine>(0, streams, !stopped());
+  if (launch.isOneBatch()) {
+    launch.acknowledge(streams);
+    launch.advance(streams, syncBlock);
+    if (sent) launch.template receive<Combine>(0, streams);
+  } else {
+    launch.acknowledge();
+    if (sent) launch.template receive<Combine>(0, streams);
+    launch.advance(syncBlock);
+  }
 }
 
 // The halves of a work in a launch of several. They are called through tables, so that the compiler
@@ -379,7 +478,7 @@ using DirectHalf = bool (*)(const DirectArguments&, const DirectLane&, int);
 template <typename Combine>
 UNISONO_DEVICE_CALL bool sendWork(const DirectArguments& arguments, const DirectLane& at, int w) {
   DirectGroupLaunch launch(arguments, at);
-  return launch.send<Combine>(w, launch.loadFor(w, 0));
+  return launch.send<Combine>(w, launch.loadFor(w, 0), true);
 }
 template <typename Combine>
 UNISONO_DEVICE_CALL bool receiveWork(const DirectArguments& arguments, const DirectLane& at,

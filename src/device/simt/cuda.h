@@ -137,6 +137,19 @@ UNISONO_DEVICE void addRelease(uint64_t* address, uint64_t value) {
 UNISONO_DEVICE void noteRead(const void*, uint64_t) {}
 UNISONO_DEVICE void noteWrite(const void*, uint64_t) {}
 
+// Loads the word if it is wanted, else returns `otherwise`; without a branch.
+UNISONO_DEVICE uint64_t loadWord(const uint64_t* address, bool wanted, uint64_t otherwise) {
+  asm volatile(
+      "{\n"
+      "  .reg .pred wanted;\n"
+      "  setp.ne.s32 wanted, %2, 0;\n"
+      "  @wanted ld.global.b64 %0, [%1];\n"
+      "}"
+      : "+l"(otherwise)
+      : "l"(address), "r"(static_cast<int>(wanted)));
+  return otherwise;
+}
+
 // Only if `wanted`, else zero. A predicate instead of a branch, so that the loads of several
 // vectors are issued one after another. Without the zero, the registers would be live from the
 // beginning of the function.
@@ -236,6 +249,18 @@ UNISONO_DEVICE void storeLine(Line* line, uint64_t data, uint32_t flag) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(line),
                "l"((data & 0xffffffffu) | high), "l"(data >> 32 | high)
                : "memory");
+}
+// Without a branch.
+UNISONO_DEVICE void storeLineIf(bool wanted, Line* line, uint64_t data, uint32_t flag) {
+  const uint64_t high = uint64_t{flag} << 32;
+  asm volatile(
+      "{\n"
+      "  .reg .pred wanted;\n"
+      "  setp.ne.s32 wanted, %3, 0;\n"
+      "  @wanted st.relaxed.sys.global.v2.u64 [%0], {%1, %2};\n"
+      "}" ::"l"(line),
+      "l"((data & 0xffffffffu) | high), "l"(data >> 32 | high), "r"(static_cast<int>(wanted))
+      : "memory");
 }
 UNISONO_DEVICE Line loadLine(const Line* line) {
   uint64_t first, second;

@@ -65,6 +65,10 @@ inline void noteWrite(const void* address, uint64_t bytes) {
   runtime::host::noteWrite(address, bytes);
 }
 
+inline uint64_t loadWord(const uint64_t* address, bool wanted, uint64_t otherwise) {
+  return wanted ? *address : otherwise;
+}
+
 class ThreadGroup {
  public:
   ThreadGroup() = default;
@@ -179,6 +183,9 @@ inline void storeLine(Line* line, uint64_t data, uint32_t flag, bool dependent =
   uint64_t second = data >> 32 | uint64_t{flag} << 32;
   runtime::host::store(reinterpret_cast<uint64_t*>(line), first, order);
   runtime::host::store(reinterpret_cast<uint64_t*>(line) + 1, second, order);
+}
+inline void storeLineIf(bool wanted, Line* line, uint64_t data, uint32_t flag) {
+  if (wanted) storeLine(line, data, flag);
 }
 inline Line loadLine(const Line* line, bool dependent = false) {
   const auto order = dependent ? std::memory_order_acquire : std::memory_order_relaxed;
