@@ -41,6 +41,8 @@ const std::vector<Instance>& instances() {
       {"Ll128AllReduce2", "ring LL128", Call::allReduce, 2, "LL128", 80},
       {"Ll128AllReduce3", "ring LL128", Call::allReduce, 3, "LL128", 33},
       {"Ll128AllGather2", "ring LL128", Call::allGather, 2, "LL128", 90},
+      {"Ll128ReduceScatter2", "ring LL128", Call::reduceScatter, 2, "LL128", 45},
+      {"Ll128Reduce3", "ring LL128", Call::reduce, 3, "LL128", 60},
       {"Ll128Broadcast3", "ring LL128", Call::broadcast, 3, "LL128", 90},
       {"Ll128TwoLaunches2", "ring LL128", Call::allReduce, 2, "LL128", 31, 2},
       {"InTurns2", "ring LL and Simple", Call::allReduce, 2, "in turns", 10, 2, 2},
@@ -67,6 +69,8 @@ const std::vector<Instance>& instances() {
       {"SendLines3", "direct", Call::send, 3, "direct", 8, 6},
       {"AllToAllLines3", "direct", Call::allToAll, 3, "direct", 3, 2},
       {"GroupOfTwo2", "direct", Call::allReduce, 2, "direct", 3, 2, 2},
+      {"GatherToRoot3", "direct", Call::gather, 3, "direct", 3, 2},
+      {"ScatterFromRoot3", "direct", Call::scatter, 3, "direct", 3, 2},
       {"Direct", "send and receive", Call::send, 2, "one process", 256},
       {"TwoDirect", "send and receive", Call::send, 2, "one process", 64, 2},
       {"Staged", "send and receive", Call::send, 2, "apart", 384},
@@ -74,6 +78,8 @@ const std::vector<Instance>& instances() {
       {"TwoMessages", "send and receive", Call::send, 2, "one process", 64, 1, 2},
       {"TwoSenders3", "send and receive", Call::send, 3, "one process", 64, 2},
       {"AllToAll2", "send and receive", Call::allToAll, 2, "apart", 128},
+      {"Gather3", "send and receive", Call::gather, 3, "apart", 96},
+      {"Scatter3", "send and receive", Call::scatter, 3, "one process", 96},
   };
   return kInstances;
 }

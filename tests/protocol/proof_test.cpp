@@ -141,6 +141,27 @@ TEST_P(Proof, LaunchAfterAbort) {
       });
 }
 
+// Flags of LL repeat after 2^31 steps. Long slices after short ones find lines of any age in their
+// slots, and must not take one of the period before for theirs.
+TEST(Wrap, LinesOfThePeriodBefore) {
+  if (!runsFibers()) GTEST_SKIP() << "threads have no seed";
+  forEachSeed(400, "wrap", [](uint64_t seed, Random& random) {
+    const bool tree = seed % 3 == 0;
+    World& world = worldOf(proofGeometry(tree ? "tree LL" : "LL"), 2 + static_cast<int>(seed % 2));
+    world.reset(random, Past::beforeTheWrap);
+    ScenarioOptions options;
+    options.first = tree || seed % 3 == 1 ? plan::Call::allReduce : plan::Call::broadcast;
+    options.groups = 6;
+    options.count = 16;  // two slots
+    options.countsDiffer = true;
+    Scenario scenario(world, memories(), random, options);
+    startSchedule({.seed = static_cast<int64_t>(seed),
+                   .memory = Schedule::Memory::weak,
+                   .splitsGroups = seed % 4 == 0});
+    return scenario.run();
+  });
+}
+
 class Core : public Proof {
  protected:
   // Runs the instance under every schedule, but for such as differ only in the order of independent

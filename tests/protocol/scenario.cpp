@@ -151,7 +151,7 @@ DataType Scenario::randomType() {
 }
 
 uint64_t Scenario::randomCount(size_t elementSize, uint64_t ranks) {
-  if (isFixed()) return options_.count;
+  if (isFixed()) return options_.countsDiffer ? 1 + below(random_, options_.count) : options_.count;
   const uint64_t chunk =
       uint64_t{world_.geometry().slotBytes} * world_.geometry().slicesPerChunk / elementSize;
   const uint64_t most = options_.mostBytes / elementSize / ranks;

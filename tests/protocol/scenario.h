@@ -52,12 +52,13 @@ struct ScenarioOptions {
   int mostGroups = 3;
   int mostCalls = 4;  // of one group
 
-  // If not 0: exactly so many groups of `calls` calls of so many 4-byte integers, summed where it
-  // reduces. Messages go to rank 1, all into one buffer: from rank 0, and every second one from
-  // rank 2 if there is one.
+  // If not 0: exactly so many groups of `calls` calls of `count` 4-byte integers, or each of up to
+  // `count`, summed where it reduces. Messages go to rank 1, all into one buffer: from rank 0, and
+  // every second one from rank 2 if there is one.
   int groups = 0;
   int calls = 1;
   uint64_t count = 0;
+  bool countsDiffer = false;
 };
 
 class Scenario {

@@ -304,13 +304,13 @@ uint32_t* World::abortFlag(int rank) const {
 }
 
 void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
-                      Random& random) {
+                      Past past, Random& random) {
   constexpr uint64_t kPeriod = uint64_t{1} << 31;  // of the flags of protocol LL
   const uint64_t slots = geometry_.slots;
-  const uint64_t step = below(random, 2) == 0 ? below(random, 16)
-                        : below(random, 2) == 0
-                            ? random() >> 8
-                            : kPeriod * (1 + below(random, 8)) - below(random, 8);
+  uint64_t step = kPeriod * (1 + below(random, 8)) - below(random, 8);
+  if (past == Past::any && below(random, 4) != 0) {
+    step = below(random, 3) == 0 ? random() >> 8 : below(random, 16);
+  }
   send.step = receive.step = step;
   *send.head = step;
   *receive.tail = step;
@@ -382,9 +382,10 @@ void World::resetDirect(Random& random) {
   }
 }
 
-void World::reset(Random& random) {
-  visitFifos([&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
-                 const std::string&) { resetFifo(send, receive, slotBytes, hasLines, random); });
+void World::reset(Random& random, Past past) {
+  visitFifos(
+      [&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
+          const std::string&) { resetFifo(send, receive, slotBytes, hasLines, past, random); });
   resetDirect(random);
   for (int rank = 0; geometry_.windows && rank < ranks(); rank++) {
     std::memset(tables(rank).windows, 0,

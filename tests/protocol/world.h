@@ -71,6 +71,9 @@ bool runsFibers();
 // Starts a schedule that runs on this thread; nothing where tasks are threads.
 void startSchedule(runtime::host::Schedule schedule);
 
+// How many steps FIFOs have made: any number, or nearly so many that the flags of LL repeat.
+enum class Past { any, beforeTheWrap };
+
 class World {
  public:
   World(const Geometry& geometry, int ranks);
@@ -86,7 +89,7 @@ class World {
 
   // Puts all counters, FIFOs and scratch into a state that only `random` decides: as after some
   // random past of the ranks, with junk where nothing may be read. Nothing may run.
-  void reset(Random& random);
+  void reset(Random& random, Past past = Past::any);
 
   // Enqueues one group of calls of one rank.
   void enqueue(int rank, const std::vector<plan::Task>& tasks);
@@ -129,7 +132,7 @@ class World {
   template <typename Visit>
   void visitFifos(Visit visit) const;
   void resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
-                 Random& random);
+                 Past past, Random& random);
   void resetDirect(Random& random);
   void nameMemory() const;
 
