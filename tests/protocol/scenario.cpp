@@ -506,7 +506,7 @@ std::string Scenario::compareGuards() const {
     const std::string store = memories_[r].compareGuards();
     if (!store.empty()) wrong += fmt::format(" rank {}: {};", r, store);
   }
-  return wrong;
+  return wrong + world_.usersLeft();
 }
 
 std::string Scenario::run() {
@@ -522,7 +522,7 @@ std::string Scenario::run() {
     const std::string difference = memories_[r].compare();
     if (!difference.empty()) wrong += fmt::format(" rank {}: {};", r, difference);
   }
-  return wrong;
+  return wrong + world_.usersLeft();
 }
 
 }  // namespace unisono::protocol

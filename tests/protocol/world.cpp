@@ -453,6 +453,24 @@ void World::enqueueTouch(void* address, size_t bytes, runtime::Stream on) {
   testRuntime().launch(kKernel, shape, &range, on);
 }
 
+std::string World::usersLeft() const {
+  std::string left;
+  visitFifos([&](const device::Fifo& send, const device::Fifo&, size_t, bool,
+                 const std::string& which) {
+    if (send.offer != nullptr && (send.offer[2] & ~device::kWithdrawn) != 0) {
+      left += fmt::format(" the output offered for {} has users left;", which);
+    }
+  });
+  for (int rank = 0; geometry_.windows && rank < ranks(); rank++) {
+    const device::MappedWindow* windows = tables(rank).windows;
+    for (size_t i = 0; i < index(ranks()) * device::kWindowSlots; i++) {
+      if ((windows[i].state & ~device::kWindowMapped) == 0) continue;
+      left += fmt::format(" rank {}: window {} has users left;", rank, i);
+    }
+  }
+  return left;
+}
+
 std::vector<std::string> World::synchronize() {
   std::vector<std::string> errors;
   for (int rank = 0; rank < ranks(); rank++) {

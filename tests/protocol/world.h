@@ -107,6 +107,9 @@ class World {
   void enqueueWindow(int rank, int peer, device::WindowChange change, uint64_t window,
                      std::byte* base, uint64_t steps);
 
+  // Names the windows and outputs that kernels still claim to use. Nothing may run.
+  std::string usersLeft() const;
+
   // Waits for every rank; what each one's stream threw, or an empty text.
   std::vector<std::string> synchronize();
 
