@@ -455,12 +455,12 @@ void World::enqueueTouch(void* address, size_t bytes, runtime::Stream on) {
 
 std::string World::usersLeft() const {
   std::string left;
-  visitFifos([&](const device::Fifo& send, const device::Fifo&, size_t, bool,
-                 const std::string& which) {
-    if (send.offer != nullptr && (send.offer[2] & ~device::kWithdrawn) != 0) {
-      left += fmt::format(" the output offered for {} has users left;", which);
-    }
-  });
+  visitFifos(
+      [&](const device::Fifo& send, const device::Fifo&, size_t, bool, const std::string& which) {
+        if (send.offer != nullptr && (send.offer[2] & ~device::kWithdrawn) != 0) {
+          left += fmt::format(" the output offered for {} has users left;", which);
+        }
+      });
   for (int rank = 0; geometry_.windows && rank < ranks(); rank++) {
     const device::MappedWindow* windows = tables(rank).windows;
     for (size_t i = 0; i < index(ranks()) * device::kWindowSlots; i++) {

@@ -10,7 +10,8 @@
 // latency: no barrier between ranks, no fence.
 namespace unisono::device::UNISONO_TARGET {
 
-// How many ranks a body is made for: exactly kRanks, or any number, with kRanks - 1 peers at a time.
+// How many ranks a body is made for: exactly kRanks, or any number, with kRanks - 1 peers at a
+// time.
 template <int kRanks, bool kExactly>
 struct DirectRanks {
   static constexpr int kBatch = kRanks - 1;

@@ -107,8 +107,8 @@ struct Words {
 };
 
 // Combines `kSources` operands, to one destination or (`second` not null) two. All are aligned.
-// `first` may be the memory of a peer: with two, the result goes to `second` and from there, read by
-// the lanes that wrote it, to `first`.
+// `first` may be the memory of a peer: with two, the result goes to `second` and from there, read
+// by the lanes that wrote it, to `first`.
 template <typename R, int kSources, int kVectors>
 UNISONO_DEVICE void reduceFew(int lane, int lanes, const R& reducer,
                               const std::byte* const (&source)[kSources], std::byte* first,
