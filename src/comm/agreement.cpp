@@ -35,15 +35,6 @@ constexpr Defaults kCuda{24, 1 << 20, 64 << 10, 128 << 10, 256 << 10, 4, 32, 16,
 constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8, 4, 2, 128, 64 << 10};
 
 constexpr uint32_t kSlicesPerChunk = 2;
-// Calls that send no more than this over a connection use protocol LL.
-constexpr size_t kLowLatencyMaxBytes = 64 << 10;
-// Streams of the direct family: 2 MiB from each of up to 4 ranks, 8 MiB in all with more.
-constexpr int kDirectLineBits = 17;
-int directLineBits(int ranks) {
-  int bits = kDirectLineBits;
-  for (int most = 4; most < ranks; most *= 2) bits--;
-  return bits;
-}
 constexpr int64_t kSlotGrain = 512;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
 // Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
@@ -195,32 +186,27 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   plan::CommConfig& config = decision.config;
   config.rank = rank;
   config.ranks = static_cast<int>(ranks.size());
-  config.tuningInput.ranks = config.ranks;
-  config.tuningInput.channels = decision.joined.channels();
-  config.tuningInput.allowed = allowed;
-  config.directLineBits =
-      allReach && config.ranks <= device::kDirectMaxRanks ? directLineBits(config.ranks) : 0;
+  config.channels = decision.joined.channels();
+  uint32_t& simple = config.slotBytes[plan::indexOf(device::Protocol::simple)];
+  simple = static_cast<uint32_t>(slotBytes);
+  config.slotBytes[plan::indexOf(device::Protocol::ll)] = defaults.llSlotBytes;
+  config.slotBytes[plan::indexOf(device::Protocol::ll128)] = defaults.ll128SlotBytes;
+  config.slicesPerChunk = kSlicesPerChunk;
 
   tuning::ModelInput input;
   input.facts = tuning::factsOf(decision.joined);
-  tuning::setDirect(allReach, input.facts);
+  tuning::setLimits(allReach, input.facts);
+  config.directLineBits = input.facts.reachAll ? tuning::directLineBits(config.ranks) : 0;
+  input.facts.chunkBytes = plan::chunkBytesOf(config);
   input.allowed = allowed;
   input.settings = ranks.front().tuning;
   int64_t& ringThreshold = input.settings.thresholds.back();
   if (ringThreshold < 0) ringThreshold = defaults.ringBytesPerThread;
   input.measured = tuning::replaceCurves(input.measured, measurements);
-  config.tuningInput.model = tuning::makeModel(input);
-  config.tuningInput.minBytesPerChannel = static_cast<size_t>(tuning::bytesPerChannel(
-      config.tuningInput.model, device::Algorithm::ring, device::Protocol::simple));
-  decision.warnings = tuning::warningsOf(input, config.tuningInput.model);
+  config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
+  decision.warnings = tuning::warningsOf(input, *config.model);
 
-  uint32_t& simple = config.slotBytes[plan::indexOf(device::Protocol::simple)];
-  simple = static_cast<uint32_t>(slotBytes);
-  config.slotBytes[plan::indexOf(device::Protocol::ll)] = defaults.llSlotBytes;
-  config.slotBytes[plan::indexOf(device::Protocol::ll128)] = defaults.ll128SlotBytes;
-  config.tuningInput.lowLatencyMaxBytes = kLowLatencyMaxBytes;
   config.peerSlotBytes = std::min(simple, defaults.peerSlotBytes);
-  config.slicesPerChunk = kSlicesPerChunk;
   int64_t peerChannels = std::min<int64_t>(defaults.peerChannels, resident);
   if (most > 0) peerChannels = std::min(peerChannels, most);
   config.peerChannels = static_cast<int>(std::bit_floor(static_cast<uint64_t>(peerChannels)));
@@ -242,7 +228,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 
 DecisionSummary summarize(const Decision& decision) {
   const plan::CommConfig& config = decision.config;
-  return {config.tuningInput.channels,
+  return {config.channels,
           config.slotBytes[plan::indexOf(device::Protocol::simple)],
           config.peerSlotBytes,
           decision.slots,
@@ -251,7 +237,7 @@ DecisionSummary summarize(const Decision& decision) {
           config.channelsPerPeer,
           config.directLineBits,
           decision.nodes,
-          static_cast<int64_t>(tuning::hashOf(config.tuningInput.model)),
+          static_cast<int64_t>(tuning::hashOf(*config.model)),
           topology::hashOf(decision.joined)};
 }
 

@@ -218,9 +218,7 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
   head.windows = windows_ == nullptr ? nullptr : windows_->table();
   tables_ = std::make_unique<transport::DeviceTables>(
       runtime_, device_, *arena_,
-      transport::DeviceTables::Sizes{config.ranks, config.tuningInput.channels,
-                                     config.peerChannels},
-      head);
+      transport::DeviceTables::Sizes{config.ranks, config.channels, config.peerChannels}, head);
   std::vector<transport::PeerPlace> places;
   for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.device});
   connector_ = std::make_unique<transport::Connector>(
@@ -232,7 +230,7 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
   health_->start(description(), config.ranks,
                  std::chrono::milliseconds(settings_.failureGraceMilliseconds));
   logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
-          runtime_.properties(device_).busId, decision_.nodes, config.tuningInput.channels);
+          runtime_.properties(device_).busId, decision_.nodes, config.channels);
 }
 
 // Windows are for the ranks of other processes. Those of this one exchange addresses.
@@ -327,8 +325,9 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
 // into it in another, so the input is copied first.
 void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
   auto bytesOf = [this](const plan::Task& call) {
-    const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output &&
-                         !plan::chooseDirect(decision_.config, call.call, plan::shareBytes(call));
+    const bool inPlace =
+        call.call == plan::Call::allToAll && call.input == call.output &&
+        !tuning::chooseDirectMessage(*decision_.config.model, plan::shareBytes(call));
     return inPlace && ranks() > 1 ? call.count * static_cast<uint64_t>(ranks()) *
                                         device::elementBytes(call.reduction.type)
                                   : 0;
@@ -410,8 +409,7 @@ void Communicator::launch(Prepared& prepared) {
   for (const Prepared::Copy& copy : prepared.copies) {
     // A kernel, which looks for an abort first: the user may have freed the memory by the time that
     // a copy of the stream would begin.
-    plan::Launch launch =
-        plan::planCopy(decision_.config.tuningInput.channels, copy.to, copy.from, copy.bytes);
+    plan::Launch launch = plan::planCopy(decision_.config.channels, copy.to, copy.from, copy.bytes);
     transport::launch(runtime_, context, launch, stream);
   }
   for (plan::Launch& launch : prepared.plan.launches) {

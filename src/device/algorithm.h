@@ -39,6 +39,13 @@ constexpr int groupsOf(Algorithm algorithm) {
   return algorithm == Algorithm::tree ? 2 : 1;  // one reduces up while the other broadcasts down
 }
 
+// The threads of a channel's block: workers, and the warps that wait and post for them. A block
+// that is split has the latter in each group.
+inline constexpr int kWarpThreads = 32;
+inline constexpr int kWorkerThreads = 512;
+inline constexpr int kServiceThreads = 2 * kWarpThreads;
+inline constexpr int kChannelThreads = kWorkerThreads + kServiceThreads;
+
 // The bytes of data in a slot.
 constexpr uint32_t payloadOf(Protocol protocol, uint32_t slotBytes) {
   switch (protocol) {

@@ -11,9 +11,6 @@
 // The kernels, in the form that runtime::Runtime::launch takes. Each has one by-value argument.
 namespace unisono::device {
 
-// The block layout: threads of a channel's block and how many tasks a block is on the host.
-inline constexpr int kChannelThreads = 576;  // 16 warps of workers, a waiter and a poster
-
 const runtime::Kernel& collectiveKernel();   // CollectiveArguments, a block a channel
 const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, a block a channel
 // The first works of DirectArguments, as many as there are.

@@ -9,20 +9,19 @@ namespace {
 
 using namespace cuda_target;
 
-// Of a block that is split into two groups.
-constexpr int kHalfWarps = kChannelThreads / kWarpSize / 2;
-
 __global__ void __launch_bounds__(kChannelThreads, 1)
     collective(const __grid_constant__ CollectiveArguments arguments) {
   __shared__ Block blocks[kMaxGroups];
   const int channel = static_cast<int>(blockIdx.x);
+  const int warps = static_cast<int>(blockDim.x) / kWarpSize;
   if (arguments.groups == 1) {
-    ThreadGroup group(kChannelThreads / kWarpSize, 0, 1);
+    ThreadGroup group(warps, 0, 1);
     collectiveBlock(group, blocks[0], channel, 0, arguments);
     return;
   }
-  const int index = static_cast<int>(threadIdx.x) / (kHalfWarps * kWarpSize);
-  ThreadGroup group(kHalfWarps, index * kHalfWarps, index == 0 ? 1 : 4);
+  const int half = warps / 2;  // the number of warps is even
+  const int index = static_cast<int>(threadIdx.x) / (half * kWarpSize);
+  ThreadGroup group(half, index * half, index == 0 ? 1 : 4);
   collectiveBlock(group, blocks[index], channel, index, arguments);
 }
 

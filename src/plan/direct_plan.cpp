@@ -15,22 +15,6 @@ uint32_t linesPerLaunch(const CommConfig& config) {
   return (uint32_t{1} << config.directLineBits) / device::kDirectShares;
 }
 
-// The operation whose NCCL_ALGO and NCCL_PROTO apply to a call: messages follow all-reduce.
-device::Operation settingsOf(Call call) {
-  switch (call) {
-    case Call::allGather:
-      return device::Operation::allGather;
-    case Call::reduceScatter:
-      return device::Operation::reduceScatter;
-    case Call::broadcast:
-      return device::Operation::broadcast;
-    case Call::reduce:
-      return device::Operation::reduce;
-    default:
-      return device::Operation::allReduce;
-  }
-}
-
 // One rank, unless it is this one.
 DirectPeers peersOf(const CommConfig& config, int rank) {
   if (rank == config.rank) return 0;
@@ -45,19 +29,6 @@ bool isWhole(const DirectWork& work) {
 }
 
 }  // namespace
-
-std::optional<device::Protocol> chooseDirect(const CommConfig& config, Call call, uint64_t bytes) {
-  using device::Algorithm, device::Protocol;
-  if (config.directLineBits == 0 || config.ranks < 2) return std::nullopt;
-  const device::Operation operation = settingsOf(call);
-  const tuning::Allowed& allowed = config.tuningInput.allowed;
-  if (!allowed.allows(operation, Algorithm::direct) || !allowed.allows(operation, Protocol::ll)) {
-    return std::nullopt;
-  }
-  // Measured on 2 H200: faster than any ring as far as the streams reach.
-  const bool fits = bytes > 0 && bytes <= uint64_t{linesPerLaunch(config)} * 8;
-  return fits ? std::optional(Protocol::ll) : std::nullopt;
-}
 
 DirectPeers everyPeer(const CommConfig& config) {
   return static_cast<DirectPeers>((1u << (config.ranks - 1)) - 1);
@@ -139,22 +110,27 @@ DirectWork directWork(const CommConfig& config, const DirectMessages& messages) 
   return work;
 }
 
-DirectShape directShape(uint64_t lines) {
-  // Measured on H200 (shared by 2 and 4 GPUs): one block up to 4 KB, then one thread for each line.
-  constexpr uint64_t kThreads = device::kDirectMaxThreads;
-  const uint64_t blocks =
-      std::clamp<uint64_t>((lines + kThreads - 1) / kThreads, 1, device::kDirectMaxBlocks);
-  const uint64_t threads = std::clamp<uint64_t>((lines + 31) / 32 * 32, 64, kThreads);
-  return {static_cast<int>(blocks), static_cast<int>(threads)};
+void beginDirect(const CommConfig& config, DirectLaunch& launch) {
+  launch.arguments.works = 0;
+  launch.arguments.rank = config.rank;
+  launch.arguments.ranks = config.ranks;
+  launch.arguments.lineBits = config.directLineBits;
+}
+
+void addDirect(const DirectWork& work, DirectLaunch& launch) {
+  const tuning::DirectShape shape =
+      tuning::directShape(device::linesOf(std::max(work.inputBytes, work.outputBytes)));
+  DirectWork& added = launch.arguments.work[launch.arguments.works++];
+  added = work;
+  // Blocks of their own for each work while there are any.
+  added.blocks = static_cast<uint8_t>(shape.blocks);
+  added.firstBlock = static_cast<uint8_t>(launch.blocks % device::kDirectMaxBlocks);
+  launch.blocks += shape.blocks;
+  launch.threads = std::max(launch.threads, shape.threads);
 }
 
 void DirectPacker::begin() {
-  DirectLaunch& launch = launches_.emplace_back();
-  launch.blocks = launch.threads = 0;
-  launch.arguments.works = 0;
-  launch.arguments.rank = config_.rank;
-  launch.arguments.ranks = config_.ranks;
-  launch.arguments.lineBits = config_.directLineBits;
+  beginDirect(config_, launches_.emplace_back());
   lines_.assign(static_cast<size_t>(config_.ranks - 1), {});
 }
 
@@ -174,17 +150,7 @@ void DirectPacker::add(const DirectWork& work) {
   }
   if (!fits) begin();
   for (int peer = 0; peer < peers; peer++) lines_[static_cast<size_t>(peer)] = after(peer);
-
-  DirectLaunch& launch = launches_.back();
-  const DirectShape shape =
-      directShape(device::linesOf(std::max(work.inputBytes, work.outputBytes)));
-  DirectWork& added = launch.arguments.work[launch.arguments.works++];
-  added = work;
-  // Blocks of their own for each work while there are any.
-  added.blocks = static_cast<uint8_t>(shape.blocks);
-  added.firstBlock = static_cast<uint8_t>(launch.blocks % device::kDirectMaxBlocks);
-  launch.blocks += shape.blocks;
-  launch.threads = std::max(launch.threads, shape.threads);
+  addDirect(work, launches_.back());
 }
 
 std::vector<DirectLaunch> DirectPacker::take() {

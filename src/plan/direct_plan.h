@@ -6,13 +6,8 @@
 #include "device/algorithm.h"
 #include "plan/plan.h"
 
-// The direct family: which calls it carries, and how they are put into launches.
+// The direct family: how its calls are put into launches.
 namespace unisono::plan {
-
-// The protocol with which the direct family carries a call, in which a share of `bytes` bytes goes
-// from one rank to another; none if another algorithm is better or none of its ranks can. Both ends
-// of every share decide alike.
-std::optional<device::Protocol> chooseDirect(const CommConfig& config, Call call, uint64_t bytes);
 
 device::DirectPeers everyPeer(const CommConfig& config);
 
@@ -30,6 +25,11 @@ struct DirectMessages {
   uint64_t inputBytes = 0, outputBytes = 0;
 };
 device::DirectWork directWork(const CommConfig& config, const DirectMessages& messages);
+
+// Starts a launch without works, and adds a work for whose lines and arguments there is room. With
+// several works `launch.blocks` may exceed what a launch has.
+void beginDirect(const CommConfig& config, DirectLaunch& launch);
+void addDirect(const device::DirectWork& work, DirectLaunch& launch);
 
 // Puts works into as few launches as their lines and the arguments allow, in order.
 class DirectPacker {
@@ -50,12 +50,5 @@ class DirectPacker {
 // A launch that only sends what `launch` sends, and one that does the rest.
 std::pair<std::optional<DirectLaunch>, std::optional<DirectLaunch>> splitDirections(
     const DirectLaunch& launch);
-
-// The geometry of a launch for a work of `lines` lines: a thread for each line, up to a limit.
-struct DirectShape {
-  int blocks;
-  int threads;
-};
-DirectShape directShape(uint64_t lines);
 
 }  // namespace unisono::plan

@@ -2,6 +2,7 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/math.h"
@@ -13,9 +14,7 @@ namespace {
 using device::CollectiveWork;
 using device::Operation;
 
-// Parts of a collective start at multiples of this many bytes, so that vector accesses stay
-// aligned.
-constexpr uint64_t kGrainBytes = 512;
+using tuning::kGrainBytes;
 
 bool isMessage(Call call) {
   return call == Call::send || call == Call::receive || call == Call::allToAll ||
@@ -58,13 +57,10 @@ uint64_t trafficOf(const CommConfig& config, const Task& task) {
 // group share launches and no channel idles.
 class ChannelPacker {
  public:
-  ChannelPacker(const CommConfig& config, uint64_t traffic)
-      : shape_(config), channels_(tuning::chooseChannels(config.tuningInput, traffic)) {
+  ChannelPacker(int channels, uint64_t traffic) : channels_(channels) {
     share_ = (traffic + static_cast<uint64_t>(channels_) - 1) / static_cast<uint64_t>(channels_);
     share_ = std::max<uint64_t>(share_, 1);
   }
-
-  int channels() const { return channels_; }
 
   void place(uint64_t traffic, CollectiveWork& work) {
     const uint64_t bytesPerElement = device::elementBytes(work.reduction.type);
@@ -98,14 +94,13 @@ class ChannelPacker {
   }
 
  private:
-  const CommConfig& shape_;
   int channels_;
   uint64_t share_;
   uint64_t position_ = 0;
 };
 
-// Cuts the parts of a work into chunks and slices.
-void cut(const CommConfig& config, CollectiveWork& work) {
+// Cuts the parts of a work into chunks of `chunkBytes` bytes and slices.
+void cut(const CommConfig& config, uint64_t chunkBytes, CollectiveWork& work) {
   const auto size = static_cast<uint32_t>(device::elementBytes(work.reduction.type));
   const uint64_t ranks = static_cast<uint64_t>(config.ranks);
   const bool circulates =
@@ -113,10 +108,9 @@ void cut(const CommConfig& config, CollectiveWork& work) {
       work.algorithm == device::Algorithm::ring;  // a chunk for each rank at once
   const uint32_t slotBytes =
       device::payloadOf(work.protocol, config.slotBytes[indexOf(work.protocol)]);
-  // The data of the protocols with lines arrive piece by piece, so that their chunks are one slot.
   const uint32_t slicesPerChunk =
       work.protocol == device::Protocol::simple ? config.slicesPerChunk : 1;
-  work.chunkElements = slotBytes * slicesPerChunk / size;
+  work.chunkElements = static_cast<uint32_t>(chunkBytes) / size;
 
   const uint64_t round = work.chunkElements * (circulates ? ranks : 1);
   auto lastChunk = [&](uint64_t part) {
@@ -138,70 +132,67 @@ void cut(const CommConfig& config, CollectiveWork& work) {
   work.sliceElements = static_cast<uint32_t>(std::min<uint64_t>(slice, slotBytes)) / size;
 }
 
-// What carries a call that takes no direct path.
-struct PathOfCall {
-  device::Algorithm algorithm;
-  device::Protocol protocol;
+// A collective and what carries it.
+struct ChosenCall {
+  const Task* task;
+  tuning::Choice choice;
 };
 
-PathOfCall pathOf(const CommConfig& config, const Task& task) {
-  using device::Algorithm;
-  using device::Protocol;
-  const tuning::TuningInput& input = config.tuningInput;
-  const Operation operation = operationOf(task.call);
-  const auto allows = [&](auto which) { return input.allowed.allows(operation, which); };
-  PathOfCall path{Algorithm::ring, Protocol::simple};
-  if (config.ranks == 1) return path;
-  if (operation == Operation::allReduce && !allows(Algorithm::ring) && allows(Algorithm::tree)) {
-    path.algorithm = Algorithm::tree;
-  }
-  const uint64_t traffic = trafficOf(config, task);
-  if (allows(Protocol::ll) && traffic <= input.lowLatencyMaxBytes) {
-    path.protocol = Protocol::ll;
-  } else if (!allows(Protocol::simple)) {
-    path.protocol = allows(Protocol::ll128) ? Protocol::ll128 : Protocol::ll;
-  }
-  return path;
-}
-
-CollectiveWork workOf(const CommConfig& config, const Task& task) {
+CollectiveWork workOf(const CommConfig& config, const ChosenCall& call) {
+  const Task& task = *call.task;
   CollectiveWork work{};
   work.operation = config.ranks == 1 ? Operation::local : operationOf(task.call);
-  const PathOfCall path = pathOf(config, task);
-  work.algorithm = path.algorithm;
-  work.protocol = path.protocol;
+  work.algorithm = call.choice.algorithm;
+  work.protocol = call.choice.protocol;
   work.root = task.peer;
   work.reduction = task.reduction;
   work.input = task.input;
   work.output = task.output;
   work.count = task.count;
   work.offered =
-      config.ranks > 1 && path.protocol == device::Protocol::simple && offersOutput(config, task);
+      config.ranks > 1 && work.protocol == device::Protocol::simple && offersOutput(config, task);
   work.addressIsOpen = task.outputIsOpen;
   work.window = task.window;
   return work;
 }
 
+// What a collective of the direct family needs.
+Needs directNeeds(const CommConfig& config, Call call) {
+  Needs needs;
+  needs.direct = everyPeer(config);
+  // A large call that follows must not wait for other ranks. That of all-reduce may.
+  needs.rings = call != Call::allReduce;
+  return needs;
+}
+
 // A run of collectives that share launches, of blocks with `groups` thread groups.
-void planRun(const CommConfig& config, const std::vector<Task>& run, int groups, Plan& plan) {
-  for (size_t first = 0; first < run.size(); first += device::kMaxCollectiveWorks) {
-    const size_t size = std::min<size_t>(run.size() - first, device::kMaxCollectiveWorks);
+void planRun(const CommConfig& config, std::span<const ChosenCall> run, int groups, Plan& plan) {
+  while (!run.empty()) {
+    const size_t size = std::min<size_t>(run.size(), device::kMaxCollectiveWorks);
+    const std::span<const ChosenCall> calls = run.first(size);
+    run = run.subspan(size);
     uint64_t traffic = 0;
-    for (size_t i = 0; i < size; i++) traffic += trafficOf(config, run[first + i]);
-    ChannelPacker packer(config, traffic);
-    CollectiveLaunch launch{};
+    double load = 0;
+    auto& launch = std::get<CollectiveLaunch>(
+        plan.launches.emplace_back(std::in_place_type<CollectiveLaunch>));
+    launch.arguments.works = 0;
+    for (const ChosenCall& call : calls) {
+      traffic += trafficOf(config, *call.task);
+      load += call.choice.load;
+      launch.threads = std::max(launch.threads, call.choice.threads);
+    }
+    ChannelPacker packer(tuning::channelsOf(load, config.channels), traffic);
     launch.arguments.groups = groups;
-    for (size_t i = 0; i < size; i++) {
+    for (const ChosenCall& call : calls) {
       CollectiveWork& work = launch.arguments.work[launch.arguments.works++];
-      work = workOf(config, run[first + i]);
-      packer.place(trafficOf(config, run[first + i]), work);
-      cut(config, work);
+      work = workOf(config, call);
+      packer.place(trafficOf(config, *call.task), work);
+      cut(config, call.choice.chunkBytes, work);
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
       if (config.ranks > 1) {
         (work.algorithm == device::Algorithm::tree ? plan.needs.trees : plan.needs.rings) = true;
       }
     }
-    plan.launches.emplace_back(launch);
   }
 }
 
@@ -220,15 +211,28 @@ bool offersOutput(const CommConfig& config, const Task& task) {
   }
 }
 
+std::array<uint64_t, device::kProtocols> chunkBytesOf(const CommConfig& config) {
+  std::array<uint64_t, device::kProtocols> result{};
+  for (int p = 0; p < device::kProtocols; p++) {
+    const auto protocol = static_cast<device::Protocol>(p);
+    const uint32_t slices = protocol == device::Protocol::simple ? config.slicesPerChunk : 1;
+    const auto index = static_cast<size_t>(p);
+    result[index] = uint64_t{device::payloadOf(protocol, config.slotBytes[index])} * slices;
+  }
+  return result;
+}
+
 CollectiveLaunch planCopy(int channels, void* to, const void* from, uint64_t bytes) {
   constexpr uint64_t kBytesPerChannel = 1 << 20;
   const uint64_t used =
       std::clamp<uint64_t>(bytes / kBytesPerChannel, 1, static_cast<uint64_t>(channels));
   const uint64_t part = roundUp(ceilDivide(bytes, used), kGrainBytes);
-  CollectiveLaunch launch{};
+  CollectiveLaunch launch;
+  launch.threads = device::kChannelThreads;
   launch.arguments.works = 1;
   launch.arguments.groups = 1;
   CollectiveWork& work = launch.arguments.work[0];
+  work = {};
   work.operation = Operation::local;
   work.reduction.type = device::DataType::uint8;
   work.input = from;
@@ -242,9 +246,41 @@ CollectiveLaunch planCopy(int channels, void* to, const void* from, uint64_t byt
   return launch;
 }
 
-Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
+tuning::Choice choiceOf(const CommConfig& config, const Task& task) {
+  tuning::Question question{operationOf(task.call), shareBytes(task), task.reduction.type,
+                            task.reduction.reduction};
+  if (task.call == Call::allGather || task.call == Call::reduceScatter) {
+    question.bytes *= static_cast<uint64_t>(config.ranks);
+  }
+  return tuning::choose(*config.model, question, config.advisor.get());
+}
+
+namespace {
+
+// The plan of one collective, without the lists that groups need.
+Plan planCollective(const CommConfig& config, const Task& task) {
   Plan plan;
-  std::vector<Task> run, messages;
+  if (task.count == 0) return plan;
+  const ChosenCall call{&task, choiceOf(config, task)};
+  if (call.choice.algorithm == device::Algorithm::direct) {
+    auto& launch =
+        std::get<DirectLaunch>(plan.launches.emplace_back(std::in_place_type<DirectLaunch>));
+    beginDirect(config, launch);
+    addDirect(directWork(config, task), launch);
+    plan.needs = directNeeds(config, task.call);
+  } else {
+    planRun(config, {&call, 1}, device::groupsOf(call.choice.algorithm), plan);
+  }
+  return plan;
+}
+
+}  // namespace
+
+Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
+  if (tasks.size() == 1 && !isMessage(tasks[0].call)) return planCollective(config, tasks[0]);
+  Plan plan;
+  std::vector<ChosenCall> run;
+  std::vector<Task> messages;
   int groups = 1;  // of the run
   DirectPacker direct(config);
   auto endRun = [&] {
@@ -252,27 +288,27 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
     run.clear();
   };
   auto endDirect = [&] {
-    for (DirectLaunch& launch : direct.take()) {
-      plan.launches.emplace_back(std::move(launch));
-      plan.needs.direct = everyPeer(config);
-    }
+    for (DirectLaunch& launch : direct.take()) plan.launches.emplace_back(std::move(launch));
   };
   for (const Task& task : tasks) {
     if (isMessage(task.call)) {
       messages.push_back(task);
-    } else if (task.count == 0) {
       continue;
-    } else if (chooseDirect(config, task.call, shareBytes(task))) {
+    }
+    if (task.count == 0) continue;
+    const tuning::Choice choice = choiceOf(config, task);
+    if (choice.algorithm == device::Algorithm::direct) {
       endRun();
-      // A large call that follows must not wait for other ranks. That of all-reduce may.
-      plan.needs.rings = plan.needs.rings || task.call != Call::allReduce;
+      const Needs needs = directNeeds(config, task.call);
+      plan.needs.rings |= needs.rings;
+      plan.needs.direct |= needs.direct;
       direct.add(directWork(config, task));
     } else {
       endDirect();
-      const int needed = device::groupsOf(pathOf(config, task).algorithm);
+      const int needed = device::groupsOf(choice.algorithm);
       if (needed != groups) endRun();
       groups = needed;
-      run.push_back(task);
+      run.push_back({&task, choice});
     }
   }
   endRun();

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <variant>
 #include <vector>
 
@@ -47,7 +48,10 @@ constexpr size_t indexOf(device::Protocol protocol) {
 struct CommConfig {
   int rank = 0;
   int ranks = 1;
-  tuning::TuningInput tuningInput;                       // choice of algorithm and channels
+  int channels = 1;  // of collectives
+  // What chooses algorithm, protocol and shape of a call.
+  std::shared_ptr<const tuning::CostModel> model;
+  std::shared_ptr<const tuning::Advisor> advisor;        // of a tuner plug-in; null without
   std::array<uint32_t, device::kProtocols> slotBytes{};  // of collectives, by protocol
   uint32_t peerSlotBytes = 0;                            // of FIFOs for messages
   uint32_t slicesPerChunk = 1;
@@ -60,10 +64,17 @@ struct CommConfig {
   int directLineBits = 0;
 };
 
+// The payload of a chunk, by protocol. The data of the protocols with lines arrive piece by piece,
+// so that their chunks are one slot.
+std::array<uint64_t, device::kProtocols> chunkBytesOf(const CommConfig& config);
+
 // The launches of kernels. `arguments` lack what only the communicator knows: addresses of its
 // tables and flags (transport/launcher.h).
+// They are not cleared: works beyond arguments.works are never read.
 struct CollectiveLaunch {
-  int blocks;
+  CollectiveLaunch() {}
+  int blocks = 0;
+  int threads = 0;  // of a block
   device::CollectiveArguments arguments;
 };
 struct SendReceiveLaunch {
@@ -71,8 +82,9 @@ struct SendReceiveLaunch {
   device::SendReceiveArguments arguments;
 };
 struct DirectLaunch {
-  int blocks;
-  int threads;
+  DirectLaunch() {}
+  int blocks = 0;
+  int threads = 0;
   device::DirectArguments arguments;
 
   // Of the arguments, what a launch passes.
@@ -108,6 +120,9 @@ bool offersOutput(const CommConfig& config, const Task& task);
 // Calls with a count of 0 are left out. Throws Error(invalidUsage) for a send to oneself without a
 // matching receive in the group, and for a receive without a send.
 Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks);
+
+// How the communicator carries a collective.
+tuning::Choice choiceOf(const CommConfig& config, const Task& task);
 
 // Returns the first channel of messages from one rank to another, the same at both ends.
 int firstMessageChannel(const CommConfig& config, int from, int to);

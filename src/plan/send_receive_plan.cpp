@@ -160,19 +160,20 @@ void forEachRound(const CommConfig& config, MessageQueues& queues, Visit visit) 
 // Takes the messages out of `queues` that the direct family carries.
 MessageQueues takeDirect(const CommConfig& config, MessageQueues& queues) {
   MessageQueues direct(config.ranks);
-  auto take = [&](auto& from, auto& to, Call call) {
+  auto isDirect = [&](const PendingMessage& message) {
+    return tuning::chooseDirectMessage(*config.model, message.bytes).has_value();
+  };
+  auto take = [&](auto& from, auto& to) {
     for (size_t rank = 0; rank < from.size(); rank++) {
       auto& queue = from[rank];
       for (const PendingMessage& message : queue) {
-        if (chooseDirect(config, call, message.bytes)) to[rank].push_back(message);
+        if (isDirect(message)) to[rank].push_back(message);
       }
-      std::erase_if(queue, [&](const PendingMessage& message) {
-        return chooseDirect(config, call, message.bytes).has_value();
-      });
+      std::erase_if(queue, isDirect);
     }
   };
-  take(queues.to, direct.to, Call::send);
-  take(queues.from, direct.from, Call::receive);
+  take(queues.to, direct.to);
+  take(queues.from, direct.from);
   return direct;
 }
 
@@ -221,7 +222,7 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
   MessageQueues queues(config.ranks);
   for (const Task& task : tasks) {
     const bool isPair = task.call == Call::send || task.call == Call::receive;
-    if (!isPair && chooseDirect(config, task.call, shareBytes(task))) {
+    if (!isPair && tuning::chooseDirectMessage(*config.model, shareBytes(task))) {
       const device::DirectWork work = directWork(config, task);
       needPeers(config, work, plan.needs);
       packer.add(work);

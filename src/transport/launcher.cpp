@@ -18,7 +18,7 @@ Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
   launch.arguments.launchFlag = context.launchFlag;
   return {device::collectiveKernel(),
           {.blocks = launch.blocks,
-           .threadsPerBlock = device::kChannelThreads,
+           .threadsPerBlock = launch.threads,
            .groupsPerBlock = launch.arguments.groups,
            .argumentBytes = launch.arguments.bytesInUse()},
           &launch.arguments};

@@ -15,8 +15,7 @@ namespace {
 using device::DataType;
 using device::Reduction;
 
-constexpr int kWarp = 32;
-constexpr int kAllThreads = 640;
+constexpr int kFewestThreads = 96;  // of a block: one warp of workers
 // About as many calls as NCCL puts into one batch, whose trees are pipelined.
 constexpr int kCallsPerBatch = 8;
 // Long rings multiply the rounding errors of 8-bit floating-point types: what is not a ring wins.
@@ -54,12 +53,19 @@ bool multicastReduces(DataType type, Reduction reduction) {
   }
 }
 
+// A ring moves every byte of an all-reduce twice.
+uint64_t trafficOf(const Question& question, Algorithm algorithm) {
+  const bool twice = algorithm == Algorithm::ring && question.operation == Operation::allReduce;
+  return twice ? 2 * question.bytes : question.bytes;
+}
+
 // Why this call in particular cannot be carried.
 Exclusion callExclusion(const CostModel& model, const Question& question, Algorithm algorithm,
                         Protocol protocol) {
-  const uint64_t limit =
-      model.facts.maxBytes[static_cast<size_t>(algorithm)][static_cast<size_t>(protocol)];
-  if (limit > 0 && question.bytes > limit) return Exclusion::tooLarge;
+  if (algorithm == Algorithm::direct || algorithm == Algorithm::twoShot) {
+    const uint64_t share = shareOf(question.operation, question.bytes, model.facts.ranks);
+    return model.facts.direct.fits(protocol, share) ? Exclusion::none : Exclusion::tooLarge;
+  }
   if (algorithm == Algorithm::nvls || algorithm == Algorithm::nvlsTree) {
     if (question.operation != Operation::allGather &&
         !multicastReduces(question.type, question.reduction)) {
@@ -72,6 +78,16 @@ Exclusion callExclusion(const CostModel& model, const Question& question, Algori
     return Exclusion::reduction;
   }
   return Exclusion::none;
+}
+
+// Why the library would carry the call with something else.
+Exclusion preferenceOf(const CostModel& model, const Question& question,
+                       const CostModel::Candidate& candidate) {
+  if (!candidate.preferred) return Exclusion::onlyForced;
+  const bool low = candidate.algorithm == Algorithm::ring && candidate.protocol == Protocol::ll;
+  return low && trafficOf(question, candidate.algorithm) > model.facts.lowLatencyTraffic
+             ? Exclusion::slowHere
+             : Exclusion::none;
 }
 
 double modelTime(const CostModel& model, const Question& question, Algorithm algorithm,
@@ -115,60 +131,123 @@ double timeOf(const CostModel& model, const Question& question, Algorithm algori
   return lossy ? time * kLossy : time;
 }
 
-// Takes what is left out of a list of candidates by this call, and finds the fastest.
-bool chooseFrom(const CostModel& model, const Question& question,
-                const std::vector<CostModel::Candidate>& candidates, const TimeTable* advised,
+// What the user's settings leave, of descending preference.
+enum class Respects : uint8_t { both, algorithm, protocol, nothing };
+
+bool respects(const CostModel::Candidate& candidate, Respects settings) {
+  switch (settings) {
+    case Respects::both:
+      return candidate.allowed();
+    case Respects::algorithm:
+      return candidate.allowedAlgorithm;
+    case Respects::protocol:
+      return candidate.allowedProtocol;
+    case Respects::nothing:
+      break;
+  }
+  return true;
+}
+
+// Finds the fastest candidate that can carry the call and that `isIn` takes; `timeOf` is what it
+// costs.
+template <typename IsIn, typename TimeOf>
+bool chooseFrom(const CostModel& model, const Question& question, IsIn isIn, TimeOf time,
                 Choice& choice) {
   double best = std::numeric_limits<double>::infinity();
-  for (const auto& [algorithm, protocol] : candidates) {
+  for (const CostModel::Candidate& candidate :
+       model.candidates[static_cast<size_t>(question.operation)]) {
+    if (!isIn(candidate)) continue;
+    const auto [algorithm, protocol] = std::pair(candidate.algorithm, candidate.protocol);
     if (callExclusion(model, question, algorithm, protocol) != Exclusion::none) continue;
-    const size_t a = static_cast<size_t>(algorithm), p = static_cast<size_t>(protocol);
-    double time = 0;
-    if (advised != nullptr && a < advised->size()) {
-      time = (*advised)[a][p];
-      if (time < 0) continue;
-    } else {
-      time = timeOf(model, question, algorithm, protocol);
-    }
-    if (time >= best) continue;
-    best = time;
+    const double us = time(algorithm, protocol);
+    if (us >= best) continue;
+    best = us;
     choice.algorithm = algorithm;
     choice.protocol = protocol;
   }
   return best < std::numeric_limits<double>::infinity();
 }
 
-// A ring moves every byte of an all-reduce twice.
-uint64_t trafficOf(const Question& question, Algorithm algorithm) {
-  const bool twice = algorithm == Algorithm::ring && question.operation == Operation::allReduce;
-  return twice ? 2 * question.bytes : question.bytes;
+void chooseByModel(const CostModel& model, const Question& question, Choice& choice) {
+  const auto time = [&](Algorithm algorithm, Protocol protocol) {
+    return timeOf(model, question, algorithm, protocol);
+  };
+  for (const Respects settings :
+       {Respects::both, Respects::algorithm, Respects::protocol, Respects::nothing}) {
+    choice.allowed = settings == Respects::both;
+    const auto preferred = [&](const CostModel::Candidate& candidate) {
+      return respects(candidate, settings) &&
+             preferenceOf(model, question, candidate) == Exclusion::none;
+    };
+    const auto any = [&](const CostModel::Candidate& candidate) {
+      return respects(candidate, settings);
+    };
+    if (chooseFrom(model, question, preferred, time, choice) ||
+        chooseFrom(model, question, any, time, choice)) {
+      return;
+    }
+  }
+}
+
+// Among what the user allows, with the times of a plug-in.
+bool chooseByAdvice(const CostModel& model, const Question& question, const TimeTable& before,
+                    const TimeTable& advised, Choice& choice) {
+  const auto time = [&](Algorithm algorithm, Protocol protocol) -> double {
+    const auto a = static_cast<size_t>(algorithm), p = static_cast<size_t>(protocol);
+    return a < advised.size() ? advised[a][p] : timeOf(model, question, algorithm, protocol);
+  };
+  const auto isIn = [&](const CostModel::Candidate& candidate) {
+    if (!candidate.allowed()) return false;
+    const auto a = static_cast<size_t>(candidate.algorithm);
+    const auto p = static_cast<size_t>(candidate.protocol);
+    if (a < advised.size() && advised[a][p] < 0) return false;
+    return (a < advised.size() && advised[a][p] != before[a][p]) ||
+           preferenceOf(model, question, candidate) == Exclusion::none;
+  };
+  return before != advised && chooseFrom(model, question, isIn, time, choice);
+}
+
+// Lines of a call of the direct family.
+DirectShape directShapeOf(const CostModel& model, const Question& question) {
+  return directShape(
+      ceilDivide(shareOf(question.operation, question.bytes, model.facts.ranks), uint64_t{8}));
 }
 
 void setShape(const CostModel& model, const Question& question, Choice& choice) {
+  if (choice.algorithm == Algorithm::direct || choice.algorithm == Algorithm::twoShot) {
+    const DirectShape shape = directShapeOf(model, question);
+    choice.channels = shape.blocks;
+    choice.threads = shape.threads;
+    return;
+  }
   const auto a = static_cast<size_t>(choice.algorithm);
   const auto p = static_cast<size_t>(choice.protocol);
   const uint64_t traffic = trafficOf(question, choice.algorithm);
-  int channels = model.facts.channels, threads = model.maxThreads[a][p];
-  auto perThread = static_cast<uint64_t>(model.bytesPerThread[a][p]);
-  const auto perChannel = [&] {
-    return std::max<uint64_t>(static_cast<uint64_t>(threads) * perThread, 1);
-  };
+  int channels = model.facts.channels, workers = model.maxThreads[a][p];
+  const auto perThread = static_cast<uint64_t>(model.bytesPerThread[a][p]);
+  const uint64_t perChannel = std::max<uint64_t>(static_cast<uint64_t>(workers) * perThread, 1);
+  choice.load = static_cast<double>(traffic) / static_cast<double>(perChannel);
   if (choice.algorithm == Algorithm::nvls || choice.algorithm == Algorithm::nvlsTree) {
     const bool bounded = choice.algorithm == Algorithm::nvls && model.facts.nodes > 1;
     channels = bounded ? std::min(model.facts.nvlsChannels, channels) : model.facts.nvlsChannels;
   } else {
-    const uint64_t useful = traffic / perChannel();
-    channels = static_cast<int>(std::clamp<uint64_t>(useful, 1, static_cast<uint64_t>(channels)));
-    const bool shrinks = choice.algorithm != Algorithm::collNetDirect;
-    while (shrinks && channels == 1 && traffic < perChannel() && threads % 128 == 0) threads /= 2;
-  }
-  if (choice.algorithm == Algorithm::ring && choice.protocol == Protocol::simple) threads += kWarp;
-  threads = std::max(threads, 3 * kWarp);
-  if (choice.algorithm == Algorithm::tree || choice.algorithm == Algorithm::pat) {
-    threads = kAllThreads;
+    channels = channelsOf(choice.load, channels);
+    // Rounding up may leave nothing for the last channels.
+    const uint64_t share = shareOf(question.operation, question.bytes, model.facts.ranks);
+    const uint64_t grains =
+        std::max<uint64_t>(share / kGrainBytes + (share % kGrainBytes != 0 ? 1 : 0), 1);
+    const uint64_t each = ceilDivide(grains, static_cast<uint64_t>(channels));
+    channels = static_cast<int>(ceilDivide(grains, each));
+    const bool shrinks = choice.algorithm != Algorithm::collNetDirect && channels == 1;
+    while (shrinks && traffic < static_cast<uint64_t>(workers) * perThread && workers % 128 == 0) {
+      workers /= 2;
+    }
   }
   choice.channels = channels;
-  choice.threads = threads;
+  // Trees split a block, so that none of its threads are to spare.
+  const bool whole = choice.algorithm == Algorithm::tree || choice.algorithm == Algorithm::pat;
+  choice.threads =
+      whole ? device::kChannelThreads : std::max(workers + device::kServiceThreads, kFewestThreads);
   choice.chunkBytes = model.facts.chunkBytes[p];
 }
 
@@ -176,10 +255,11 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
 TimeTable tableFor(const CostModel& model, const Question& question) {
   TimeTable table;
   for (auto& row : table) row.fill(kExcluded);
-  for (const auto& [algorithm, protocol] :
+  for (const CostModel::Candidate& candidate :
        model.candidates[static_cast<size_t>(question.operation)]) {
+    const auto [algorithm, protocol] = std::pair(candidate.algorithm, candidate.protocol);
     const auto a = static_cast<size_t>(algorithm);
-    if (a >= table.size()) continue;
+    if (a >= table.size() || !candidate.allowed()) continue;
     if (callExclusion(model, question, algorithm, protocol) != Exclusion::none) continue;
     table[a][static_cast<size_t>(protocol)] =
         static_cast<float>(timeOf(model, question, algorithm, protocol));
@@ -196,26 +276,47 @@ std::string lostBy(double timeUs, double bestUs) {
 
 Choice choose(const CostModel& model, const Question& question, const Advisor* advisor) {
   Choice choice;
-  const auto o = static_cast<size_t>(question.operation);
-  TimeTable table;
   int advisedChannels = 0;
+  bool advised = false;
   if (advisor != nullptr) {
-    table = tableFor(model, question);
-    advisedChannels = advisor->advise(question, table);
+    const TimeTable before = tableFor(model, question);
+    TimeTable times = before;
+    advisedChannels = advisor->advise(question, times);
+    advised = chooseByAdvice(model, question, before, times, choice);
   }
-  choice.allowed = chooseFrom(model, question, model.candidates[o],
-                              advisor == nullptr ? nullptr : &table, choice);
-  for (size_t i = 0; !choice.allowed && i < model.lastResorts[o].size(); i++) {
-    if (chooseFrom(model, question, model.lastResorts[o][i], nullptr, choice)) break;
-  }
+  if (!advised) chooseByModel(model, question, choice);
   choice.timeUs = timeOf(model, question, choice.algorithm, choice.protocol);
   setShape(model, question, choice);
-  if (advisedChannels > 0) choice.channels = std::min(advisedChannels, model.facts.channels);
-  if (advisor != nullptr && choice.chunkBytes > 0) {
+  const bool ours = static_cast<int>(choice.algorithm) >= device::kNcclAlgorithms;
+  if (advisor == nullptr || ours) return choice;
+  if (advisedChannels > 0) {
+    choice.channels = std::min(advisedChannels, model.facts.channels);
+    choice.load = choice.channels;
+  }
+  const uint64_t chunk = advisor->adviseChunk(question, choice);
+  if (chunk < choice.chunkBytes) {
     choice.chunkBytes =
-        std::clamp<uint64_t>(advisor->adviseChunk(question, choice), 1, choice.chunkBytes);
+        std::min(choice.chunkBytes, std::max(chunk / kGrainBytes * kGrainBytes, kGrainBytes));
   }
   return choice;
+}
+
+int channelsOf(double load, int channels) {
+  return static_cast<int>(std::clamp(load, 1.0, static_cast<double>(channels)));
+}
+
+std::optional<Protocol> chooseDirectMessage(const CostModel& model, uint64_t bytes) {
+  if (bytes == 0 || !model.facts.reachAll || model.facts.ranks < 2 ||
+      !model.allowed.allows(Operation::allReduce, Algorithm::direct)) {
+    return std::nullopt;
+  }
+  for (const Protocol protocol : {Protocol::ll, Protocol::ll128}) {
+    if (model.allowed.allows(Operation::allReduce, protocol) &&
+        model.facts.direct.fits(protocol, bytes)) {
+      return protocol;
+    }
+  }
+  return std::nullopt;
 }
 
 Explanation explain(const CostModel& model, const Question& question, const Advisor* advisor) {
@@ -237,6 +338,11 @@ Explanation explain(const CostModel& model, const Question& question, const Advi
         row.timeUs = timeOf(model, question, algorithm, protocol);
       }
       row.chosen = algorithm == choice.algorithm && protocol == choice.protocol;
+      if (!row.chosen && row.exclusion == Exclusion::none &&
+          (estimate.allowed || !choice.allowed)) {
+        row.exclusion =
+            preferenceOf(model, question, {algorithm, protocol, estimate.preferred, true, true});
+      }
       if (row.chosen) {
         if (!choice.allowed) row.reason = "NCCL_ALGO and NCCL_PROTO leave nothing else";
       } else if (row.exclusion != Exclusion::none) {
@@ -308,11 +414,6 @@ std::vector<ChoiceRange> choicesBySize(const CostModel& model, Question question
   }
   close(highest);
   return ranges;
-}
-
-int chooseChannels(const TuningInput& tuningInput, size_t bytes) {
-  const size_t useful = bytes / tuningInput.minBytesPerChannel;
-  return static_cast<int>(std::clamp<size_t>(useful, 1, static_cast<size_t>(tuningInput.channels)));
 }
 
 }  // namespace unisono::tuning

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,10 @@
 
 // Which algorithm and protocol carry a call, with how many channels and threads. Pure.
 namespace unisono::tuning {
+
+// Parts of a call on different channels, and chunks, are multiples of this, so that vector accesses
+// stay aligned.
+inline constexpr uint64_t kGrainBytes = 512;
 
 struct Question {
   Operation operation = Operation::allReduce;
@@ -21,8 +26,9 @@ struct Choice {
   Algorithm algorithm = Algorithm::ring;
   Protocol protocol = Protocol::simple;
   int channels = 1;
-  int threads = 0;          // of each channel
-  uint64_t chunkBytes = 0;  // of one step of a connection; 0: unknown
+  int threads = 0;          // of each channel's block
+  double load = 0;          // channels that the call keeps busy, as a fraction and without a limit
+  uint64_t chunkBytes = 0;  // payload of a chunk; 0: unknown
   double timeUs = 0;
   // False where NCCL_ALGO and NCCL_PROTO leave nothing that can carry the call.
   bool allowed = true;
@@ -42,15 +48,17 @@ using TimeTable = std::array<std::array<float, device::kProtocols>, device::kNcc
 class Advisor {
  public:
   virtual ~Advisor() = default;
-  // May change the times of the algorithms that NCCL has, where they are not kExcluded. Returns the
-  // number of channels to use, or 0.
+  // May change the times of the algorithms that NCCL has, where they are not kExcluded. What the
+  // library does not choose by itself is chosen where its time is changed. Returns the number of
+  // channels to use, or 0.
   virtual int advise(const Question& question, TimeTable& times) const = 0;
   // May change the size of a chunk.
   virtual uint64_t adviseChunk(const Question& question, const Choice& choice) const = 0;
 };
 
-// The fastest of what can carry the call and is allowed. Where the user's settings leave nothing,
-// the fastest of what respects one of NCCL_ALGO and NCCL_PROTO, else of all. Takes well under a
+// The fastest of what the library prefers for the call and the user allows; where that is nothing,
+// of what it can run and the user allows. Where the user's settings leave nothing at all, the
+// fastest of what respects one of NCCL_ALGO and NCCL_PROTO, else of all. Takes about a tenth of a
 // microsecond without an advisor, at any number of ranks.
 Choice choose(const CostModel& model, const Question& question, const Advisor* advisor = nullptr);
 
@@ -87,17 +95,11 @@ struct ChoiceRange {
 std::vector<ChoiceRange> choicesBySize(const CostModel& model, Question question, uint64_t lowest,
                                        uint64_t highest);
 
-// What plans depend on; the same on every rank.
-struct TuningInput {
-  int ranks = 1;
-  int channels = 1;               // channels of the rings
-  size_t minBytesPerChannel = 1;  // a channel with less is not worth its start
-  size_t lowLatencyMaxBytes = 0;  // protocol LL carries calls that send no more over a connection
-  Allowed allowed;
-  CostModel model;
-};
+// The channels of calls that share a launch, from the sum of their loads.
+int channelsOf(double load, int channels);
 
-// Channels for collectives that together move `bytes` bytes: between 1 and tuningInput.channels.
-int chooseChannels(const TuningInput& tuningInput, size_t bytes);
+// The protocol with which the direct family carries a message of `bytes` bytes; none if it cannot.
+// Messages follow what NCCL_ALGO and NCCL_PROTO say of all-reduce. Both ends decide alike.
+std::optional<Protocol> chooseDirectMessage(const CostModel& model, uint64_t bytes);
 
 }  // namespace unisono::tuning

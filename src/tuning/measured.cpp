@@ -113,35 +113,58 @@ std::vector<MeasuredPoint> interpolate(const MeasuredCurve& a, const MeasuredCur
   return points;
 }
 
+// The points of `curve` for another number of ranks.
+std::vector<MeasuredPoint> scale(const MeasuredCurve& curve, int ranks) {
+  constexpr double kRankUs = 0.17;  // all-reduce of 1 KB, from 2 to 4 H200
+  const double factor =
+      directTraffic(curve.operation, curve.ranks) / directTraffic(curve.operation, ranks);
+  const double more = std::max(kRankUs * (ranks - curve.ranks), 0.0);
+  std::vector<MeasuredPoint> points = curve.points;
+  for (MeasuredPoint& point : points) {
+    point.bytes = static_cast<uint64_t>(static_cast<double>(point.bytes) * factor);
+    point.timeUs += more;
+  }
+  return points;
+}
+
 }  // namespace
 
+double directTraffic(Operation operation, int ranks) {
+  const bool scatters = operation == Operation::allGather || operation == Operation::reduceScatter;
+  return scatters ? (ranks - 1.0) / ranks : ranks - 1.0;
+}
+
 const MeasuredTable& builtinMeasurements() {
-  constexpr uint64_t kKilo = 1024;
-  // H200, CUDA graphs of 20 calls, float sum, one process per GPU (docs/results/2026-11-21-h200.md;
-  // 256 KB from the ratio to NCCL there).
-  // Never destroyed: the process may exit while another thread makes a communicator.
-  static const MeasuredTable& table = *new MeasuredTable{
-      {Operation::allReduce,
-       Algorithm::direct,
-       Protocol::ll,
-       1,
-       2,
-       {{kKilo, 2.12},
-        {4 * kKilo, 2.40},
-        {16 * kKilo, 2.53},
-        {64 * kKilo, 2.82},
-        {256 * kKilo, 4.10}}},
-      {Operation::allReduce,
-       Algorithm::direct,
-       Protocol::ll,
-       1,
-       4,
-       {{kKilo, 2.46},
-        {4 * kKilo, 3.00},
-        {16 * kKilo, 3.08},
-        {64 * kKilo, 3.84},
-        {256 * kKilo, 7.20}}},
+  // H200, CUDA graphs, float sum, one process per GPU. All-reduce on 2 and 4 GPUs of one run
+  // (docs/results/2026-11-21-h200.md, 256 KB from the ratio to NCCL there), so that they compare;
+  // the others in 2026-11-22-direct.md.
+  struct DirectTimes {
+    Operation operation;
+    int ranks;
+    double us[5];  // of 1, 4, 16, 64 and 256 KiB
   };
+  static constexpr DirectTimes kDirectTimes[] = {
+      {Operation::allReduce, 2, {2.12, 2.40, 2.53, 2.82, 4.10}},
+      {Operation::allReduce, 4, {2.46, 3.00, 3.08, 3.84, 7.20}},
+      {Operation::allGather, 2, {2.64, 2.89, 3.27, 3.12, 3.59}},
+      {Operation::reduceScatter, 2, {2.61, 2.86, 3.24, 3.08, 3.59}},
+      {Operation::broadcast, 2, {2.28, 2.83, 2.83, 2.69, 3.06}},
+      {Operation::reduce, 2, {2.20, 2.69, 2.69, 2.55, 3.08}},
+  };
+  // Never destroyed: the process may exit while another thread makes a communicator.
+  static const MeasuredTable& table = *[] {
+    auto* made = new MeasuredTable;
+    for (const DirectTimes& times : kDirectTimes) {
+      MeasuredCurve& curve = made->emplace_back(
+          MeasuredCurve{times.operation, Algorithm::direct, Protocol::ll, 1, times.ranks, {}});
+      uint64_t bytes = 1024;
+      for (const double us : times.us) {
+        curve.points.push_back({bytes, us});
+        bytes *= 4;
+      }
+    }
+    return made;
+  }();
   return table;
 }
 
@@ -194,7 +217,8 @@ std::vector<MeasuredPoint> pointsFor(const MeasuredTable& table, Operation opera
     curves.push_back(&curve);
   }
   const bool direct = algorithm == Algorithm::direct || algorithm == Algorithm::twoShot;
-  if (!direct || nodes != 1 || curves.size() < 2) return {};
+  if (!direct || nodes != 1 || curves.empty()) return {};
+  if (curves.size() == 1) return scale(*curves.front(), ranks);
   std::sort(curves.begin(), curves.end(),
             [](const MeasuredCurve* a, const MeasuredCurve* b) { return a->ranks < b->ranks; });
   size_t upper = 1;
@@ -209,8 +233,16 @@ double measuredTime(const std::vector<MeasuredPoint>& points, uint64_t bytes) {
   if (above == points.begin()) return points.front().timeUs;
   const MeasuredPoint& low = *(above - 1);
   if (above == points.end()) {
-    return low.timeUs * static_cast<double>(bytes) /
-           static_cast<double>(std::max<uint64_t>(low.bytes, 1));
+    // Noise in the last two points must not make long calls free.
+    constexpr double kLeastShare = 0.25;
+    const double perByte = low.timeUs / static_cast<double>(std::max<uint64_t>(low.bytes, 1));
+    double slope = perByte;
+    if (points.size() > 1) {
+      const MeasuredPoint& before = points[points.size() - 2];
+      slope = std::max((low.timeUs - before.timeUs) / static_cast<double>(low.bytes - before.bytes),
+                       kLeastShare * perByte);
+    }
+    return low.timeUs + slope * static_cast<double>(bytes - low.bytes);
   }
   const double share =
       static_cast<double>(bytes - low.bytes) / static_cast<double>(above->bytes - low.bytes);

@@ -37,14 +37,19 @@ MeasuredTable parseMeasurements(std::string_view text, std::string_view source);
 // `base`, in which the curves of `table` replace all of the same operation, algorithm and protocol.
 MeasuredTable replaceCurves(const MeasuredTable& base, const MeasuredTable& table);
 
+// The bytes that a rank sends or receives in a call of the direct family, as a multiple of the
+// call's bytes.
+double directTraffic(Operation operation, int ranks);
+
 // The points for a communicator, empty if there are none. Those of the direct algorithms inside one
 // node are interpolated between numbers of ranks, and extrapolated beyond them: each rank talks to
-// all others, so that the time is linear in the ranks.
+// all others, so that the time is linear in the ranks. Where one number of ranks was measured, the
+// same traffic takes another number as long, and a little more for each rank.
 std::vector<MeasuredPoint> pointsFor(const MeasuredTable& table, Operation operation,
                                      Algorithm algorithm, Protocol protocol, int nodes, int ranks);
 
-// The time of a call: linear between points, that of the first point below it, and at the last
-// point's bandwidth beyond it. `points` must not be empty.
+// The time of a call: linear between points, that of the first point below it, and on the line
+// through the last two beyond them. `points` must not be empty.
 double measuredTime(const std::vector<MeasuredPoint>& points, uint64_t bytes);
 
 }  // namespace unisono::tuning

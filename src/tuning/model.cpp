@@ -9,6 +9,7 @@
 
 #include "base/fnv.h"
 #include "base/math.h"
+#include "device/direct_work.h"
 
 namespace unisono::tuning {
 namespace {
@@ -21,9 +22,10 @@ using topology::PathType;
 using topology::toGigabytes;
 
 constexpr size_t kNvlink = 0, kPci = 1, kNetwork = 2;  // of CostConstants::hopLatency
-constexpr int kWarp = 32;
-constexpr int kMaxThreads = 640, kMaxLlThreads = 512, kMaxSimpleThreads = 512;
-constexpr double kSlowRing = 12;  // GB/s up to which half the threads do
+using device::kWarpThreads;
+using device::kWorkerThreads;
+constexpr int kFewestThreads = 2 * kWarpThreads;  // that a user may set
+constexpr double kSlowRing = 12;                  // GB/s up to which half the threads do
 constexpr int kMaxCollnetRanksPerNode = 8, kMaxNvlsRanksPerNode = 32;
 
 template <typename Enum>
@@ -296,9 +298,8 @@ Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorit
     case Algorithm::direct:
     case Algorithm::twoShot:
       if (facts.nodes > 1) return Exclusion::severalNodes;
-      if (!facts.reachAll) return Exclusion::unreachable;
-      if (facts.ranks > facts.directMaxRanks) return Exclusion::tooManyRanks;
-      return Exclusion::none;
+      if (facts.ranks > device::kDirectMaxRanks) return Exclusion::tooManyRanks;
+      return facts.reachAll ? Exclusion::none : Exclusion::unreachable;
     case Algorithm::tree:
       break;
   }
@@ -311,29 +312,15 @@ bool isAllPairs(Algorithm algorithm) {
 
 // The points of the direct algorithms were measured over NVLink: what the ring's links are slower
 // is added.
-void adaptToLinks(const CommFacts& facts, std::vector<MeasuredPoint>& points) {
+void adaptToLinks(const CommFacts& facts, Operation operation, std::vector<MeasuredPoint>& points) {
   const bool nvlink = facts.ring.typeIntra <= static_cast<int>(PathType::nvl);
   if (nvlink || facts.ring.speedIntra <= 0 || facts.ring.channels == 0) return;
   const double bus = toGigabytes(facts.ring.speedIntra) * facts.ring.channels;
   for (MeasuredPoint& point : points) {
     // Lines of LL are twice as long as their data.
-    point.timeUs += 1.0 + 2.0 * (facts.ranks - 1) * static_cast<double>(point.bytes) / (1000 * bus);
+    point.timeUs += 1.0 + 2.0 * directTraffic(operation, facts.ranks) *
+                              static_cast<double>(point.bytes) / (1000 * bus);
   }
-}
-
-// Says whether the user's lists allow anything that the library chooses for an operation.
-bool leavesAny(const ModelInput& input, Operation operation) {
-  for (int a = 0; a < device::kAlgorithms; a++) {
-    for (int p = 0; p < device::kProtocols; p++) {
-      const auto algorithm = static_cast<Algorithm>(a);
-      const auto protocol = static_cast<Protocol>(p);
-      if (input.registry->has(operation, algorithm, protocol) &&
-          input.allowed.allows(operation, algorithm) && input.allowed.allows(operation, protocol)) {
-        return true;
-      }
-    }
-  }
-  return false;
 }
 
 Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation operation,
@@ -348,6 +335,7 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
   if (facts.ranks == 1) {
     const bool local = algorithm == Algorithm::ring && protocol == Protocol::simple;
     estimate.exclusion = local ? Exclusion::none : Exclusion::oneRank;
+    estimate.preferred = local;
     return estimate;
   }
   estimate.exclusion = machineExclusion(input, operation, algorithm);
@@ -355,13 +343,10 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
       !keepsLinesWhole(facts, input.settings, algorithm)) {
     estimate.exclusion = Exclusion::splitLines;
   }
-  if (estimate.exclusion == Exclusion::none &&
-      !input.registry->has(operation, algorithm, protocol)) {
-    if (!input.registry->hasForced(operation, algorithm, protocol)) {
-      estimate.exclusion = Exclusion::notImplemented;
-    } else if (!estimate.allowed || leavesAny(input, operation)) {
-      estimate.exclusion = Exclusion::onlyForced;
-    }
+  estimate.preferred = input.registry->has(operation, algorithm, protocol);
+  if (estimate.exclusion == Exclusion::none && !estimate.preferred &&
+      !input.registry->hasForced(operation, algorithm, protocol)) {
+    estimate.exclusion = Exclusion::notImplemented;
   }
   estimate.measured =
       pointsFor(input.measured, operation, algorithm, protocol, facts.nodes, facts.ranks);
@@ -374,7 +359,7 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
   } else if (estimate.measured.empty()) {
     if (estimate.exclusion == Exclusion::none) estimate.exclusion = Exclusion::notMeasured;
   } else {
-    adaptToLinks(facts, estimate.measured);
+    adaptToLinks(facts, operation, estimate.measured);
   }
   return estimate;
 }
@@ -382,7 +367,7 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
 // A number of threads that the user may have set.
 int threadsOf(int64_t wanted, int lowest, int highest, int automatic) {
   if (wanted <= 0) return automatic;
-  if (wanted % kWarp != 0) return highest;
+  if (wanted % kWarpThreads != 0) return highest;
   return static_cast<int>(std::clamp<int64_t>(wanted, lowest, highest));
 }
 
@@ -390,19 +375,18 @@ void setThreads(const ModelInput& input, CostModel& model) {
   const CommFacts& facts = input.facts;
   const int64_t wanted = input.settings.threads;
   const double ring = toGigabytes(facts.ring.speedIntra) * facts.ring.channels;
-  const int ringThreads = facts.ranks > 1 && ring <= kSlowRing ? 256 : kMaxSimpleThreads;
+  const int ringThreads = facts.ranks > 1 && ring <= kSlowRing ? 256 : kWorkerThreads;
   for (int a = 0; a < device::kAlgorithms; a++) {
     const auto algorithm = static_cast<Algorithm>(a);
     int* threads = model.maxThreads[a];
     int64_t* bytes = model.bytesPerThread[a];
-    threads[at(Protocol::ll)] = threadsOf(wanted, 2 * kWarp, kMaxLlThreads, kMaxLlThreads);
+    threads[at(Protocol::ll)] = threadsOf(wanted, kFewestThreads, kWorkerThreads, kWorkerThreads);
     threads[at(Protocol::ll128)] =
-        threadsOf(input.settings.ll128Threads, kMaxThreads / 4, kMaxThreads, kMaxThreads);
-    int simple = kMaxThreads;
-    if (algorithm == Algorithm::ring) {
-      simple = threadsOf(wanted, 2 * kWarp, kMaxSimpleThreads, ringThreads);
-    } else if (algorithm == Algorithm::tree) {
-      simple = threadsOf(wanted, 2 * kWarp, kMaxSimpleThreads, kMaxSimpleThreads);
+        threadsOf(input.settings.ll128Threads, kFewestThreads, kWorkerThreads, kWorkerThreads);
+    int simple = kWorkerThreads;
+    if (algorithm == Algorithm::ring || algorithm == Algorithm::tree) {
+      simple = threadsOf(wanted, kFewestThreads, kWorkerThreads,
+                         algorithm == Algorithm::ring ? ringThreads : kWorkerThreads);
     }
     threads[at(Protocol::simple)] = simple;
     const bool collnet =
@@ -418,24 +402,18 @@ void setThreads(const ModelInput& input, CostModel& model) {
   }
 }
 
-// The lists of candidates: what the user allows, then what respects one of the two variables, then
-// everything.
-void listCandidates(const Allowed& allowed, CostModel& model) {
+void listCandidates(CostModel& model) {
   for (size_t o = 0; o < kCollectives; o++) {
     const auto operation = static_cast<Operation>(o);
-    auto& resorts = model.lastResorts[o];
-    resorts.assign(3, {});
     for (int a = 0; a < device::kAlgorithms; a++) {
       for (int p = 0; p < device::kProtocols; p++) {
         const auto algorithm = static_cast<Algorithm>(a);
         const auto protocol = static_cast<Protocol>(p);
         const Estimate& estimate = model.of(operation, algorithm, protocol);
         if (estimate.exclusion != Exclusion::none) continue;
-        const CostModel::Candidate candidate{algorithm, protocol};
-        if (estimate.allowed) model.candidates[o].push_back(candidate);
-        if (allowed.allows(operation, algorithm)) resorts[0].push_back(candidate);
-        if (allowed.allows(operation, protocol)) resorts[1].push_back(candidate);
-        resorts[2].push_back(candidate);
+        model.candidates[o].push_back({algorithm, protocol, estimate.preferred,
+                                       model.allowed.allows(operation, algorithm),
+                                       model.allowed.allows(operation, protocol)});
       }
     }
   }
@@ -494,16 +472,18 @@ CommFacts factsOf(const topology::Joined& joined) {
   return facts;
 }
 
-void setDirect(bool reachAll, CommFacts& facts) {
-  facts.reachAll = reachAll && facts.nodes == 1;
-  facts.directMaxRanks = kDirectMaxRanks;
-  facts.maxBytes[at(Algorithm::direct)][at(Protocol::ll)] = kDirectMaxBytes;
+void setLimits(bool reachAll, CommFacts& facts) {
+  // LL has half of its predicted speed so far (docs/status.md, D2).
+  facts.lowLatencyTraffic = 64 << 10;
+  facts.reachAll = reachAll && facts.nodes == 1 && facts.ranks <= device::kDirectMaxRanks;
+  if (facts.reachAll) facts.direct = directLimits(directLineBits(facts.ranks));
 }
 
 CostModel makeModel(const ModelInput& input) {
   CostModel model;
   model.facts = input.facts;
   model.constants = input.constants;
+  model.allowed = input.allowed;
   const Formulas formulas(input);
   for (size_t o = 0; o < kCollectives; o++) {
     for (size_t a = 0; a < device::kAlgorithms; a++) {
@@ -514,14 +494,8 @@ CostModel makeModel(const ModelInput& input) {
     }
   }
   setThreads(input, model);
-  listCandidates(input.allowed, model);
+  listCandidates(model);
   return model;
-}
-
-int64_t bytesPerChannel(const CostModel& model, Algorithm algorithm, Protocol protocol) {
-  return std::max<int64_t>(model.maxThreads[at(algorithm)][at(protocol)] *
-                               model.bytesPerThread[at(algorithm)][at(protocol)],
-                           1);
 }
 
 std::vector<std::string> warningsOf(const ModelInput& input, const CostModel& model) {
@@ -530,14 +504,20 @@ std::vector<std::string> warningsOf(const ModelInput& input, const CostModel& mo
   std::vector<std::string_view> without, split;
   for (size_t o = 0; o < kCollectives; o++) {
     const auto operation = static_cast<Operation>(o);
-    if (model.candidates[o].empty()) without.push_back(nameOf(operation));
+    const auto any = [&](auto fits) {
+      return std::any_of(model.candidates[o].begin(), model.candidates[o].end(),
+                         [&](const CostModel::Candidate& candidate) {
+                           return candidate.allowed() && fits(candidate);
+                         });
+    };
+    if (!any([](const auto&) { return true; })) without.push_back(nameOf(operation));
     if (!input.allowed.forces(operation, Protocol::ll128)) continue;
-    const bool splits = std::any_of(
-        model.candidates[o].begin(), model.candidates[o].end(), [&](const auto& candidate) {
+    if (any([&](const auto& candidate) {
           return candidate.protocol == Protocol::ll128 &&
                  !keepsLinesWhole(input.facts, input.settings, candidate.algorithm);
-        });
-    if (splits) split.push_back(nameOf(operation));
+        })) {
+      split.push_back(nameOf(operation));
+    }
   }
   if (!without.empty()) {
     warnings.push_back(
@@ -578,6 +558,7 @@ uint64_t hashOf(const CostModel& model) {
       for (const Estimate& estimate : byProtocol) {
         hash.add(static_cast<uint64_t>(estimate.exclusion));
         hash.add(estimate.allowed ? 1 : 0);
+        hash.add(estimate.preferred ? 1 : 0);
         add(estimate.latencyUs);
         add(estimate.bandwidth);
         for (const MeasuredPoint& point : estimate.measured) {
@@ -593,9 +574,8 @@ uint64_t hashOf(const CostModel& model) {
       hash.add(static_cast<uint64_t>(model.bytesPerThread[a][p]));
     }
   }
-  for (const auto& byProtocol : model.facts.maxBytes) {
-    for (const uint64_t bytes : byProtocol) hash.add(bytes);
-  }
+  for (const uint64_t bytes : model.facts.direct.shareBytes) hash.add(bytes);
+  hash.add(model.facts.lowLatencyTraffic);
   for (const uint64_t bytes : model.facts.chunkBytes) hash.add(bytes);
   return hash.value();
 }

@@ -7,6 +7,7 @@
 
 #include "topology/join.h"
 #include "tuning/allowed.h"
+#include "tuning/direct.h"
 #include "tuning/measured.h"
 #include "tuning/registry.h"
 
@@ -58,25 +59,24 @@ struct CommFacts {
   topology::MachineFacts machine;
   bool multicast = false;  // NVLink multicast is there and allowed
   bool collnet = false;    // the network reduces, and the user wants it
-  // All ranks are on one node and map each other's memory.
+  // All ranks are on one node and map each other's memory, and there are not too many.
   bool reachAll = false;
-  int directMaxRanks = 0;
-  // The largest call by algorithm and protocol; 0: no limit.
-  std::array<std::array<uint64_t, device::kProtocols>, device::kAlgorithms> maxBytes{};
-  // The payload of one step of a connection, by protocol.
+  DirectLimits direct;
+  // The bytes that a ring moves over a connection up to which LL is chosen. It can be forced
+  // beyond.
+  uint64_t lowLatencyTraffic = ~uint64_t{0};
+  // The payload of a chunk, by protocol; 0: unknown.
   std::array<uint64_t, device::kProtocols> chunkBytes{};
 };
 CommFacts factsOf(const topology::Joined& joined);
 
-// Adds what the direct algorithms need: whether all ranks map each other's memory, and how much
-// fits into the memory that they use for lines.
-inline constexpr uint64_t kDirectMaxBytes = 256 << 10;
-inline constexpr int kDirectMaxRanks = 8;
-void setDirect(bool reachAll, CommFacts& facts);
+// Adds the limits of this library's own code. `reachAll`: all ranks map each other's memory.
+void setLimits(bool reachAll, CommFacts& facts);
 
 // The cost of an operation by one algorithm and protocol.
 struct Estimate {
   Exclusion exclusion = Exclusion::operation;
+  bool preferred = false;               // else it runs only where nothing else is allowed
   bool allowed = false;                 // by NCCL_ALGO and NCCL_PROTO
   double latencyUs = 0;                 // of a call of no bytes
   double bandwidth = 0;                 // GB/s; bytes / time of a long call
@@ -90,16 +90,18 @@ struct CostModel {
   std::array<std::array<std::array<Estimate, device::kProtocols>, device::kAlgorithms>,
              kCollectives>
       estimates;
-  int maxThreads[device::kAlgorithms][device::kProtocols] = {};
+  int maxThreads[device::kAlgorithms][device::kProtocols] = {};  // that move data
   int64_t bytesPerThread[device::kAlgorithms][device::kProtocols] = {};
-  // By operation: what choose() looks at, of descending preference where times are equal. The last
-  // resort is for calls that nothing in the first list can carry.
+  Allowed allowed;
+  // By operation, what the communicator can run, of descending preference where times are equal.
   struct Candidate {
     Algorithm algorithm;
     Protocol protocol;
+    bool preferred;
+    bool allowedAlgorithm, allowedProtocol;
+    bool allowed() const { return allowedAlgorithm && allowedProtocol; }
   };
   std::array<std::vector<Candidate>, kCollectives> candidates;
-  std::array<std::vector<std::vector<Candidate>>, kCollectives> lastResorts;
 
   const Estimate& of(Operation operation, Algorithm algorithm, Protocol protocol) const {
     return estimates[static_cast<size_t>(operation)][static_cast<size_t>(algorithm)]
@@ -116,9 +118,6 @@ struct ModelInput {
   MeasuredTable measured = builtinMeasurements();
 };
 CostModel makeModel(const ModelInput& input);
-
-// Bytes that keep all threads of a channel busy.
-int64_t bytesPerChannel(const CostModel& model, Algorithm algorithm, Protocol protocol);
 
 // Texts for the user about NCCL_ALGO and NCCL_PROTO: operations for which they leave nothing that
 // can run here (something else carries them), and LL128 forced where its lines may be split.

@@ -16,15 +16,15 @@ struct Implemented {
 // clang-format off
 constexpr Implemented kImplemented[] = {
     //                                   AllReduce AllGather ReduceScatter Broadcast Reduce
+    {Algorithm::ring,   Protocol::ll,     {true,    true,     true,         true,     true}},
     {Algorithm::ring,   Protocol::simple, {true,    true,     true,         true,     true}},
-    {Algorithm::direct, Protocol::ll,     {true,    false,    false,        false,    false}},
+    {Algorithm::direct, Protocol::ll,     {true,    true,     true,         true,     true}},
 };
 // What runs only where the user's lists leave none of the above.
 constexpr Implemented kOnlyForced[] = {
     {Algorithm::tree,   Protocol::ll,     {true,    false,    false,        false,    false}},
     {Algorithm::tree,   Protocol::ll128,  {true,    false,    false,        false,    false}},
     {Algorithm::tree,   Protocol::simple, {true,    false,    false,        false,    false}},
-    {Algorithm::ring,   Protocol::ll,     {true,    true,     true,         true,     true}},
     {Algorithm::ring,   Protocol::ll128,  {true,    true,     true,         true,     true}},
 };
 // clang-format on
@@ -43,6 +43,8 @@ std::string_view reasonOf(Exclusion exclusion) {
       return "not implemented yet";
     case Exclusion::onlyForced:
       return "runs only where NCCL_ALGO and NCCL_PROTO leave nothing else";
+    case Exclusion::slowHere:
+      return "too slow at this size; runs only where NCCL_ALGO and NCCL_PROTO leave nothing else";
     case Exclusion::oneRank:
       return "one rank has nothing to transfer";
     case Exclusion::oneNode:

@@ -17,6 +17,7 @@ enum class Exclusion : uint8_t {
   protocol,        // the algorithm does not use this protocol
   notImplemented,  // the library does not have it yet
   onlyForced,      // the library has it, but does not choose it
+  slowHere,        // it chooses it for other sizes
   oneRank,         // there is nothing to transfer
   oneNode,         // it joins nodes, and there is one
   severalNodes,    // it works inside one node

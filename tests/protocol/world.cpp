@@ -18,6 +18,7 @@
 #include "device/simt/common.h"
 #include "plan/direct_plan.h"
 #include "runtime/host/schedule.h"
+#include "support/model.h"
 
 namespace unisono::protocol {
 namespace {
@@ -209,12 +210,8 @@ void World::makeMember(int rank, int ranks) {
   plan::CommConfig& config = member.config;
   config.rank = rank;
   config.ranks = ranks;
-  config.tuningInput.ranks = ranks;
-  config.tuningInput.channels = geometry_.channels;
+  config.channels = geometry_.channels;
   config.directLineBits = geometry_.directLineBits;
-  config.tuningInput.minBytesPerChannel = geometry_.minBytesPerChannel;
-  config.tuningInput.allowed = tuning::parseAllowed(geometry_.algorithms, geometry_.protocols);
-  config.tuningInput.lowLatencyMaxBytes = geometry_.lowLatencyMaxBytes;
   config.slotBytes.fill(geometry_.slotBytes);
   config.peerSlotBytes = geometry_.slotBytes;
   config.slicesPerChunk = geometry_.slicesPerChunk;
@@ -222,6 +219,10 @@ void World::makeMember(int rank, int ranks) {
   config.channelsPerPeer = geometry_.channelsPerPeer;
   config.minBytesPerPart = geometry_.minBytesPerPart;
   config.directBytes = geometry_.directBytes;
+  unisono::testing::setModel(config, {.minBytesPerChannel = geometry_.minBytesPerChannel,
+                                      .lowLatencyTraffic = geometry_.lowLatencyMaxBytes,
+                                      .algorithms = geometry_.algorithms,
+                                      .protocols = geometry_.protocols});
 
   member.abortFlag = runtime.allocatePinned(sizeof(uint32_t));
   device::DeviceCommunicator head{};

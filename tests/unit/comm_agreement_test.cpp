@@ -134,13 +134,17 @@ TEST(Facts, RanksThatWouldChooseDifferentlyAreRefused) {
 TEST(Decision, TheModelFollowsTheSettings) {
   auto ranks = factsOf(4);
   EXPECT_TRUE(decideFrom(ranks, 0).warnings.empty());
-  const size_t bytes = decideFrom(ranks, 0).config.tuningInput.minBytesPerChannel;
+  const auto threadsOf = [](const Decision& decision) {
+    return decision.config.model->maxThreads[static_cast<int>(device::Algorithm::ring)]
+                                            [static_cast<int>(device::Protocol::simple)];
+  };
+  const int threads = threadsOf(decideFrom(ranks, 0));
   for (RankFacts& facts : ranks) {
     facts.tuning.threads = 256;
     facts.allowed = tuning::parseAllowed("nvls", "");
   }
   const Decision decision = decideFrom(ranks, 0);
-  EXPECT_EQ(decision.config.tuningInput.minBytesPerChannel, bytes / 2);
+  EXPECT_EQ(threadsOf(decision), threads / 2);
   EXPECT_EQ(decision.warnings.size(), 1u);
 }
 
@@ -170,8 +174,8 @@ TEST(Decision, IsTheSameOnEveryRank) {
       ASSERT_EQ(decision.config.rank, rank);
       if (rank > 0) continue;
       const plan::CommConfig& config = decision.config;
-      ASSERT_GE(config.tuningInput.channels, 1);
-      ASSERT_LE(config.tuningInput.channels, 64);
+      ASSERT_GE(config.channels, 1);
+      ASSERT_LE(config.channels, 64);
       const uint32_t slotBytes = config.slotBytes[plan::indexOf(device::Protocol::simple)];
       ASSERT_GT(slotBytes, 0u);
       ASSERT_EQ(slotBytes % 512, 0u);
@@ -181,7 +185,7 @@ TEST(Decision, IsTheSameOnEveryRank) {
       ASSERT_EQ(decision.slots % config.slicesPerChunk, 0u);
       ASSERT_GE(config.channelsPerPeer, 1);
       ASSERT_EQ(config.peerChannels % config.channelsPerPeer, 0);
-      ASSERT_EQ(decision.graphs.rings.size(), static_cast<size_t>(config.tuningInput.channels));
+      ASSERT_EQ(decision.graphs.rings.size(), static_cast<size_t>(config.channels));
       for (std::vector<int32_t> ring : decision.graphs.rings) {
         // Each node is entered once.
         int entries = 0;
@@ -204,7 +208,7 @@ TEST(Decision, SettingsOfTheWeakestRankHold) {
   ranks[1].maxChannels = 7;
   ranks[2].maxChannels = 5;
   ranks[3].minChannels = 30;
-  EXPECT_EQ(decideFrom(ranks, 0).config.tuningInput.channels, 5);
+  EXPECT_EQ(decideFrom(ranks, 0).config.channels, 5);
   ranks = factsOf(4);
   ranks[2].bufferBytes = 1 << 20;
   ranks[3].bufferBytes = 1 << 16;
@@ -229,7 +233,7 @@ TEST(Decision, WindowsOfDirectCallsStaySmall) {
 TEST(Decision, MachinesTellHowManyChannelsThereAre) {
   auto channels = [](std::vector<RankFacts> ranks, int found, bool cuda) {
     for (RankFacts& facts : ranks) facts.backend = cuda ? 1 : 0;
-    return decide(ranks, placesOf(ranks, found), 0).config.tuningInput.channels;
+    return decide(ranks, placesOf(ranks, found), 0).config.channels;
   };
   EXPECT_EQ(channels(factsOf(8), 12, true), 24);
   EXPECT_EQ(channels(factsOf(8), 2, true), 4);
@@ -262,7 +266,7 @@ TEST(Decision, SmallCallsStaySmall) {
     };
     EXPECT_EQ(channelsFor(1024), 1);
     EXPECT_EQ(channelsFor(32 << 10), 1);
-    EXPECT_EQ(channelsFor(uint64_t{1} << 30), config.tuningInput.channels);
+    EXPECT_EQ(channelsFor(uint64_t{1} << 30), config.channels);
     auto isOffered = [&](uint64_t bytes) {
       const auto made = makePlan(config, {{Call::receive, memory, memory, bytes, spec, 1, true}});
       const auto& launch = std::get<plan::SendReceiveLaunch>(made.launches.front());
@@ -358,9 +362,9 @@ TEST(Decide, RanksThatShareADeviceHaveFewerChannels) {
     facts.deviceUuid[0] = static_cast<std::byte>(rank % kDevices);
   }
   const plan::CommConfig config = decideFrom(ranks, 0).config;
-  EXPECT_LE(config.tuningInput.channels * kRanks / kDevices, 132);
+  EXPECT_LE(config.channels * kRanks / kDevices, 132);
   EXPECT_LE(config.peerChannels * kRanks / kDevices, 132);
-  EXPECT_GE(config.tuningInput.channels, 8);
+  EXPECT_GE(config.channels, 8);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ namespace {
 CommConfig directConfig(int rank, int ranks) {
   CommConfig config = configOf(rank, ranks);
   config.directLineBits = 10;
+  testing::setModel(config);
   return config;
 }
 
@@ -18,27 +19,34 @@ const device::DirectArguments& argumentsOf(const Launch& launch) {
   return std::get<DirectLaunch>(launch).arguments;
 }
 
+// Whether a call of `bytes` bytes of a share is direct.
+bool isDirect(const CommConfig& config, Call call, uint64_t bytes) {
+  const Plan plan = makePlan(config, {taskOf(call, bytes, device::DataType::uint8, 1)});
+  return std::holds_alternative<DirectLaunch>(plan.launches.at(0));
+}
+
 TEST(DirectPlan, CarriesWhatALaunchCanMove) {
-  const CommConfig config = directConfig(0, 4);
-  EXPECT_EQ(chooseDirect(config, Call::allReduce, 2048), device::Protocol::ll);
-  EXPECT_EQ(chooseDirect(config, Call::allReduce, 2049), std::nullopt);
-  EXPECT_EQ(chooseDirect(config, Call::send, 0), std::nullopt);
-  EXPECT_EQ(chooseDirect(configOf(0, 4), Call::send, 1), std::nullopt);
-  EXPECT_EQ(chooseDirect(directConfig(0, 1), Call::allReduce, 1), std::nullopt);
+  for (const Call call : {Call::allReduce, Call::allGather, Call::reduceScatter, Call::broadcast,
+                          Call::reduce, Call::send, Call::allToAll}) {
+    EXPECT_TRUE(isDirect(directConfig(0, 4), call, 2048));
+    EXPECT_FALSE(isDirect(directConfig(0, 4), call, 2049));
+    EXPECT_FALSE(isDirect(configOf(0, 4), call, 1));
+  }
+  EXPECT_FALSE(isDirect(directConfig(0, 1), Call::allReduce, 1));
 }
 
 TEST(DirectPlan, ObeysTheUser) {
-  CommConfig config = directConfig(0, 4);
-  config.tuningInput.allowed = tuning::parseAllowed("ring", "");
-  EXPECT_EQ(chooseDirect(config, Call::allReduce, 1), std::nullopt);
-  EXPECT_EQ(chooseDirect(config, Call::send, 1), std::nullopt);
-  config.tuningInput.allowed = tuning::parseAllowed("direct", "");
-  EXPECT_EQ(chooseDirect(config, Call::broadcast, 1), device::Protocol::ll);
-  config.tuningInput.allowed = tuning::parseAllowed("allgather:ring", "");
-  EXPECT_EQ(chooseDirect(config, Call::allGather, 1), std::nullopt);
-  EXPECT_EQ(chooseDirect(config, Call::reduce, 1), device::Protocol::ll);
-  config.tuningInput.allowed = tuning::parseAllowed("", "simple");
-  EXPECT_EQ(chooseDirect(config, Call::allReduce, 1), std::nullopt);
+  const auto isDirectWith = [](const char* algorithms, const char* protocols, Call call) {
+    CommConfig config = directConfig(0, 4);
+    testing::setModel(config, {.algorithms = algorithms, .protocols = protocols});
+    return isDirect(config, call, 1);
+  };
+  EXPECT_FALSE(isDirectWith("ring", "", Call::allReduce));
+  EXPECT_FALSE(isDirectWith("ring", "", Call::send));
+  EXPECT_TRUE(isDirectWith("direct", "", Call::broadcast));
+  EXPECT_FALSE(isDirectWith("allgather:ring", "", Call::allGather));
+  EXPECT_TRUE(isDirectWith("allgather:ring", "", Call::reduce));
+  EXPECT_FALSE(isDirectWith("", "simple", Call::allReduce));
 }
 
 TEST(DirectPlan, CollectivesKeepTheirOrder) {
@@ -128,6 +136,7 @@ TEST(DirectPlan, BlocksOfAWorkAreThoseOfTheLaunchCountedRoundAndRound) {
   const std::vector<Task> tasks(5, taskOf(Call::allReduce, 128 << 10));
   CommConfig config = configOf(0, 2);
   config.directLineBits = 19;
+  testing::setModel(config);
   const Plan plan = makePlan(config, tasks);
   ASSERT_EQ(plan.launches.size(), 1u);
   const auto& launch = std::get<DirectLaunch>(plan.launches[0]);
@@ -172,7 +181,7 @@ TEST(DirectPlan, DirectMessagesAreSentBeforeAndReceivedAfterStagedOnes) {
 
 TEST(DirectPlan, GeometryHasALaneForEachLineUpToTheLimit) {
   for (uint64_t lines : {1u, 64u, 65u, 512u, 513u, 8192u, 32768u}) {
-    const DirectShape shape = directShape(lines);
+    const tuning::DirectShape shape = tuning::directShape(lines);
     EXPECT_GE(shape.blocks, 1);
     EXPECT_LE(shape.blocks, device::kDirectMaxBlocks);
     EXPECT_EQ(shape.threads % 32, 0);

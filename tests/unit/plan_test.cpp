@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/plan.h"
 
+#include <fmt/format.h>
+
+#include <chrono>
 #include <random>
 
 #include "base/error.h"
@@ -22,7 +25,7 @@ void expectWholeCover(const CommConfig& config, const std::vector<Task>& tasks, 
     const auto& collective = std::get<CollectiveLaunch>(launch);
     ASSERT_GE(collective.arguments.works, 1);
     ASSERT_LE(collective.arguments.works, device::kMaxCollectiveWorks);
-    ASSERT_LE(collective.blocks, config.tuningInput.channels);
+    ASSERT_LE(collective.blocks, config.channels);
     int blocks = 0;
     for (int w = 0; w < collective.arguments.works; w++) {
       const device::CollectiveWork& work = collective.arguments.work[w];
@@ -60,7 +63,7 @@ TEST(Plan, ChannelsCoverEveryElementOnceInRandomGroups) {
     std::mt19937_64 random(seed);
     const int ranks = 1 + static_cast<int>(random() % 9);
     CommConfig config = configOf(0, ranks, 1 + static_cast<int>(random() % 64));
-    config.tuningInput.minBytesPerChannel = size_t{1} << random() % 17;
+    testing::setModel(config, {.minBytesPerChannel = uint64_t{512} << random() % 9});
     std::vector<Task> tasks;
     for (uint64_t i = random() % 90; i > 0; i--) {
       const auto type = static_cast<DataType>(random() % device::kDataTypes);
@@ -90,7 +93,7 @@ TEST(Plan, ChannelsCoverEveryElementOnceInRandomGroups) {
 int blocksOf(const std::vector<Task>& tasks) {
   constexpr int kRanks = 4;
   CommConfig config = configOf(0, kRanks, 64);
-  config.tuningInput.minBytesPerChannel = 16384;
+  testing::setModel(config, {.minBytesPerChannel = 16384});
   const Plan plan = makePlan(config, tasks);
   EXPECT_EQ(plan.launches.size(), 1u);
   return std::get<CollectiveLaunch>(plan.launches.front()).blocks;
@@ -157,6 +160,106 @@ TEST(Plan, ManyCallsAreSeveralLaunches) {
   const Plan plan = makePlan(configOf(0, 2), tasks);
   ASSERT_EQ(plan.launches.size(), 4u);
   EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches.back()).arguments.works, 1);
+}
+
+// A call runs with the algorithm, protocol, channels and threads that `unisono explain` names.
+TEST(Plan, DoesWhatExplainSays) {
+  struct Lists {
+    const char* algorithms;
+    const char* protocols;
+  };
+  for (const Lists& lists :
+       {Lists{"", ""}, Lists{"ring", ""}, Lists{"^direct", "LL128"}, Lists{"tree", "LL"},
+        Lists{"allreduce:tree;broadcast:ring", "Simple"}}) {
+    for (const int ranks : {1, 2, 8, 17}) {
+      CommConfig config = configOf(0, ranks, 24);
+      config.slotBytes = {64 << 10, 128 << 10, 1 << 20};
+      config.directLineBits = ranks <= device::kDirectMaxRanks ? tuning::directLineBits(ranks) : 0;
+      testing::setModel(config, {.minBytesPerChannel = 32 << 10,
+                                 .lowLatencyTraffic = 64 << 10,
+                                 .algorithms = lists.algorithms,
+                                 .protocols = lists.protocols});
+      for (const Call call : kCollectives) {
+        for (uint64_t count = 1; count <= uint64_t{1} << 28; count *= 4) {
+          const Task task = taskOf(call, count, DataType::float32);
+          const auto operation = static_cast<tuning::Operation>(call);
+          const bool scatters = call == Call::allGather || call == Call::reduceScatter;
+          const uint64_t bytes = count * 4 * static_cast<uint64_t>(scatters ? ranks : 1);
+          const tuning::Choice choice = tuning::explain(*config.model, {operation, bytes}).choice;
+          SCOPED_TRACE(fmt::format("NCCL_ALGO={} NCCL_PROTO={} {} ranks {} {} bytes",
+                                   lists.algorithms, lists.protocols, ranks,
+                                   tuning::nameOf(operation), bytes));
+          const Plan plan = makePlan(config, {task});
+          ASSERT_EQ(plan.launches.size(), 1u);
+          if (choice.algorithm == device::Algorithm::direct) {
+            const auto& launch = std::get<DirectLaunch>(plan.launches[0]);
+            EXPECT_EQ(launch.blocks, choice.channels);
+            EXPECT_EQ(launch.threads, choice.threads);
+            continue;
+          }
+          const auto& launch = std::get<CollectiveLaunch>(plan.launches[0]);
+          const device::CollectiveWork& work = launch.arguments.work[0];
+          EXPECT_EQ(work.algorithm, choice.algorithm);
+          EXPECT_EQ(work.protocol, choice.protocol);
+          EXPECT_EQ(work.channels, choice.channels);
+          EXPECT_EQ(launch.threads, choice.threads);
+          EXPECT_EQ(work.chunkElements * 4, choice.chunkBytes);
+          EXPECT_EQ(launch.arguments.groups, device::groupsOf(choice.algorithm));
+        }
+      }
+    }
+  }
+}
+
+// A tuner plug-in decides on what runs.
+TEST(Plan, FollowsATunerPlugIn) {
+  struct Plugin : tuning::Advisor {
+    int advise(const tuning::Question& question, tuning::TimeTable& times) const override {
+      if (question.bytes < 1000) return 0;
+      times[static_cast<size_t>(device::Algorithm::tree)][indexOf(device::Protocol::ll128)] = 0;
+      return 3;
+    }
+    uint64_t adviseChunk(const tuning::Question&, const tuning::Choice&) const override {
+      return 1100;
+    }
+  };
+  CommConfig config = configOf(0, 4, 8);
+  config.advisor = std::make_shared<Plugin>();
+  const Plan plan =
+      makePlan(config, {taskOf(Call::allReduce, 999), taskOf(Call::allReduce, 1 << 20)});
+  ASSERT_EQ(plan.launches.size(), 2u);
+  const auto& own = std::get<CollectiveLaunch>(plan.launches[0]).arguments.work[0];
+  EXPECT_EQ(own.algorithm, device::Algorithm::ring);
+  EXPECT_EQ(own.protocol, device::Protocol::simple);
+  const auto& advised = std::get<CollectiveLaunch>(plan.launches[1]).arguments.work[0];
+  EXPECT_EQ(advised.algorithm, device::Algorithm::tree);
+  EXPECT_EQ(advised.protocol, device::Protocol::ll128);
+  EXPECT_EQ(advised.channels, 3);
+  EXPECT_EQ(advised.chunkElements, 1024u) << "a whole number of grains";
+}
+
+TEST(Plan, OfOneCallIsMadeQuickly) {
+  for (const int ranks : {2, 8, 64, 1024}) {
+    CommConfig config = configOf(0, ranks, 24);
+    config.directLineBits = ranks <= device::kDirectMaxRanks ? tuning::directLineBits(ranks) : 0;
+    testing::setModel(config, {.lowLatencyTraffic = 64 << 10});
+    for (const uint64_t bytes : {uint64_t{1} << 10, uint64_t{64} << 20}) {
+      const std::vector<Task> tasks = {taskOf(Call::allReduce, bytes)};
+      constexpr int kCalls = 20'000;
+      double best = 1e9;
+      for (int repeat = 0; repeat < 5; repeat++) {
+        size_t launches = 0;
+        const auto begin = std::chrono::steady_clock::now();
+        for (int i = 0; i < kCalls; i++) launches += makePlan(config, tasks).launches.size();
+        const std::chrono::duration<double, std::nano> time =
+            std::chrono::steady_clock::now() - begin;
+        ASSERT_EQ(launches, size_t{kCalls});
+        best = std::min(best, time.count() / kCalls);
+      }
+      fmt::print("{} ranks, all-reduce of {} bytes: {:.0f} ns per plan\n", ranks, bytes, best);
+      EXPECT_LT(best, 3000) << "with room for sanitizers and busy machines";
+    }
+  }
 }
 
 }  // namespace

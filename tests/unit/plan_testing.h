@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/plan.h"
+#include "support/model.h"
 
 namespace unisono::plan {
 
@@ -13,9 +14,7 @@ inline CommConfig configOf(int rank, int ranks, int channels = 4, int peerChanne
   CommConfig config;
   config.rank = rank;
   config.ranks = ranks;
-  config.tuningInput.ranks = ranks;
-  config.tuningInput.channels = channels;
-  config.tuningInput.minBytesPerChannel = 4096;
+  config.channels = channels;
   config.slotBytes.fill(8192);
   config.peerSlotBytes = 8192;
   config.slicesPerChunk = 2;
@@ -23,6 +22,7 @@ inline CommConfig configOf(int rank, int ranks, int channels = 4, int peerChanne
   config.channelsPerPeer = channelsPerPeer;
   config.minBytesPerPart = 4096;
   config.directBytes = 100'000;
+  testing::setModel(config);
   return config;
 }
 

@@ -80,7 +80,7 @@ TEST_F(ExplainProgram, FollowsTheEnvironment) {
   EXPECT_EQ(nvls["choice"]["allowed"], false);
   ASSERT_EQ(nvls["warnings"].size(), 1u);
   const json threads = explainJson("broadcast --preset hgx-h200x8 -s 1G", "NCCL_NTHREADS=128");
-  EXPECT_EQ(threads["choice"]["threads"], 128 + 32);
+  EXPECT_EQ(threads["choice"]["threads"], 128 + 64);
   std::ofstream(at("times")) << "AllReduce Ring Simple 1 8 8 0.5\n";
   const json file = explainJson("--preset hgx-h200x8 -s 8", "UNISONO_TUNING_FILE=" + at("times"));
   EXPECT_EQ(file["choice"]["algorithm"], "Ring");

@@ -21,6 +21,7 @@ Question allReduceOf(uint64_t bytes) {
 ModelInput ncclInput(const std::string& preset, int nodes) {
   ModelInput input = inputOf(preset, nodes);
   input.registry = &ncclRegistry();
+  input.facts.lowLatencyTraffic = CommFacts().lowLatencyTraffic;
   input.facts.reachAll = false;
   return input;
 }
@@ -33,14 +34,48 @@ TEST(Choice, SmallAllReducesGoDirectWhereThatIsPossible) {
   ModelInput input = inputOf("hgx-h200x8", 1);
   const CostModel model = makeModel(input);
   EXPECT_EQ(namesOf(choose(model, allReduceOf(8))), "Direct LL");
-  EXPECT_EQ(namesOf(choose(model, allReduceOf(256 * kKilo))), "Direct LL");
-  EXPECT_EQ(namesOf(choose(model, allReduceOf(256 * kKilo + 1))), "Ring Simple");
-  EXPECT_EQ(namesOf(choose(model, {Operation::allGather, 8})), "Ring Simple");
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(128 * kKilo))), "Direct LL");
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(128 * kKilo + 1))), "Ring Simple");
+  EXPECT_EQ(namesOf(choose(model, {Operation::allGather, 8})), "Direct LL");
   input.allowed = parseAllowed("ring", "");
-  EXPECT_EQ(namesOf(choose(makeModel(input), allReduceOf(8))), "Ring Simple");
+  EXPECT_EQ(namesOf(choose(makeModel(input), allReduceOf(8))), "Ring LL");
   input.allowed = parseAllowed("", "simple");
   EXPECT_EQ(namesOf(choose(makeModel(input), allReduceOf(8))), "Ring Simple");
-  EXPECT_EQ(namesOf(choose(makeModel(inputOf("hgx-h200x8", 2)), allReduceOf(8))), "Ring Simple");
+  EXPECT_EQ(namesOf(choose(makeModel(inputOf("hgx-h200x8", 2)), allReduceOf(8))), "Ring LL");
+}
+
+// What was measured on NVSwitch machines, where the formulas say otherwise: the direct family as
+// far as its lines reach, then rings with LL up to 64 KiB of traffic, then with Simple.
+TEST(Choice, FollowsWhatWasMeasuredOnH200) {
+  for (const char* preset : {"hgx-h200x4", "hgx-h200x8", "dgx-h100"}) {
+    for (int ranks : {2, 4, 8}) {
+      ModelInput input = inputOf(preset, 1);
+      input.facts.ranks = input.facts.maxRanksPerNode = ranks;
+      setLimits(true, input.facts);
+      const CostModel model = makeModel(input);
+      input.allowed = parseAllowed("^direct", "");
+      const CostModel rings = makeModel(input);
+      for (int o = 0; o < kCollectives; o++) {
+        const auto operation = static_cast<Operation>(o);
+        SCOPED_TRACE(fmt::format("{} {} ranks {}", preset, ranks, nameOf(operation)));
+        const bool scatters =
+            operation == Operation::allGather || operation == Operation::reduceScatter;
+        const uint64_t limit =
+            (ranks == 8 ? 128 : 256) * kKilo * static_cast<uint64_t>(scatters ? ranks : 1);
+        const auto ranges = choicesBySize(model, {operation}, 1, kGiga);
+        ASSERT_EQ(ranges.size(), 2u);
+        EXPECT_EQ(ranges[0].algorithm, Algorithm::direct);
+        EXPECT_EQ(ranges[0].lastBytes, limit);
+        EXPECT_EQ(ranges[1].algorithm, Algorithm::ring);
+        EXPECT_EQ(ranges[1].protocol, Protocol::simple);
+        const auto low = choicesBySize(rings, {operation}, 1, kGiga);
+        ASSERT_EQ(low.size(), 2u);
+        EXPECT_EQ(low[0].protocol, Protocol::ll);
+        EXPECT_EQ(low[0].lastBytes, operation == Operation::allReduce ? 32 * kKilo : 64 * kKilo);
+        EXPECT_EQ(low[1].protocol, Protocol::simple);
+      }
+    }
+  }
 }
 
 TEST(Choice, SomethingCarriesEveryCallWhateverTheUserSets) {
@@ -53,11 +88,19 @@ TEST(Choice, SomethingCarriesEveryCallWhateverTheUserSets) {
   EXPECT_EQ(chosen("nvls", "", 8), "Direct LL, not allowed");
   EXPECT_EQ(chosen("nvls", "", kMega), "Ring Simple, not allowed");
   EXPECT_EQ(chosen("direct", "", kMega), "Ring Simple, not allowed") << "too large";
+  EXPECT_EQ(chosen("direct,tree", "", kMega).substr(0, 4), "Tree") << "what is left is allowed";
   EXPECT_EQ(chosen("ring", "LL", 8), "Ring LL");
-  EXPECT_EQ(chosen("collnetdirect", "LL", kMega), "Ring Simple, not allowed");
+  EXPECT_EQ(chosen("ring", "LL", kGiga), "Ring LL") << "also where it is slow";
+  EXPECT_EQ(chosen("ring", "LL128", 8), "Ring LL128");
+  EXPECT_EQ(chosen("", "LL128", kMega), "Tree LL128");
+  EXPECT_EQ(chosen("ring", "LL,simple", kMega), "Ring Simple");
+  EXPECT_EQ(chosen("ring", "^simple", 8), "Ring LL");
+  EXPECT_EQ(chosen("collnetdirect", "LL", kMega), "Ring LL, not allowed") << "the protocol is kept";
   EXPECT_EQ(chosen("nvls", "simple", 8), "Ring Simple, not allowed") << "the protocol is kept";
   EXPECT_EQ(chosen("^ring", "LL128", 8), "Tree LL128");
-  EXPECT_EQ(chosen("ring,nvls", "", 8), "Ring Simple");
+  EXPECT_EQ(chosen("broadcast:ring", "", 8), "Direct LL");
+  EXPECT_EQ(chosen("ring;allreduce:tree", "allreduce:simple", 8), "Tree Simple");
+  EXPECT_EQ(chosen("ring,nvls", "", 8), "Ring LL");
   input.facts.ranks = 1;
   EXPECT_EQ(chosen("tree", "", 8), "Ring Simple, not allowed");
   EXPECT_EQ(chosen("", "", 8), "Ring Simple");
@@ -107,17 +150,17 @@ TEST(Choice, LongRingsOfFloat8AreAvoided) {
 
 TEST(Choice, ChannelsAndThreadsGrowWithTheBytes) {
   ModelInput input = inputOf("hgx-h200x8", 1);
-  input.allowed = parseAllowed("ring", "");
+  input.allowed = parseAllowed("ring", "simple");
   const CostModel model = makeModel(input);
   const auto shape = [&](uint64_t bytes) {
     const Choice choice = choose(model, {Operation::broadcast, bytes});
     return std::pair(choice.channels, choice.threads);
   };
-  EXPECT_EQ(shape(0), std::pair(1, 96)) << "two warps and the one that waits, at least three";
-  EXPECT_EQ(shape(16 * kKilo), std::pair(1, 256 + 32));
-  EXPECT_EQ(shape(32 * kKilo), std::pair(1, 512 + 32));
-  EXPECT_EQ(shape(96 * kKilo), std::pair(3, 512 + 32));
-  EXPECT_EQ(shape(kGiga), std::pair(model.facts.channels, 512 + 32));
+  EXPECT_EQ(shape(0), std::pair(1, 64 + 64)) << "two warps, one that waits and one that posts";
+  EXPECT_EQ(shape(16 * kKilo), std::pair(1, 256 + 64));
+  EXPECT_EQ(shape(32 * kKilo), std::pair(1, 512 + 64));
+  EXPECT_EQ(shape(96 * kKilo), std::pair(3, 512 + 64));
+  EXPECT_EQ(shape(kGiga), std::pair(model.facts.channels, 512 + 64));
   EXPECT_EQ(shape(~uint64_t{0}).first, model.facts.channels);
   // All-reduce moves each byte twice around the ring.
   EXPECT_EQ(choose(model, allReduceOf(96 * kKilo)).channels, 6);
@@ -170,8 +213,8 @@ TEST(Choice, BordersAreFoundToTheByte) {
   const auto ranges = choicesBySize(model, allReduceOf(0), 1, 8 * kGiga);
   ASSERT_EQ(ranges.size(), 2u);
   EXPECT_EQ(ranges[0].firstBytes, 1u);
-  EXPECT_EQ(ranges[0].lastBytes, 256 * kKilo);
-  EXPECT_EQ(ranges[1].firstBytes, 256 * kKilo + 1);
+  EXPECT_EQ(ranges[0].lastBytes, 128 * kKilo);
+  EXPECT_EQ(ranges[1].firstBytes, 128 * kKilo + 1);
   EXPECT_EQ(ranges[1].lastBytes, 8 * kGiga);
   EXPECT_EQ(ranges[1].lastChannels, model.facts.channels);
   EXPECT_EQ(choicesBySize(model, allReduceOf(0), 5, 5).size(), 1u);
@@ -205,11 +248,14 @@ TEST(Choice, AnAdvisorChangesTheTimes) {
   FixedAdvisor advisor;
   const Choice choice = choose(model, allReduceOf(8), &advisor);
   EXPECT_EQ(namesOf(choice), "Ring Simple");
-  EXPECT_EQ(advisor.seen, 1) << "only what can run is offered";
+  EXPECT_EQ(advisor.seen, 6) << "rings and trees: only what can run is offered";
   EXPECT_EQ(choice.channels, 3);
   EXPECT_EQ(choice.chunkBytes, 1000u) << "not more than the buffer";
   advisor.channels = 1000;
   EXPECT_EQ(choose(model, allReduceOf(8), &advisor).channels, model.facts.channels);
+  // What the library does not choose by itself.
+  advisor.algorithm = static_cast<size_t>(Algorithm::tree);
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(8), &advisor)), "Tree Simple");
   // What cannot run stays out.
   advisor.algorithm = static_cast<size_t>(Algorithm::nvls);
   EXPECT_EQ(namesOf(choose(model, allReduceOf(8), &advisor)), "Direct LL");

@@ -65,10 +65,10 @@ std::string choicesOf(const topology::XmlTopology& file) {
     }
     ModelInput input;
     input.facts = factsOf(joined);
-    setDirect(true, input.facts);
+    setLimits(true, input.facts);
     text += " this library\n" + rangesOf(makeModel(input));
     input.registry = &ncclRegistry();
-    setDirect(false, input.facts);
+    input.facts = factsOf(joined);
     input.facts.multicast = input.facts.machine.lowestSm >= 90 && input.facts.machine.switches != 0;
     text += " NCCL\n" + rangesOf(makeModel(input));
   }

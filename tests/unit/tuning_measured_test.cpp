@@ -58,7 +58,9 @@ TEST(Measured, TimesAreLinearBetweenPoints) {
   EXPECT_DOUBLE_EQ(measuredTime(points, 1500), 3);
   EXPECT_DOUBLE_EQ(measuredTime(points, 6000), 6);
   EXPECT_DOUBLE_EQ(measuredTime(points, 10'000), 8);
-  EXPECT_DOUBLE_EQ(measuredTime(points, 20'000), 16) << "at the bandwidth of the last point";
+  EXPECT_DOUBLE_EQ(measuredTime(points, 20'000), 13) << "on the line through the last two";
+  EXPECT_DOUBLE_EQ(measuredTime({{1000, 4}}, 3000), 12) << "at the bandwidth of the only one";
+  EXPECT_DOUBLE_EQ(measuredTime({{500, 5}, {1000, 4}}, 2000), 5) << "not free";
 }
 
 TEST(Measured, DirectAlgorithmsAreLinearInTheRanks) {
@@ -77,11 +79,27 @@ TEST(Measured, DirectAlgorithmsAreLinearInTheRanks) {
   EXPECT_TRUE(pointsFor(rings, Operation::allReduce, Algorithm::ring, Protocol::ll, 1, 3).empty());
 }
 
+// What one number of ranks tells of others: the same traffic takes as long, and each rank a little.
+TEST(Measured, OneDirectCurveIsScaledByTraffic) {
+  const auto points = [](Operation operation, int ranks) {
+    return pointsFor(builtinMeasurements(), operation, Algorithm::direct, Protocol::ll, 1, ranks);
+  };
+  for (const Operation operation : {Operation::allGather, Operation::broadcast}) {
+    const auto two = points(operation, 2), eight = points(operation, 8);
+    ASSERT_EQ(two.size(), eight.size());
+    for (size_t i = 0; i < two.size(); i++) {
+      EXPECT_NEAR(static_cast<double>(eight[i].bytes) * directTraffic(operation, 8),
+                  static_cast<double>(two[i].bytes) * directTraffic(operation, 2), 8);
+      EXPECT_NEAR(eight[i].timeUs, two[i].timeUs + 6 * 0.17, 1e-9);
+    }
+  }
+}
+
 TEST(Measured, AFileReplacesTheCurvesThatItHas) {
   const MeasuredTable file = parseMeasurements("AllReduce Direct LL 1 2 1024 9", "file");
   const MeasuredTable table = replaceCurves(builtinMeasurements(), file);
   EXPECT_EQ(directOf(table, 2).front().timeUs, 9);
-  EXPECT_TRUE(directOf(table, 4).empty());
+  EXPECT_EQ(directOf(table, 4).size(), 1u) << "derived from the file's";
   EXPECT_EQ(replaceCurves(builtinMeasurements(), {}).size(), builtinMeasurements().size());
 }
 

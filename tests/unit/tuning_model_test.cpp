@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tuning/model.h"
 
+#include "device/direct_work.h"
 #include "tuning_testing.h"
 
 namespace unisono::tuning {
@@ -94,7 +95,7 @@ TEST(Model, SaysWhyAnAlgorithmIsExcluded) {
   one.facts.reachAll = false;
   EXPECT_EQ(exclusionOf(one, Algorithm::direct, Protocol::ll), Exclusion::unreachable);
   one.facts.reachAll = true;
-  one.facts.directMaxRanks = 7;
+  one.facts.ranks = device::kDirectMaxRanks + 1;
   EXPECT_EQ(exclusionOf(one, Algorithm::direct, Protocol::ll), Exclusion::tooManyRanks);
 }
 
@@ -179,7 +180,7 @@ TEST(Model, HashChangesWithWhatTheChoiceDependsOn) {
   other = input;
   other.measured.front().points.front().timeUs += 1;
   EXPECT_EQ(hash, hashOf(makeModel(input)));
-  other.facts.maxBytes[7][0]++;
+  other.facts.direct.shareBytes[0]++;
   EXPECT_NE(hash, hashOf(makeModel(other)));
 }
 

@@ -48,7 +48,7 @@ inline topology::Joined joinMachines(const topology::XmlTopology& file, int node
 inline ModelInput inputOf(const std::string& preset, int nodes) {
   ModelInput input;
   input.facts = factsOf(joinMachines(topology::describeMachine(topology::preset(preset)), nodes));
-  setDirect(true, input.facts);
+  setLimits(true, input.facts);
   return input;
 }
 

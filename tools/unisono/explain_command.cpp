@@ -112,12 +112,13 @@ tuning::ModelInput modelInput(const ExplainArguments& arguments, const Settings&
   input.facts = tuning::factsOf(view.joined);
   input.facts.multicast = arguments.multicast;
   input.facts.collnet = arguments.collnet;
-  tuning::setDirect(!arguments.asNccl && allReach(view), input.facts);
   input.allowed = tuning::parseAllowed(settings.algorithm, settings.protocol);
   input.settings = tuning::tuningSettingsOf(settings);
   if (arguments.asNccl) {
     input.registry = &tuning::ncclRegistry();
     input.measured.clear();
+  } else {
+    tuning::setLimits(allReach(view), input.facts);
   }
   if (!settings.tuningFile.empty()) {
     input.measured = tuning::replaceCurves(

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "tuning/names.h"
+
+// What the direct family carries and with which blocks: the one place of its limits. Pure.
+namespace unisono::tuning {
+
+// The largest share (what one rank sends to another in a call) by protocol; 0: none.
+struct DirectLimits {
+  std::array<uint64_t, device::kProtocols> shareBytes{};
+
+  bool fits(Protocol protocol, uint64_t share) const {
+    return share <= shareBytes[static_cast<size_t>(protocol)];
+  }
+};
+
+// Lines of a stream between two of `ranks` ranks, as a power of two: 2 MiB from each of up to 4
+// ranks, 8 MiB in all with more.
+int directLineBits(int ranks);
+
+// The limits of ranks with streams of 2^lineBits lines.
+DirectLimits directLimits(int lineBits);
+
+// The share of a collective of `bytes` bytes (the larger of a rank's input and output).
+uint64_t shareOf(Operation operation, uint64_t bytes, int ranks);
+
+// The geometry of a launch for a work of `lines` lines: a thread for each line, up to a limit.
+struct DirectShape {
+  int blocks;
+  int threads;
+};
+DirectShape directShape(uint64_t lines);
+
+}  // namespace unisono::tuning

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "plan/plan.h"
+#include "tuning/model.h"
+
+// The cost model for tests of plans and protocols: a node of GPUs behind an NVSwitch.
+namespace unisono::testing {
+
+struct ModelOptions {
+  uint64_t minBytesPerChannel = 4096;  // of every algorithm and protocol
+  uint64_t lowLatencyTraffic = 0;      // LL is only forced
+  const char* algorithms = "";
+  const char* protocols = "";
+};
+
+inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
+                                       const ModelOptions& options = {}) {
+  tuning::ModelInput input;
+  tuning::CommFacts& facts = input.facts;
+  facts.ranks = facts.maxRanksPerNode = config.ranks;
+  facts.channels = config.channels;
+  facts.ring.channels = facts.tree.channels = config.channels;
+  facts.ring.typeIntra = facts.tree.typeIntra = static_cast<int>(topology::PathType::nvl);
+  facts.ring.typeInter = facts.tree.typeInter = static_cast<int>(topology::PathType::pix);
+  facts.ring.speedIntra = facts.tree.speedIntra = 30'000;
+  facts.machine.lowestSm = facts.machine.highestSm = 90;
+  facts.machine.switches = 1;
+  facts.lowLatencyTraffic = options.lowLatencyTraffic;
+  facts.chunkBytes = plan::chunkBytesOf(config);
+  facts.reachAll = config.directLineBits > 0;
+  if (facts.reachAll) facts.direct = tuning::directLimits(config.directLineBits);
+  input.allowed = tuning::parseAllowed(options.algorithms, options.protocols);
+  input.settings.thresholds.fill(
+      static_cast<int64_t>(options.minBytesPerChannel / device::kWorkerThreads));
+  return input;
+}
+
+// Sets the model of a config whose other fields are complete.
+inline void setModel(plan::CommConfig& config, const ModelOptions& options = {}) {
+  config.model =
+      std::make_shared<tuning::CostModel>(tuning::makeModel(modelInputOf(config, options)));
+}
+
+}  // namespace unisono::testing
