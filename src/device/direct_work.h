@@ -18,7 +18,8 @@ inline constexpr int kDirectMaxThreads = 512;
 //
 // The sender may be 2^lineBits lines ahead of the receiver's acknowledgment. A rank acknowledges at
 // the start of a launch what its earlier launches took, once this is a quarter of the stream. A
-// launch moves a quarter at most in each direction. Hence a launch whose peers have taken
+// launch moves a quarter at most in each direction (unless it acknowledges on the way:
+// DirectStreamsArguments). Hence a launch whose peers have taken
 // everything before it never waits for room, and a receiver that has started the matching launch
 // lets the sender finish.
 struct alignas(16) DirectPosition {
@@ -98,5 +99,27 @@ using DirectArguments = DirectLaunchArguments<kMaxDirectWorks>;
 // A launch of one work passes only the beginning.
 using DirectCallArguments = DirectLaunchArguments<1>;
 static_assert(sizeof(DirectArguments) <= kMaxArgumentBytes);
+
+// A message to or from a peer, of at most the lines that a launch may move.
+struct DirectMessage {
+  std::byte* buffer;
+  uint32_t bytes;
+  uint8_t peer;
+  bool sends;
+};
+// Messages without a limit of lines. The streams to and from every peer have a block each, so that
+// none waits for another. Block 2 * peer sends, the next one receives.
+inline constexpr int kMaxDirectMessages = 240;
+struct DirectStreamsArguments {
+  DirectMemory memory;
+  const uint32_t* abortFlag;
+  const uint32_t* launchFlag;
+  int32_t rank;
+  int32_t ranks;
+  int32_t lineBits;
+  int32_t messages;
+  DirectMessage message[kMaxDirectMessages];
+};
+static_assert(sizeof(DirectStreamsArguments) <= kMaxArgumentBytes);
 
 }  // namespace unisono::device

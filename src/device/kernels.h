@@ -15,7 +15,8 @@ const runtime::Kernel& collectiveKernel();   // CollectiveArguments, a block a c
 const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, a block a channel
 // The first works of DirectArguments, as many as there are.
 const runtime::Kernel& directKernel(const DirectArguments& arguments);
-const runtime::Kernel& changeWindowKernel();  // ChangeWindowArguments, one thread
+const runtime::Kernel& directStreamsKernel();  // DirectStreamsArguments
+const runtime::Kernel& changeWindowKernel();   // ChangeWindowArguments, one thread
 // All kernels that a communicator of `ranks` ranks may launch.
 std::vector<const runtime::Kernel*> kernelsOf(int ranks);
 // Host tasks that one block of sendReceiveKernel needs.
@@ -30,6 +31,7 @@ const void* changeWindowCudaFunction();
 const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec);
 const void* directCopyCudaFunction(int ranks);
 const void* directGroupCudaFunction();
+const void* directStreamsCudaFunction();
 #endif
 
 }  // namespace unisono::device

@@ -37,6 +37,10 @@ class DirectBlock {
     directGroup(
         arguments, at_, [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
   }
+  void runStreams(const DirectStreamsArguments& arguments) {
+    directStreams(
+        arguments, at_, [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
+  }
   template <typename Ranks, typename Combine>
   static void runCall(DirectBlock& block, const DirectCallArguments& call) {
     directCall<Ranks, Combine>(
@@ -75,6 +79,11 @@ void direct(const void* arguments, const runtime::HostGroupContext& context) {
   }
 }
 
+void directMessages(const void* arguments, const runtime::HostGroupContext& context) {
+  const auto& launch = *static_cast<const DirectStreamsArguments*>(arguments);
+  DirectBlock(launch.launchFlag, context).runStreams(launch);
+}
+
 void change(const void* arguments, const runtime::HostGroupContext& context) {
   if (context.role == 0) changeWindow(*static_cast<const ChangeWindowArguments*>(arguments));
 }
@@ -95,6 +104,15 @@ const runtime::Kernel& sendReceiveKernel() {
   static const runtime::Kernel kernel{"send-receive", sendReceiveCudaFunction(), sendReceive};
 #else
   static const runtime::Kernel kernel{"send-receive", nullptr, sendReceive};
+#endif
+  return kernel;
+}
+
+const runtime::Kernel& directStreamsKernel() {
+#ifdef UNISONO_CUDA
+  static const runtime::Kernel kernel{"direct", directStreamsCudaFunction(), directMessages};
+#else
+  static const runtime::Kernel kernel{"direct", nullptr, directMessages};
 #endif
   return kernel;
 }
@@ -164,6 +182,7 @@ std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
   const DirectKernels& direct = DirectKernels::of(ranks);
   kernels.push_back(&direct.copy);
   kernels.push_back(&directGroupKernel());
+  kernels.push_back(&directStreamsKernel());
   for (int t = 0; t < kDataTypes; t++) {
     for (int r = 0; r < kReductions; r++) {
       if (isReduction(static_cast<DataType>(t), static_cast<Reduction>(r))) {

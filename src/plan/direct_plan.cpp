@@ -160,6 +160,52 @@ std::vector<DirectLaunch> DirectPacker::take() {
   return std::exchange(launches_, {});
 }
 
+DirectStreams streamsOf(const CommConfig& config, const std::vector<DirectLaunch>& launches) {
+  std::vector<DirectWork> works;
+  for (const DirectLaunch& launch : launches) {
+    works.insert(works.end(), launch.arguments.work,
+                 launch.arguments.work + launch.arguments.works);
+  }
+  // In place, a share must be sent before another takes its place, which streams do not promise.
+  // What comes before such a call stays before it in every stream.
+  const auto isInPlace = [](const DirectWork& work) {
+    return work.to != 0 && work.from != 0 && work.input == work.output;
+  };
+  const auto rest = std::find_if(works.rbegin(), works.rend(), isInPlace).base();
+
+  DirectStreams streams;
+  DirectPacker first(config);
+  std::for_each(works.begin(), rest, [&](const DirectWork& work) { first.add(work); });
+  const auto add = [&](const std::byte* buffer, uint32_t bytes, int peer, bool sends) {
+    if (streams.messages.empty() ||
+        streams.messages.back().arguments.messages == device::kMaxDirectMessages) {
+      device::DirectStreamsArguments& begun = streams.messages.emplace_back().arguments;
+      begun.rank = config.rank;
+      begun.ranks = config.ranks;
+      begun.lineBits = config.directLineBits;
+      begun.messages = 0;
+    }
+    device::DirectStreamsArguments& arguments = streams.messages.back().arguments;
+    arguments.message[arguments.messages++] = {const_cast<std::byte*>(buffer), bytes,
+                                               static_cast<uint8_t>(peer), sends};
+  };
+  std::for_each(rest, works.end(), [&](DirectWork work) {
+    for (int peer = 0; peer < config.ranks - 1; peer++) {
+      const auto rank = static_cast<uint64_t>(device::rankOfPeer(peer, config.rank));
+      if ((work.to >> peer & 1) != 0) {
+        add(work.input + rank * work.inputStride, work.inputBytes, peer, true);
+      }
+      if ((work.from >> peer & 1) != 0) {
+        add(work.output + rank * work.outputStride, work.outputBytes, peer, false);
+      }
+    }
+    work.to = work.from = 0;
+    if (work.own) first.add(work);
+  });
+  streams.first = first.take();
+  return streams;
+}
+
 std::pair<std::optional<DirectLaunch>, std::optional<DirectLaunch>> splitDirections(
     const DirectLaunch& launch) {
   std::optional<DirectLaunch> sends(launch), rest(launch);

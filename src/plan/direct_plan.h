@@ -47,6 +47,14 @@ class DirectPacker {
   std::vector<device::DirectPosition> lines_;  // of the last launch, by peer
 };
 
+// What `launches`, which copy only, do: as launches that wait for no direction and no peer before
+// another, after those of calls in place and of what ranks send to themselves.
+struct DirectStreams {
+  std::vector<DirectLaunch> first;
+  std::vector<DirectStreamsLaunch> messages;
+};
+DirectStreams streamsOf(const CommConfig& config, const std::vector<DirectLaunch>& launches);
+
 // A launch that only sends what `launch` sends, and one that does the rest.
 std::pair<std::optional<DirectLaunch>, std::optional<DirectLaunch>> splitDirections(
     const DirectLaunch& launch);

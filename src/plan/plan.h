@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <variant>
@@ -93,7 +94,15 @@ struct DirectLaunch {
            static_cast<size_t>(arguments.works - 1) * sizeof(device::DirectWork);
   }
 };
-using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch>;
+struct DirectStreamsLaunch {
+  device::DirectStreamsArguments arguments;
+
+  size_t argumentBytes() const {
+    return offsetof(device::DirectStreamsArguments, message) +
+           static_cast<size_t>(arguments.messages) * sizeof(device::DirectMessage);
+  }
+};
+using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch, DirectStreamsLaunch>;
 
 // A connection for messages that the launches use: this rank's end of the one to or from `peer`.
 struct PeerUse {

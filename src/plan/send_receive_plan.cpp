@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -240,23 +239,23 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
   plan.needs.peers.insert(plan.needs.peers.end(), staged.needs.peers.begin(),
                           staged.needs.peers.end());
   auto append = [&](auto&& more) { plan.launches.emplace_back(std::move(more)); };
-  if (staged.launches.empty()) {
+  if (launches.size() > 1) {
+    // Some peer may send only after it has received more than one launch may send.
+    DirectStreams streams = streamsOf(config, launches);
+    for (DirectLaunch& launch : streams.first) append(std::move(launch));
+    for (DirectStreamsLaunch& launch : streams.messages) append(std::move(launch));
+    launches.clear();
+  }
+  if (staged.launches.empty() || launches.empty()) {
     for (DirectLaunch& launch : launches) append(std::move(launch));
+    for (Launch& launch : staged.launches) append(std::move(launch));
     return;
   }
   // A peer may send here only after it has received there, or the other way around, so neither part
   // may wait for the other: direct messages are sent, which waits for nobody, before the staged
   // ones and received after them.
-  std::optional<DirectLaunch> rest;
-  for (size_t i = 0; i < launches.size(); i++) {
-    if (i + 1 < launches.size()) {
-      append(std::move(launches[i]));
-      continue;
-    }
-    std::optional<DirectLaunch> sends;
-    std::tie(sends, rest) = splitDirections(launches[i]);
-    if (sends) append(std::move(*sends));
-  }
+  auto [sends, rest] = splitDirections(launches.front());
+  if (sends) append(std::move(*sends));
   for (Launch& launch : staged.launches) append(std::move(launch));
   if (rest) append(std::move(*rest));
 }

@@ -47,6 +47,18 @@ Prepared prepare(const LaunchContext& context, plan::DirectLaunch& launch) {
           &arguments};
 }
 
+Prepared prepare(const LaunchContext& context, plan::DirectStreamsLaunch& launch) {
+  device::DirectStreamsArguments& arguments = launch.arguments;
+  arguments.memory = *context.direct;
+  arguments.abortFlag = context.abortFlag;
+  arguments.launchFlag = context.launchFlag;
+  return {device::directStreamsKernel(),
+          {.blocks = 2 * (arguments.ranks - 1),
+           .threadsPerBlock = device::kDirectMaxThreads,
+           .argumentBytes = launch.argumentBytes()},
+          &arguments};
+}
+
 }  // namespace
 
 void launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch& launch,

@@ -351,6 +351,56 @@ TEST(GroupsOfSeveral, SmallAndLargeMessageReceivedOneByOne) {
   });
 }
 
+// The sends of a group do not wait for its receives, however many they are: a peer that makes its
+// calls one by one may receive everything before it sends.
+TEST(GroupsOfSeveral, ManySmallMessagesReceivedOneByOneBeforeTheFirstIsSent) {
+  struct Shape {
+    int messages;
+    size_t bytes;
+  };
+  const Ranks ranks(2);
+  for (const Shape& shape : {Shape{12, 200'003}, Shape{60, 1'000}}) {
+    SCOPED_TRACE(std::to_string(shape.messages) + " messages");
+    onThreads(2, [&](int rank) {
+      const size_t count = static_cast<size_t>(shape.messages) * shape.bytes;
+      DeviceBuffer input(rank, count), output(rank, count);
+      const ncclComm_t comm = ranks.comm(rank);
+      const cudaStream_t stream = ranks.stream(rank);
+      const auto valueOf = [](int sender, size_t i) {
+        return static_cast<char>(i * 7 + i / 1000 + static_cast<size_t>(sender));
+      };
+      for (size_t i = 0; i < count; i++) input.as<char>()[i] = valueOf(rank, i);
+      std::fill_n(output.as<char>(), count, '-');
+      const int peer = 1 - rank;
+      const auto send = [&](int m) {
+        check(ncclSend(input.as<char>() + static_cast<size_t>(m) * shape.bytes, shape.bytes,
+                       ncclInt8, peer, comm, stream));
+      };
+      const auto receive = [&](int m) {
+        check(ncclRecv(output.as<char>() + static_cast<size_t>(m) * shape.bytes, shape.bytes,
+                       ncclInt8, peer, comm, stream));
+      };
+      if (rank == 0) check(ncclGroupStart());
+      for (int m = 0; m < shape.messages; m++) receive(m);
+      for (int m = 0; m < shape.messages; m++) send(m);
+      if (rank == 0) check(ncclGroupEnd());
+      check(unisonoHostStreamSynchronize(stream));
+      for (size_t i = 0; i < count; i++) {
+        if (output.as<char>()[i] != valueOf(peer, i)) throw std::runtime_error("wrong bytes");
+      }
+      // Calls of many blocks go on where the group has ended.
+      const size_t sums = std::min<size_t>(count, 256 << 10);
+      check(ncclAllReduce(input.as(), output.as(), sums, ncclInt8, ncclSum, comm, stream));
+      check(unisonoHostStreamSynchronize(stream));
+      for (size_t i = 0; i < sums; i++) {
+        if (output.as<char>()[i] != static_cast<char>(valueOf(0, i) + valueOf(1, i))) {
+          throw std::runtime_error("wrong sums");
+        }
+      }
+    });
+  }
+}
+
 // After the first call of a kind, no call waits on the CPU for another rank, however large it is:
 // one thread can make the calls of all ranks one after the other, without a group.
 TEST(GroupsOfSeveral, LargerCallsDoNotWaitForOtherRanks) {

@@ -179,6 +179,42 @@ TEST(DirectPlan, DirectMessagesAreSentBeforeAndReceivedAfterStagedOnes) {
   EXPECT_EQ(plan.needs.direct, 0b1);
 }
 
+// A peer may receive all of a group before it sends: nothing of a group that one launch cannot
+// move waits for a direction or a peer before it.
+TEST(DirectPlan, LongGroupsAreLaunchedAsStreams) {
+  const auto bytesTo = [](Call call, uint64_t bytes, int peer) {
+    return taskOf(call, bytes, device::DataType::uint8, peer);
+  };
+  std::vector<Task> tasks;
+  for (int m = 0; m < 3; m++) {
+    tasks.push_back(bytesTo(Call::receive, 1000, 1));
+    tasks.push_back(bytesTo(Call::send, 2000 - static_cast<uint64_t>(m), 2));
+  }
+  tasks.push_back(taskOf(Call::allToAll, 16));
+  const Plan plan = makePlan(directConfig(0, 3), tasks);
+  ASSERT_EQ(plan.launches.size(), 2u);
+  const device::DirectArguments& copies = argumentsOf(plan.launches[0]);
+  ASSERT_EQ(copies.works, 1);
+  EXPECT_TRUE(copies.work[0].own);
+  EXPECT_EQ(copies.work[0].to | copies.work[0].from, 0);
+  const auto& streams = std::get<DirectStreamsLaunch>(plan.launches[1]).arguments;
+  ASSERT_EQ(streams.messages, 10);
+  std::vector<uint32_t> sentToLast;  // in order: the all-to-all comes before all messages
+  for (int m = 0; m < streams.messages; m++) {
+    const device::DirectMessage& message = streams.message[m];
+    if (message.sends && message.peer == 1) sentToLast.push_back(message.bytes);
+  }
+  EXPECT_EQ(sentToLast, (std::vector<uint32_t>{16, 2000, 1999, 1998}));
+  EXPECT_EQ(plan.needs.direct, 0b11);
+
+  // In place, shares must be sent before others take their places.
+  tasks.back().input = tasks.back().output;
+  const Plan inPlace = makePlan(directConfig(0, 3), tasks);
+  ASSERT_EQ(inPlace.launches.size(), 2u);
+  EXPECT_EQ(argumentsOf(inPlace.launches[0]).work[0].to, 0b11);
+  EXPECT_EQ(std::get<DirectStreamsLaunch>(inPlace.launches[1]).arguments.messages, 6);
+}
+
 TEST(DirectPlan, GeometryHasALaneForEachLineUpToTheLimit) {
   for (uint64_t lines : {1u, 64u, 65u, 512u, 513u, 8192u, 32768u}) {
     const tuning::DirectShape shape = tuning::directShape(lines);

@@ -165,6 +165,54 @@ class DirectLaunch {
     }
   }
 
+  // Sends all messages to a peer, by all lanes of a block.
+  template <typename SyncBlock>
+  UNISONO_DEVICE void sendMessages(int peer, bool runs, SyncBlock syncBlock) const {
+    noteRead(&position(at_.block, peer)->sent, sizeof(uint32_t));
+    uint32_t sent = position(at_.block, peer)->sent;
+    uint32_t taken = loadRelaxed(acknowledgmentBy(peer));
+    bool going = runs;
+    for (int m = 0; m < arguments_.messages; m++) {
+      const DirectMessage& message = arguments_.message[m];
+      if (message.peer != peer || !message.sends) continue;
+      const uint32_t lines = linesOf(message.bytes);
+      if (going && sent + lines - taken > capacity()) {
+        going = waitForRoom(peer, sent + lines);
+        taken = loadRelaxed(acknowledgmentBy(peer));
+      }
+      if (going) sendMessage(message, sent);
+      sent += lines;
+    }
+    syncBlock();  // every lane has read the position
+    for (int r = at_.lane; r < kDirectMaxBlocks; r += at_.lanes) {
+      noteWrite(&position(r, peer)->sent, sizeof(sent));
+      position(r, peer)->sent = sent;
+    }
+  }
+  // Takes all messages from a peer, by all lanes of a block. Tells the peer on the way how far it
+  // is.
+  template <typename SyncBlock>
+  UNISONO_DEVICE void receiveMessages(int peer, bool runs, SyncBlock syncBlock) const {
+    DirectPosition at = receivedFrom(peer);
+    bool going = runs;
+    for (int m = 0; m < arguments_.messages; m++) {
+      const DirectMessage& message = arguments_.message[m];
+      if (message.peer != peer || message.sends) continue;
+      going = going && receiveMessage(message, at.received);
+      at.received += linesOf(message.bytes);
+      if (!isAcknowledged(at)) continue;
+      syncBlock();  // every lane has taken its lines
+      if (going && at_.lane == 0) tell(peer, at);
+      at.acknowledged = at.received;
+    }
+    syncBlock();  // every lane has read the position
+    for (int r = at_.lane; r < kDirectMaxBlocks; r += at_.lanes) {
+      noteWrite(&position(r, peer)->received, 2 * sizeof(at.received));
+      position(r, peer)->received = at.received;
+      position(r, peer)->acknowledged = at.acknowledged;
+    }
+  }
+
   // Tells the peers what earlier launches have taken, if it is much. To be called before positions
   // advance; calling it again changes nothing.
   UNISONO_DEVICE void acknowledge() const {
@@ -254,9 +302,9 @@ class DirectLaunch {
                  position.received);
   }
   UNISONO_DEVICE bool isAcknowledged(const DirectPosition& position) const {
-    return position.received - position.acknowledged >=
-           (uint32_t{1} << arguments_.lineBits) / kDirectShares;
+    return position.received - position.acknowledged >= capacity() / kDirectShares;
   }
+  UNISONO_DEVICE uint32_t capacity() const { return uint32_t{1} << arguments_.lineBits; }
 
   // The stream from rank `sender` in the window of its receiver.
   UNISONO_DEVICE Line* streamIn(std::byte* window, int sender) const {
@@ -269,9 +317,7 @@ class DirectLaunch {
   UNISONO_DEVICE const Line* streamFrom(int peer) const {
     return streamIn(arguments_.memory.window, rankOf(peer));
   }
-  UNISONO_DEVICE uint32_t inStream(uint32_t place) const {
-    return place & ((uint32_t{1} << arguments_.lineBits) - 1);
-  }
+  UNISONO_DEVICE uint32_t inStream(uint32_t place) const { return place & (capacity() - 1); }
   UNISONO_DEVICE uint32_t flagOf(uint32_t place) const {
     return (place >> arguments_.lineBits) + 1;
   }
@@ -300,23 +346,24 @@ class DirectLaunch {
   // Waits until the peers have taken enough of earlier calls that the lines of this work overwrite
   // nothing.
   UNISONO_DEVICE bool awaitRoom(const DirectWork& work, const Batch& batch, int first) const {
-    const uint32_t capacity = uint32_t{1} << arguments_.lineBits;
     UNISONO_UNROLL
     for (int i = 0; i < kBatch; i++) {
       const int peer = first + i;
       if (!sendsTo(work, peer)) continue;
       const uint32_t end = batch.position[i].sent + linesOf(work.inputBytes);
-      if (end - batch.taken[i] <= capacity) [[likely]] {
+      if (end - batch.taken[i] <= capacity()) [[likely]] {
         continue;
       }
       acknowledge();  // the peer may be waiting too
-      const uint32_t* counter = acknowledgmentBy(peer);
-      if (!waitUntil(arguments_.abortFlag, {"room in the window", me_, rankOf(peer), at_.block},
-                     [&] { return end - loadRelaxed(counter) <= capacity; })) {
-        return false;
-      }
+      if (!waitForRoom(peer, end)) return false;
     }
     return true;
+  }
+  // Waits until a peer has taken so much that the lines before `end` overwrite nothing.
+  UNISONO_DEVICE bool waitForRoom(int peer, uint32_t end) const {
+    const uint32_t* counter = acknowledgmentBy(peer);
+    return waitUntil(arguments_.abortFlag, {"room in the window", me_, rankOf(peer), at_.block},
+                     [&] { return end - loadRelaxed(counter) <= capacity(); });
   }
 
   // Pack `index` of a share, if it is wanted.
@@ -324,14 +371,8 @@ class DirectLaunch {
   UNISONO_DEVICE static uint64_t loadInput(const Combine& combine, const DirectWork& work,
                                            int share, uint32_t index, bool wanted = true) {
     const std::byte* from = work.input + static_cast<unsigned>(share) * work.inputStride;
-    uint64_t pack = 0;
-    if (!work.whole && wanted) [[unlikely]] {
-      using Word = UnsignedOf<typename Combine::Element>;
-      pack = loadPartOfPack<Word>(from, index, work.inputBytes);
-    }
-    const bool isWhole = work.whole && wanted;
-    if (isWhole) noteRead(from + index * uint64_t{8}, 8);
-    pack = loadWord(reinterpret_cast<const uint64_t*>(from) + index, isWhole, pack);
+    uint64_t pack =
+        loadShare<typename Combine::Element>(from, work.inputBytes, work.whole, index, wanted);
     if constexpr (Combine::kPrepares) pack = preparePack(combine, pack);
     return pack;
   }
@@ -339,12 +380,94 @@ class DirectLaunch {
   UNISONO_DEVICE static void storeOutput(const DirectWork& work, int share, uint32_t index,
                                          uint64_t pack) {
     std::byte* to = work.output + static_cast<unsigned>(share) * work.outputStride;
-    if (work.whole) [[likely]] {
+    storeShare<typename Combine::Element>(to, work.outputBytes, work.whole, index, pack);
+  }
+
+  // Pack `index` of a share at `from`, if it is wanted.
+  template <typename Element>
+  UNISONO_DEVICE static uint64_t loadShare(const std::byte* from, uint32_t bytes, bool whole,
+                                           uint32_t index, bool wanted) {
+    uint64_t pack = 0;
+    if (!whole && wanted) [[unlikely]] {
+      pack = loadPartOfPack<UnsignedOf<Element>>(from, index, bytes);
+    }
+    const bool isWhole = whole && wanted;
+    if (isWhole) noteRead(from + index * uint64_t{8}, 8);
+    return loadWord(reinterpret_cast<const uint64_t*>(from) + index, isWhole, pack);
+  }
+  template <typename Element>
+  UNISONO_DEVICE static void storeShare(std::byte* to, uint32_t bytes, bool whole, uint32_t index,
+                                        uint64_t pack) {
+    if (whole) [[likely]] {
       noteWrite(to + index * uint64_t{8}, 8);
       reinterpret_cast<uint64_t*>(to)[index] = pack;
     } else {
-      storePartOfPack<UnsignedOf<typename Combine::Element>>(to, index, work.outputBytes, pack);
+      storePartOfPack<UnsignedOf<Element>>(to, index, bytes, pack);
     }
+  }
+
+  // Lines of a message that a lane moves at a time.
+  static constexpr int kLinesAtATime = 4;
+  UNISONO_DEVICE static bool isWhole(const DirectMessage& message) {
+    return (reinterpret_cast<uint64_t>(message.buffer) | message.bytes) % 8 == 0;
+  }
+  UNISONO_DEVICE void sendMessage(const DirectMessage& message, uint32_t first) const {
+    const bool whole = isWhole(message);
+    const auto lines = linesOf(message.bytes), lanes = static_cast<uint32_t>(at_.lanes);
+    Line* stream = streamTo(message.peer);
+    for (auto base = static_cast<uint32_t>(at_.lane); base < lines; base += lanes * kLinesAtATime) {
+      uint64_t pack[kLinesAtATime];
+      UNISONO_UNROLL
+      for (unsigned k = 0; k < kLinesAtATime; k++) {
+        const uint32_t index = base + k * lanes;
+        pack[k] = loadShare<uint8_t>(message.buffer, message.bytes, whole, index, index < lines);
+      }
+      UNISONO_UNROLL
+      for (unsigned k = 0; k < kLinesAtATime; k++) {
+        const uint32_t index = base + k * lanes, place = first + index;
+        storeLineIf(index < lines, stream + inStream(place), pack[k], flagOf(place));
+      }
+    }
+  }
+  // False after an abort.
+  UNISONO_DEVICE bool receiveMessage(const DirectMessage& message, uint32_t first) const {
+    const bool whole = isWhole(message);
+    const auto lines = linesOf(message.bytes), lanes = static_cast<uint32_t>(at_.lanes);
+    const Line* stream = streamFrom(message.peer);
+    for (auto base = static_cast<uint32_t>(at_.lane); base < lines; base += lanes * kLinesAtATime) {
+      Line line[kLinesAtATime] = {};
+      auto allHere = [&] {
+        UNISONO_UNROLL
+        for (unsigned k = 0; k < kLinesAtATime; k++) {
+          const uint32_t index = base + k * lanes;
+          if (index < lines) line[k] = loadLine(stream + inStream(first + index));
+        }
+        bool here = true;
+        UNISONO_UNROLL
+        for (unsigned k = 0; k < kLinesAtATime; k++) {
+          const uint32_t index = base + k * lanes;
+          here = here && (index >= lines || lineHolds(line[k], flagOf(first + index)));
+        }
+        return here;
+      };
+      if (!waitUntil(arguments_.abortFlag,
+                     {"lines of its peers", me_, rankOf(message.peer), at_.block}, allHere)) {
+        return false;
+      }
+      UNISONO_UNROLL
+      for (unsigned k = 0; k < kLinesAtATime; k++) {
+        const uint32_t index = base + k * lanes;
+        if (index >= lines) break;
+        storeShare<uint8_t>(message.buffer, message.bytes, whole, index, lineData(line[k]));
+      }
+    }
+    return true;
+  }
+  // What belongs to the block that receives; another one has the rest of a position.
+  UNISONO_DEVICE DirectPosition receivedFrom(int peer) const {
+    const DirectPosition* from = position(at_.block, peer);
+    noteRead(&from->received, 2 * sizeof(from->received));
+    return {0, from->received, from->acknowledged, 0};
   }
 
   // Polls for the lines `index` of a batch until all are there.
@@ -468,6 +591,20 @@ UNISONO_DEVICE void directCall(const DirectCallArguments& arguments, const Direc
     launch.acknowledge();
     if (sent) launch.template receive<Combine>(0, streams);
     launch.advance(syncBlock);
+  }
+}
+
+// A launch of messages without a limit of lines.
+template <typename Stopped, typename SyncBlock>
+UNISONO_DEVICE void directStreams(const DirectStreamsArguments& arguments, const DirectLane& at,
+                                  Stopped stopped, SyncBlock syncBlock) {
+  const DirectLaunch<DirectRanks<2, false>, DirectStreamsArguments> launch(arguments, at);
+  const bool runs = !stopped();
+  const int peer = at.block / 2;
+  if (at.block % 2 == 0) {
+    launch.sendMessages(peer, runs, syncBlock);
+  } else {
+    launch.receiveMessages(peer, runs, syncBlock);
   }
 }
 
