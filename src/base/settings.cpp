@@ -7,8 +7,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <limits>
-#include <mutex>
-#include <set>
 #include <span>
 #include <sstream>
 #include <string_view>
@@ -152,6 +150,9 @@ constexpr Row kRows[] = {
      "operations; where they leave nothing that can run, others are used"},
     {"NCCL_PROTO", Text{&S::protocol, "list"}, "automatic",
      "protocols to use: LL, LL128, Simple, in the syntax of NCCL_ALGO"},
+    {"NCCL_TUNER_PLUGIN", Text{&S::tunerPlugin, "name"}, "libnccl-tuner.so if there is one",
+     "tuner plug-in: a library, a word w for libnccl-tuner-w.so, STATIC_PLUGIN for the program "
+     "itself, or none"},
     {"NCCL_NTHREADS", Number{&S::threads, 0, kUnlimited}, "automatic",
      "maximum number of threads of a channel with the protocols LL and Simple: a multiple of 32, "
      "at "
@@ -387,14 +388,6 @@ std::string textOf(const Row& row) {
   const auto& values = configuration().values;
   const auto found = values.find(row.name);
   return found == values.end() ? "" : found->second;
-}
-
-// Logs each text once per process.
-void warnOnce(const std::string& text) {
-  static auto* mutex = new std::mutex;
-  static auto* logged = new std::set<std::string>;
-  std::lock_guard lock(*mutex);
-  if (logged->insert(text).second) logWarn("{}", text);
 }
 
 bool isKnown(std::string_view name) {

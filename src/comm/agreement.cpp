@@ -12,7 +12,7 @@ namespace unisono::comm {
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 344 && bootstrap::kProtocolVersion == 5,
+static_assert(sizeof(RankFacts) == 360 && bootstrap::kProtocolVersion == 6,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -146,7 +146,7 @@ int64_t residentChannels(const std::vector<RankFacts>& ranks) {
 }
 
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
-                int rank, const tuning::MeasuredTable& measurements) {
+                int rank, const TuningChanges& changes) {
   const bool cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
   const Defaults& defaults = cuda ? kCuda : kHost;
   auto smaller = [](int64_t a, int64_t b) { return std::min(a, b); };
@@ -202,7 +202,8 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.settings = ranks.front().tuning;
   int64_t& ringThreshold = input.settings.thresholds.back();
   if (ringThreshold < 0) ringThreshold = defaults.ringBytesPerThread;
-  input.measured = tuning::replaceCurves(input.measured, measurements);
+  input.measured = tuning::replaceCurves(input.measured, changes.measurements);
+  input.constants = changes.constants;
   config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
   decision.warnings = tuning::warningsOf(input, *config.model);
 
@@ -237,6 +238,7 @@ DecisionSummary summarize(const Decision& decision) {
           config.channelsPerPeer,
           config.directLineBits,
           decision.nodes,
+          config.advisor != nullptr ? 1 : 0,
           static_cast<int64_t>(tuning::hashOf(*config.model)),
           topology::hashOf(decision.joined)};
 }
@@ -256,6 +258,7 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
       {"channels of a peer", &DecisionSummary::channelsPerPeer},
       {"lines of a direct stream", &DecisionSummary::directLineBits},
       {"nodes", &DecisionSummary::nodes},
+      {"the tuner plug-in (1: it is used)", &DecisionSummary::advised},
   };
   const DecisionSummary& first = summaries.front();
   for (size_t r = 1; r < summaries.size(); r++) {
