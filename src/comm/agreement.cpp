@@ -12,7 +12,7 @@ namespace unisono::comm {
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 360 && bootstrap::kProtocolVersion == 6,
+static_assert(sizeof(RankFacts) == 376 && bootstrap::kProtocolVersion == 6,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -167,12 +167,12 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   };
   bounds = {bounded(bounds.minChannels), bounded(bounds.maxChannels)};
 
-  const int64_t buffer = settingOf(ranks, &RankFacts::bufferBytes, smaller);
-  int64_t slotBytes = defaults.slotBytes;
-  if (buffer > 0) {
-    slotBytes =
-        std::clamp(buffer / defaults.slots / kSlotGrain * kSlotGrain, kSlotGrain, kMostSlotBytes);
-  }
+  const auto slotBytes = [&](int64_t RankFacts::*setting, uint32_t automatic) {
+    const int64_t buffer = settingOf(ranks, setting, smaller);
+    const int64_t slot = buffer / defaults.slots / kSlotGrain * kSlotGrain;
+    return buffer > 0 ? static_cast<uint32_t>(std::clamp(slot, kSlotGrain, kMostSlotBytes))
+                      : automatic;
+  };
 
   tuning::Allowed allowed = ranks.front().allowed;
   bool allReach = true;
@@ -188,9 +188,11 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.ranks = static_cast<int>(ranks.size());
   config.channels = decision.joined.channels();
   uint32_t& simple = config.slotBytes[plan::indexOf(device::Protocol::simple)];
-  simple = static_cast<uint32_t>(slotBytes);
-  config.slotBytes[plan::indexOf(device::Protocol::ll)] = defaults.llSlotBytes;
-  config.slotBytes[plan::indexOf(device::Protocol::ll128)] = defaults.ll128SlotBytes;
+  simple = slotBytes(&RankFacts::bufferBytes, defaults.slotBytes);
+  config.slotBytes[plan::indexOf(device::Protocol::ll)] =
+      slotBytes(&RankFacts::llBufferBytes, defaults.llSlotBytes);
+  config.slotBytes[plan::indexOf(device::Protocol::ll128)] =
+      slotBytes(&RankFacts::ll128BufferBytes, defaults.ll128SlotBytes);
   config.slicesPerChunk = kSlicesPerChunk;
 
   tuning::ModelInput input;

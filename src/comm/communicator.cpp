@@ -156,6 +156,8 @@ RankFacts Communicator::facts() {
   facts.minChannels = bounds.min;
   facts.maxChannels = bounds.max;
   facts.bufferBytes = settings_.bufferBytes;
+  facts.llBufferBytes = settings_.llBufferBytes;
+  facts.ll128BufferBytes = settings_.ll128BufferBytes;
   facts.allowed = tuning::parseAllowed(settings_.algorithm, settings_.protocol);
   tunerLibrary_ = TunerLibrary::open(settings_.tunerPlugin);
   if (tunerLibrary_ != nullptr) {
