@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <string>
 #include <string_view>
 
 namespace unisono {
@@ -25,8 +24,6 @@ void logWarn(fmt::format_string<Args...> format, Args&&... args) {
     writeLog(LogLevel::warn, fmt::format(format, std::forward<Args>(args)...));
   }
 }
-// Logs a warning once per process, however often it occurs.
-void warnOnce(const std::string& text);
 template <typename... Args>
 void logInfo(fmt::format_string<Args...> format, Args&&... args) {
   if (logLevel() >= LogLevel::info) {

@@ -17,7 +17,7 @@ using device::Reduction;
 using plan::Call;
 
 constexpr uint64_t kMostBytes = 256 << 10;
-constexpr Geometry kDirect{.name = "direct",
+constexpr Geometry kDirect{.name = "direct calls",
                            .channels = 2,
                            .slots = 4,
                            .slotBytes = 512,

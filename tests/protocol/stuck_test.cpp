@@ -245,6 +245,7 @@ TEST(Offers, AreWithdrawnByAnAbort) {
     EXPECT_GT(untouched, 0) << "no abort came before the sender";
     EXPECT_GT(complete, 0) << "no abort came after the sender";
   }
+  discardWorlds();
 }
 
 }  // namespace
