@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "base/settings.h"
@@ -74,6 +75,14 @@ void writeLog(LogLevel level, std::string_view text) {
   }
   std::fwrite(line.data(), 1, line.size(), output);
   std::fflush(output);
+}
+
+// Never destroyed: threads may log until the process has ended.
+void warnOnce(const std::string& text) {
+  static auto* mutex = new std::mutex;
+  static auto* logged = new std::set<std::string>;
+  std::lock_guard lock(*mutex);
+  if (logged->insert(text).second) logWarn("{}", text);
 }
 
 }  // namespace unisono

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <string>
 #include <string_view>
 
 namespace unisono {
@@ -24,6 +25,8 @@ void logWarn(fmt::format_string<Args...> format, Args&&... args) {
     writeLog(LogLevel::warn, fmt::format(format, std::forward<Args>(args)...));
   }
 }
+// Logs a warning once per process, however often it occurs.
+void warnOnce(const std::string& text);
 template <typename... Args>
 void logInfo(fmt::format_string<Args...> format, Args&&... args) {
   if (logLevel() >= LogLevel::info) {

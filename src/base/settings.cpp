@@ -7,8 +7,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <limits>
-#include <mutex>
-#include <set>
 #include <span>
 #include <sstream>
 #include <string_view>
@@ -146,19 +144,26 @@ constexpr Row kRows[] = {
      "maximum number of channels, in place of the one in ncclConfig_t"},
     {"NCCL_BUFFSIZE", Number{&S::bufferBytes, 1, kUnlimited, OutOfRange::useDefault, "bytes"},
      "automatic", "size of the FIFO of each connection"},
+    {"NCCL_LL_BUFFSIZE", Number{&S::llBufferBytes, 1, kUnlimited, OutOfRange::useDefault, "bytes"},
+     "automatic", "size of the FIFO of each connection with the protocol LL"},
+    {"NCCL_LL128_BUFFSIZE",
+     Number{&S::ll128BufferBytes, 1, kUnlimited, OutOfRange::useDefault, "bytes"}, "automatic",
+     "size of the FIFO of each connection with the protocol LL128"},
     {"NCCL_ALGO", Text{&S::algorithm, "list"}, "automatic",
      "algorithms to use: Tree, Ring, CollNetDirect, CollNetChain, NVLS, NVLSTree, PAT, Direct, "
      "TwoShot; a leading ^ excludes them; allreduce:ring sets those of one operation, ; separates "
      "operations; where they leave nothing that can run, others are used"},
     {"NCCL_PROTO", Text{&S::protocol, "list"}, "automatic",
      "protocols to use: LL, LL128, Simple, in the syntax of NCCL_ALGO"},
+    {"NCCL_TUNER_PLUGIN", Text{&S::tunerPlugin, "name"}, "libnccl-tuner.so if there is one",
+     "tuner plug-in: a library, a word w for libnccl-tuner-w.so, STATIC_PLUGIN for the program "
+     "itself, or none"},
     {"NCCL_NTHREADS", Number{&S::threads, 0, kUnlimited}, "automatic",
-     "maximum number of threads of a channel with the protocols LL and Simple: a multiple of 32, "
-     "at "
-     "most 512"},
+     "maximum number of threads of a channel that move data with the protocols LL and Simple: a "
+     "multiple of 32, at most 512; fewer threads spread a call over more channels"},
     {"NCCL_LL128_NTHREADS", Number{&S::ll128Threads, 0, kUnlimited}, "automatic",
-     "maximum number of threads of a channel with the protocol LL128: a multiple of 32, at most "
-     "640"},
+     "maximum number of threads of a channel that move data with the protocol LL128: a multiple of "
+     "32, at most 512"},
     {"NCCL_THREAD_THRESHOLDS", NumberList{&S::threadThresholds, 6}, "automatic",
      "bytes per thread below which a call gets fewer channels and threads: of trees with LL, LL128 "
      "and Simple, then of rings"},
@@ -387,14 +392,6 @@ std::string textOf(const Row& row) {
   const auto& values = configuration().values;
   const auto found = values.find(row.name);
   return found == values.end() ? "" : found->second;
-}
-
-// Logs each text once per process.
-void warnOnce(const std::string& text) {
-  static auto* mutex = new std::mutex;
-  static auto* logged = new std::set<std::string>;
-  std::lock_guard lock(*mutex);
-  if (logged->insert(text).second) logWarn("{}", text);
 }
 
 bool isKnown(std::string_view name) {

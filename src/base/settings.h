@@ -48,8 +48,11 @@ struct Settings {
   int64_t minCtas = 0;           // NCCL_MIN_CTAS; 0: as the ncclConfig_t says
   int64_t maxCtas = 0;           // NCCL_MAX_CTAS; 0: as the ncclConfig_t says
   int64_t bufferBytes = 0;       // NCCL_BUFFSIZE; 0: automatic
+  int64_t llBufferBytes = 0;     // NCCL_LL_BUFFSIZE; 0: automatic
+  int64_t ll128BufferBytes = 0;  // NCCL_LL128_BUFFSIZE; 0: automatic
   std::string algorithm;         // NCCL_ALGO
   std::string protocol;          // NCCL_PROTO
+  std::string tunerPlugin;       // NCCL_TUNER_PLUGIN
   int64_t threads = 0;           // NCCL_NTHREADS; 0: automatic
   int64_t ll128Threads = 0;      // NCCL_LL128_NTHREADS; 0: automatic
   std::string threadThresholds;  // NCCL_THREAD_THRESHOLDS: up to six numbers, or empty

@@ -12,7 +12,7 @@ namespace unisono::comm {
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 344 && bootstrap::kProtocolVersion == 5,
+static_assert(sizeof(RankFacts) == 376 && bootstrap::kProtocolVersion == 6,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -146,7 +146,7 @@ int64_t residentChannels(const std::vector<RankFacts>& ranks) {
 }
 
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
-                int rank, const tuning::MeasuredTable& measurements) {
+                int rank, const TuningChanges& changes) {
   const bool cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
   const Defaults& defaults = cuda ? kCuda : kHost;
   auto smaller = [](int64_t a, int64_t b) { return std::min(a, b); };
@@ -167,12 +167,12 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   };
   bounds = {bounded(bounds.minChannels), bounded(bounds.maxChannels)};
 
-  const int64_t buffer = settingOf(ranks, &RankFacts::bufferBytes, smaller);
-  int64_t slotBytes = defaults.slotBytes;
-  if (buffer > 0) {
-    slotBytes =
-        std::clamp(buffer / defaults.slots / kSlotGrain * kSlotGrain, kSlotGrain, kMostSlotBytes);
-  }
+  const auto slotBytes = [&](int64_t RankFacts::*setting, uint32_t automatic) {
+    const int64_t buffer = settingOf(ranks, setting, smaller);
+    const int64_t slot = buffer / defaults.slots / kSlotGrain * kSlotGrain;
+    return buffer > 0 ? static_cast<uint32_t>(std::clamp(slot, kSlotGrain, kMostSlotBytes))
+                      : automatic;
+  };
 
   tuning::Allowed allowed = ranks.front().allowed;
   bool allReach = true;
@@ -188,9 +188,11 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.ranks = static_cast<int>(ranks.size());
   config.channels = decision.joined.channels();
   uint32_t& simple = config.slotBytes[plan::indexOf(device::Protocol::simple)];
-  simple = static_cast<uint32_t>(slotBytes);
-  config.slotBytes[plan::indexOf(device::Protocol::ll)] = defaults.llSlotBytes;
-  config.slotBytes[plan::indexOf(device::Protocol::ll128)] = defaults.ll128SlotBytes;
+  simple = slotBytes(&RankFacts::bufferBytes, defaults.slotBytes);
+  config.slotBytes[plan::indexOf(device::Protocol::ll)] =
+      slotBytes(&RankFacts::llBufferBytes, defaults.llSlotBytes);
+  config.slotBytes[plan::indexOf(device::Protocol::ll128)] =
+      slotBytes(&RankFacts::ll128BufferBytes, defaults.ll128SlotBytes);
   config.slicesPerChunk = kSlicesPerChunk;
 
   tuning::ModelInput input;
@@ -202,7 +204,8 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.settings = ranks.front().tuning;
   int64_t& ringThreshold = input.settings.thresholds.back();
   if (ringThreshold < 0) ringThreshold = defaults.ringBytesPerThread;
-  input.measured = tuning::replaceCurves(input.measured, measurements);
+  input.measured = tuning::replaceCurves(input.measured, changes.measurements);
+  input.constants = changes.constants;
   config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
   decision.warnings = tuning::warningsOf(input, *config.model);
 
@@ -237,6 +240,7 @@ DecisionSummary summarize(const Decision& decision) {
           config.channelsPerPeer,
           config.directLineBits,
           decision.nodes,
+          config.advisor != nullptr ? 1 : 0,
           static_cast<int64_t>(tuning::hashOf(*config.model)),
           topology::hashOf(decision.joined)};
 }
@@ -256,6 +260,7 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
       {"channels of a peer", &DecisionSummary::channelsPerPeer},
       {"lines of a direct stream", &DecisionSummary::directLineBits},
       {"nodes", &DecisionSummary::nodes},
+      {"the tuner plug-in (1: it is used)", &DecisionSummary::advised},
   };
   const DecisionSummary& first = summaries.front();
   for (size_t r = 1; r < summaries.size(); r++) {

@@ -35,10 +35,12 @@ struct RankFacts {
   std::array<char, 32> busId;
   int32_t multiRankDevice;
   // The settings that shape the communicator, 0 where automatic.
-  int64_t minChannels, maxChannels, bufferBytes;
+  int64_t minChannels, maxChannels, bufferBytes, llBufferBytes, ll128BufferBytes;
   tuning::Allowed allowed;
   int32_t multiprocessors;  // of the device; 0: unknown
   tuning::TuningSettings tuning;
+  uint64_t tuner;         // hash of the name of the tuner plug-in, 0 without
+  uint64_t nonce;         // differs between the communicators of a process
   uint64_t measurements;  // hash of the table of UNISONO_TUNING_FILE, 0 without
   uint64_t sharedMemory;  // device of /dev/shm: equal where processes can share host memory
   uint64_t fabric;        // NVLink fabric across hosts: equal where GPUs are in the same; 0: none
@@ -64,15 +66,19 @@ struct Decision {
   transport::ChannelGraphs graphs;
   std::vector<std::string> warnings;  // for the user, about NCCL_ALGO and NCCL_PROTO
 };
+// What changes the predicted times of calls.
+struct TuningChanges {
+  tuning::MeasuredTable measurements;
+  tuning::CostConstants constants = tuning::defaultConstants();
+};
 // From what all ranks said of themselves and of their place in their node's channels.
-// `measurements` replace the predicted times of calls.
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
-                int rank, const tuning::MeasuredTable& measurements = {});
+                int rank, const TuningChanges& changes = {});
 
 // A summary for the check that all ranks decided alike, field by field.
 struct DecisionSummary {
   int64_t channels, slotBytes, peerSlotBytes, slots, slicesPerChunk, peerChannels, channelsPerPeer,
-      directLineBits, nodes, costModel;
+      directLineBits, nodes, advised, costModel;
   topology::JoinedHash joined;
 };
 DecisionSummary summarize(const Decision& decision);

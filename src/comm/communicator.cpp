@@ -4,14 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
-#include <mutex>
-#include <set>
+#include <map>
 #include <thread>
 
 #include "base/cpu_affinity.h"
 #include "base/error.h"
+#include "base/fnv.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "base/system.h"
@@ -43,14 +44,6 @@ tuning::MeasuredTable measurements(const Settings& settings) {
   if (settings.tuningFile.empty()) return {};
   return tuning::parseMeasurements(detect::readFile(settings.tuningFile, "UNISONO_TUNING_FILE"),
                                    settings.tuningFile);
-}
-
-// Logs each text once per process, however many communicators there are.
-void warnOnce(const std::string& text) {
-  static auto* mutex = new std::mutex;
-  static auto* logged = new std::set<std::string>;
-  std::lock_guard lock(*mutex);
-  if (logged->insert(text).second) logWarn("{}", text);
 }
 
 }  // namespace
@@ -139,7 +132,7 @@ void Communicator::leave(std::string_view how) noexcept {
   });
 }
 
-RankFacts Communicator::facts() const {
+RankFacts Communicator::facts() {
   const runtime::DeviceProperties properties = runtime_.properties(device_);
   RankFacts facts{};
   facts.layout = kRankFactsLayout;
@@ -163,7 +156,17 @@ RankFacts Communicator::facts() const {
   facts.minChannels = bounds.min;
   facts.maxChannels = bounds.max;
   facts.bufferBytes = settings_.bufferBytes;
+  facts.llBufferBytes = settings_.llBufferBytes;
+  facts.ll128BufferBytes = settings_.ll128BufferBytes;
   facts.allowed = tuning::parseAllowed(settings_.algorithm, settings_.protocol);
+  tunerLibrary_ = TunerLibrary::open(settings_.tunerPlugin);
+  if (tunerLibrary_ != nullptr) {
+    Fnv name;
+    name.add(tunerLibrary_->name());
+    facts.tuner = name.value();
+  }
+  static std::atomic<uint64_t> communicators = 0;
+  facts.nonce = mix64(facts.process + communicators++);
   facts.tuning = tuning::tuningSettingsOf(settings_);
   facts.measurements = settings_.tuningFile.empty() ? 0 : tuning::hashOf(measurements(settings_));
   return facts;
@@ -194,8 +197,11 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
     if (link.through >= 0) mine.reachesPeers = 0;
   }
   ranks = bootstrap_->allGather(mine);
-  decision_ = decide(ranks, bootstrap_->allGather(found.place), bootstrap_->rank(),
-                     measurements(settings_));
+  const std::vector<topology::RankPlace> places = bootstrap_->allGather(found.place);
+  tuning::CostConstants constants = tuning::defaultConstants();
+  const auto advisor = makeTuner(ranks, places, constants);
+  decision_ = decide(ranks, places, bootstrap_->rank(), {measurements(settings_), constants});
+  decision_.config.advisor = advisor;
   checkSummaries(bootstrap_->allGather(summarize(decision_)));
   if (bootstrap_->rank() == 0) {
     for (const std::string& warning : decision_.warnings) warnOnce(warning);
@@ -219,11 +225,11 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
   tables_ = std::make_unique<transport::DeviceTables>(
       runtime_, device_, *arena_,
       transport::DeviceTables::Sizes{config.ranks, config.channels, config.peerChannels}, head);
-  std::vector<transport::PeerPlace> places;
-  for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.device});
+  std::vector<transport::PeerPlace> peers;
+  for (const RankFacts& peer : ranks) peers.push_back({peer.process, peer.device});
   connector_ = std::make_unique<transport::Connector>(
       runtime_, *bootstrap_, *arena_, *mappings_, *tables_, config, decision_.slots,
-      std::move(places), std::move(found.links), decision_.graphs);
+      std::move(peers), std::move(found.links), decision_.graphs);
   connector_->connectThrough();
   lastLaunch_ = runtime_.createEvent(device_);
   join_ = runtime_.createEvent(device_);
@@ -231,6 +237,31 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
                  std::chrono::milliseconds(settings_.failureGraceMilliseconds));
   logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
           runtime_.properties(device_).busId, decision_.nodes, config.channels);
+}
+
+// Ranks that are advised differently would choose differently and hang.
+std::shared_ptr<const tuning::Advisor> Communicator::makeTuner(
+    const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
+    tuning::CostConstants& constants) const {
+  if (tunerLibrary_ == nullptr || ranks.size() == 1) return nullptr;
+  for (size_t r = 0; r < ranks.size(); r++) {
+    if (ranks[r].tuner == ranks.front().tuner && ranks.front().tuner != 0) continue;
+    warnOnce(fmt::format("The tuner plug-in {} is ignored: rank {} does not have the one of rank 0",
+                         tunerLibrary_->name(), r));
+    return nullptr;
+  }
+  TunedCommunicator facts;
+  facts.id = ranks.front().nonce;
+  facts.ranks = static_cast<int>(ranks.size());
+  std::map<uint64_t, int> ranksOf;
+  for (const topology::RankPlace& place : places) ranksOf[place.node]++;
+  facts.nodes = static_cast<int>(ranksOf.size());
+  facts.minRanksPerNode = facts.maxRanksPerNode = ranksOf.begin()->second;
+  for (const auto& [node, count] : ranksOf) {
+    facts.minRanksPerNode = std::min(facts.minRanksPerNode, count);
+    facts.maxRanksPerNode = std::max(facts.maxRanksPerNode, count);
+  }
+  return TunerPlugin::create(tunerLibrary_, facts, constants);
 }
 
 // Windows are for the ranks of other processes. Those of this one exchange addresses.

@@ -10,6 +10,7 @@
 
 #include "comm/agreement.h"
 #include "comm/health.h"
+#include "comm/tuner_plugin.h"
 #include "comm/turns.h"
 #include "memory/windows.h"
 #include "transport/connector.h"
@@ -110,7 +111,10 @@ class Communicator {
                int device, const Settings& settings, const Options& options,
                std::shared_ptr<Health> health);
   void agree(std::vector<RankFacts> ranks);
-  RankFacts facts() const;
+  RankFacts facts();
+  std::shared_ptr<const tuning::Advisor> makeTuner(const std::vector<RankFacts>& ranks,
+                                                   const std::vector<topology::RankPlace>& places,
+                                                   tuning::CostConstants& constants) const;
   void makeWindows(const std::vector<RankFacts>& ranks, const transport::PeerLinks& links);
   transport::LaunchContext launchContext() const;
   static void release(Communicator* communicator) noexcept;
@@ -128,6 +132,7 @@ class Communicator {
   int device_;
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;
   std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
+  std::shared_ptr<const TunerLibrary> tunerLibrary_;  // null without a plug-in
   Decision decision_;
   std::shared_ptr<memory::Arena> arena_;
   std::shared_ptr<memory::Windows> windows_;  // null if no peer can use any

@@ -215,6 +215,16 @@ TEST(Decision, SettingsOfTheWeakestRankHold) {
   const Decision decision = decideFrom(ranks, 0);
   EXPECT_EQ(decision.config.slotBytes[plan::indexOf(device::Protocol::simple)] * decision.slots,
             1u << 16);
+  ranks[1].llBufferBytes = 1 << 15;
+  ranks[0].ll128BufferBytes = 1;
+  const Decision lines = decideFrom(ranks, 0);
+  const auto slotOf = [&](device::Protocol protocol) {
+    return lines.config.slotBytes[plan::indexOf(protocol)];
+  };
+  EXPECT_EQ(slotOf(device::Protocol::ll) * lines.slots, 1u << 15);
+  EXPECT_EQ(slotOf(device::Protocol::ll128), 512u) << "as small as it can be";
+  const int ll = static_cast<int>(device::Protocol::ll);
+  EXPECT_EQ(lines.config.model->facts.chunkBytes[ll], (1u << 15) / lines.slots / 2);
   EXPECT_GT(decideFrom(ranks, 0).config.directLineBits, 0);
   ranks[0].reachesPeers = 0;
   EXPECT_EQ(decideFrom(ranks, 0).config.directLineBits, 0);
