@@ -135,10 +135,10 @@ UNISONO_DEVICE void noteOperands(const ReduceCopy& work, uint64_t bytes) {
   }
 }
 
-// From one source to one destination, both aligned.
-template <int kVectors>
-UNISONO_DEVICE void copyAligned(int lane, int lanes, const std::byte* from, std::byte* to,
-                                uint64_t bytes) {
+// From one source to one destination or (`second` not null) two, all of them aligned.
+UNISONO_DEVICE_CALL void copyAligned(int lane, int lanes, const std::byte* from, std::byte* first,
+                                     std::byte* second, uint64_t bytes) {
+  constexpr int kVectors = kUnroll;
   for (Rounds<kVectors> rounds(lane, lanes, bytes); rounds.more(); rounds.next()) {
     Vector16 value[kVectors];
     UNISONO_UNROLL
@@ -147,18 +147,13 @@ UNISONO_DEVICE void copyAligned(int lane, int lanes, const std::byte* from, std:
     }
     UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
-      storeVector(to + rounds.offset() + rounds.distance(u), value[u], rounds.has(u));
+      storeVector(first + rounds.offset() + rounds.distance(u), value[u], rounds.has(u));
     }
-  }
-}
-
-// To one destination or (`second` not null) two, one after the other: where the stores to one wait
-// for a link, those to the other would wait with them.
-UNISONO_DEVICE_CALL void copyToTwo(int lane, int lanes, const std::byte* from, std::byte* first,
-                                   std::byte* second, uint64_t bytes) {
-  UNISONO_NO_UNROLL
-  for (std::byte* to = first; to != nullptr; to = to == first ? second : nullptr) {
-    copyAligned<kUnroll>(lane, lanes, from, to, bytes);
+    if (second == nullptr) continue;
+    UNISONO_UNROLL
+    for (int u = 0; u < kVectors; u++) {
+      storeVector(second + rounds.offset() + rounds.distance(u), value[u], rounds.has(u));
+    }
   }
 }
 
@@ -235,8 +230,8 @@ UNISONO_DEVICE void copyOnly(const ThreadGroup& group, const ReduceCopy& work, u
   if (bytes == 0 || work.destinations == 0) return;
   noteOperands(work, bytes);
   if (isFew(work) && isAligned(work, bytes)) {
-    copyToTwo(group.rank(), group.size(), at(work.source[0], 0), at(work.destination[0], 0),
-              work.destinations > 1 ? at(work.destination[1], 0) : nullptr, bytes);
+    copyAligned(group.rank(), group.size(), at(work.source[0], 0), at(work.destination[0], 0),
+                work.destinations > 1 ? at(work.destination[1], 0) : nullptr, bytes);
   } else {
     const ReduceCopy copy = work;  // whose address may be taken
     copyBytes(group.rank(), group.size(), copy, bytes);

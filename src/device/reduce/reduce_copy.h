@@ -107,8 +107,6 @@ struct Words {
 };
 
 // Combines `kSources` operands, to one destination or (`second` not null) two. All are aligned.
-// `first` may be the memory of a peer: with two, the result goes to `second` and from there, read
-// by the lanes that wrote it, to `first`.
 template <typename R, int kSources, int kVectors>
 UNISONO_DEVICE void reduceFew(int lane, int lanes, const R& reducer,
                               const std::byte* const (&source)[kSources], std::byte* first,
@@ -118,7 +116,6 @@ UNISONO_DEVICE void reduceFew(int lane, int lanes, const R& reducer,
   typename R::Accumulator factor[kSources];
   UNISONO_UNROLL
   for (int s = 0; s < kSources; s++) factor[s] = reducer.factorIf((prepare >> s & 1) != 0);
-  std::byte* const to = second != nullptr ? second : first;
   for (Rounds<kVectors> rounds(lane, lanes, bytes); rounds.more(); rounds.next()) {
     Vector16 raw[kSources][kVectors];
     UNISONO_UNROLL
@@ -141,10 +138,14 @@ UNISONO_DEVICE void reduceFew(int lane, int lanes, const R& reducer,
         result.word[w] = partial.result(reducer, finish);
       }
       raw[0][u] = bitsAs<Vector16>(result);
-      storeVector(to + rounds.offset() + rounds.distance(u), raw[0][u], rounds.has(u));
+      storeVector(first + rounds.offset() + rounds.distance(u), raw[0][u], rounds.has(u));
+    }
+    if (second == nullptr) continue;
+    UNISONO_UNROLL
+    for (int u = 0; u < kVectors; u++) {
+      storeVector(second + rounds.offset() + rounds.distance(u), raw[0][u], rounds.has(u));
     }
   }
-  if (second != nullptr) copyAligned<kVectors>(lane, lanes, second, first, bytes);
 }
 
 // Any number of operands of any alignment; the first destination is aligned. One source after
