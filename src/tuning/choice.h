@@ -56,10 +56,10 @@ class Advisor {
   virtual uint64_t adviseChunk(const Question& question, const Choice& choice) const = 0;
 };
 
-// The fastest of what the library prefers for the call and the user allows; where that is nothing,
-// of what it can run and the user allows. Where the user's settings leave nothing at all, the
-// fastest of what respects one of NCCL_ALGO and NCCL_PROTO, else of all. Takes about a tenth of a
-// microsecond without an advisor, at any number of ranks.
+// Returns the fastest candidate among those that the library prefers for the call and the user
+// allows; if there is none, among those that it can run and the user allows. If the user's settings
+// exclude all, the fastest that respects one of NCCL_ALGO and NCCL_PROTO, else the fastest of all.
+// Takes about a tenth of a microsecond without an advisor, at any number of ranks.
 Choice choose(const CostModel& model, const Question& question, const Advisor* advisor = nullptr);
 
 // One row of the explanation: an algorithm and protocol that could carry the operation.

@@ -6,7 +6,7 @@
 #include "plan/plan.h"
 #include "tuning/model.h"
 
-// The cost model for tests of plans and protocols: a node of GPUs behind an NVSwitch.
+// The cost model for tests of plans and protocols: a node of GPUs on an NVSwitch.
 namespace unisono::testing {
 
 struct ModelOptions {
