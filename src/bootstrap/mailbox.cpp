@@ -176,8 +176,9 @@ std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
   const Key key(peer, kind, tag);
   Lock lock(mutex_);
   for (;;) {
-    if (auto payload = take(key)) return std::move(*payload);
+    // A rank that gave up may have sent its part before.
     throwIfCollectiveFailed(key);
+    if (auto payload = take(key)) return std::move(*payload);
     throwIfGone(peer, rule.evenAfterFailure);
     throwIfEnded(wait, rule, fmt::format("waiting for a message from rank {}", peer));
     if (wait.isExpired()) throw timeoutError(peer, "No message arrived");
