@@ -226,7 +226,7 @@ std::pair<std::optional<DirectLaunch>, std::optional<DirectLaunch>> splitDirecti
   }
   if (sends->arguments.works == 0) sends.reset();
   if (rest->arguments.works == 0) rest.reset();
-  return {std::move(sends), std::move(rest)};
+  return {sends, rest};
 }
 
 }  // namespace unisono::plan

@@ -71,9 +71,10 @@ std::array<uint64_t, device::kProtocols> chunkBytesOf(const CommConfig& config);
 
 // The launches of kernels. `arguments` lack what only the communicator knows: addresses of its
 // tables and flags (transport/launcher.h).
-// They are not cleared: works beyond arguments.works are never read.
+// They are not cleared, as they would be with defaulted constructors: works beyond arguments.works
+// are never read.
 struct CollectiveLaunch {
-  CollectiveLaunch() {}
+  CollectiveLaunch() {}  // NOLINT(modernize-use-equals-default)
   int blocks = 0;
   int threads = 0;  // of a block
   device::CollectiveArguments arguments;
@@ -83,7 +84,7 @@ struct SendReceiveLaunch {
   device::SendReceiveArguments arguments;
 };
 struct DirectLaunch {
-  DirectLaunch() {}
+  DirectLaunch() {}  // NOLINT(modernize-use-equals-default)
   int blocks = 0;
   int threads = 0;
   device::DirectArguments arguments;

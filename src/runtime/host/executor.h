@@ -94,10 +94,9 @@ class Executor {
   virtual ScheduleCounts scheduleCounts() const { return {}; }
   // The last steps of each task of an exact schedule, in words.
   virtual std::string lastSteps() const { return {}; }
-  // Lets reports call [address, address + bytes) by a name.
-  virtual void nameMemory(const void* address, size_t bytes, std::string name) {
-    static_cast<void>(address), static_cast<void>(bytes), static_cast<void>(name);
-  }
+  // Lets reports call [address, address + bytes) by a name, which overrides keep.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
+  virtual void nameMemory(const void* /*address*/, size_t /*bytes*/, std::string /*name*/) {}
   // Called by a task for memory that it is about to use for something else, or to free.
   virtual void forgetMemory(const void* address, size_t bytes) {
     static_cast<void>(address), static_cast<void>(bytes);
