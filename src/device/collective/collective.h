@@ -103,8 +103,13 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
     loadCommunicator(block, communicator, channelIndex);
     block.group = groupIndex;
     block.groups = arguments.groups;
-    block.ring = channel.ring;
-    block.tree = channel.tree;
+    // A launch has works over rings, over trees, or of one rank alone. What it does not use may
+    // be connected while it runs.
+    if (arguments.groups > 1) {
+      block.tree = channel.tree;
+    } else if (arguments.work[0].operation != Operation::local) {
+      block.ring = channel.ring;
+    }
   }
   stayStopped(group, communicator, arguments.launchFlag);
   for (int w = 0; w < arguments.works; w++) {
