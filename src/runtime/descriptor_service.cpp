@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/descriptor_service.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/random.h>
@@ -152,11 +151,8 @@ class Service {
   const std::array<char, 48>& name() const { return name_; }
 
   void add(const Token& token, int descriptor) {
-    UniqueDescriptor copy =
-        openDescriptor([descriptor] { return ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0); },
-                       "duplicating the descriptor of shared memory");
     std::lock_guard lock(mutex_);
-    offers_[token] = std::move(copy);
+    offers_[token] = descriptor;
   }
 
   void remove(const Token& token) {
@@ -232,7 +228,7 @@ class Service {
     std::lock_guard lock(mutex_);
     const auto offer = offers_.find(token);
     const bool isHere = offer != offers_.end();
-    sendAnswer(socket, isHere ? Answer::here : Answer::unknown, isHere ? offer->second.get() : -1);
+    sendAnswer(socket, isHere ? Answer::here : Answer::unknown, isHere ? offer->second : -1);
     return true;
   }
 
@@ -240,7 +236,7 @@ class Service {
   UniqueDescriptor listener_;
   std::deque<Caller> callers_;  // those that have not sent a token, oldest first
   std::mutex mutex_;
-  std::map<Token, UniqueDescriptor> offers_;
+  std::map<Token, int> offers_;
 };
 
 class Offer final : public DescriptorOffer {

@@ -19,7 +19,8 @@ struct DescriptorTicket {
   std::array<std::byte, 16> token;  // secret of this offer
 };
 
-// An offer is valid while the object lives; `descriptor` is duplicated.
+// An offer is valid while the object lives. It does not own `descriptor`, which must stay open
+// until then.
 class DescriptorOffer {
  public:
   virtual ~DescriptorOffer() = default;

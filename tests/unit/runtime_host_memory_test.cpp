@@ -313,8 +313,6 @@ TEST(DescriptorServiceTest, RefusesStrangersAndServesOnwards) {
   ASSERT_EQ(::pipe(pipes), 0);
   UniqueDescriptor reader(pipes[0]), writer(pipes[1]);
   auto offer = offerDescriptor(writer.get());
-  // The offer is a duplicate.
-  writer.reset();
 
   std::vector<UniqueDescriptor> silent;
   for (int i = 0; i < 20; i++) silent.push_back(callService(offer->ticket()));

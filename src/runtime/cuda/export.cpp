@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+
+#include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
+#include "base/unique_descriptor.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/driver.h"
 #include "runtime/cuda/memory.h"
@@ -42,23 +46,26 @@ class VmmOffer {
       int descriptor = -1;
       check(exportTo(&descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
             "cuMemExportToShareableHandle", device);
-      descriptor_ = offerDescriptor(UniqueDescriptor(descriptor).get());
+      descriptor_ = UniqueDescriptor(descriptor);
+      // A program that this process starts would keep the memory allocated.
+      if (::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) throw systemError(errno, "fcntl");
+      offer_ = offerDescriptor(descriptor);
     }
     if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) {
       CUresult result = exportTo(&fabric_, CU_MEM_HANDLE_TYPE_FABRIC);
       hasFabric_ = result == CUDA_SUCCESS;
       // A descriptor does for this host.
-      if (descriptor_ == nullptr) check(result, "cuMemExportToShareableHandle", device);
+      if (offer_ == nullptr) check(result, "cuMemExportToShareableHandle", device);
     }
   }
 
   CUmemGenericAllocationHandle memory() const { return memory_.handle(); }
 
   void describe(MemoryHandle& handle) const {
-    if (descriptor_ != nullptr) {
+    if (offer_ != nullptr) {
       static_assert(sizeof(DescriptorTicket) <= sizeof(handle.payload));
       handle.kind = MemoryHandle::Kind::descriptor;
-      std::memcpy(handle.payload.data(), &descriptor_->ticket(), sizeof(DescriptorTicket));
+      std::memcpy(handle.payload.data(), &offer_->ticket(), sizeof(DescriptorTicket));
     }
     if (hasFabric_) {
       static_assert(sizeof(fabric_) == sizeof(handle.fabric));
@@ -73,7 +80,8 @@ class VmmOffer {
   }
 
   PhysicalMemory memory_;
-  std::unique_ptr<DescriptorOffer> descriptor_;
+  UniqueDescriptor descriptor_;  // stays open until offer_ ends
+  std::unique_ptr<DescriptorOffer> offer_;
   CUmemFabricHandle fabric_{};
   bool hasFabric_ = false;
 };
