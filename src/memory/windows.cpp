@@ -322,6 +322,13 @@ void Windows::map(int peer, const WindowMessage& message) {
   }
   const uint64_t bytes = message.handle.bytes;
   if (mappedBytes_ + bytes > options_.maxBytes) {
+    uint64_t leaving = 0;
+    for (const auto& [entry, window] : mapped_) leaving += window.unmapping ? window.bytes : 0;
+    if (mappedBytes_ - leaving + bytes <= options_.maxBytes) {
+      // The window that made room for this one is still in use.
+      waiting_.emplace_back(peer, message);
+      return;
+    }
     logOnce(roomLogged_, fmt::format("UNISONO_ZERO_COPY_BYTES is {}: not all buffers of peers are "
                                      "mapped",
                                      options_.maxBytes));

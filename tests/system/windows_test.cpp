@@ -198,17 +198,23 @@ TEST(Windows, OneSettingTurnsThemOff) {
 }
 
 TEST(Windows, AreBounded) {
+  const Pipe wasFast[2];  // by the process that reads
   inTwoProcesses(
-      [](int process, Exchanger& exchanger, const Meeting& meeting) {
+      [&](int process, Exchanger& exchanger, const Meeting& meeting) {
+        const Clock::time_point start = Clock::now();
         std::vector<DeviceBuffer> buffers;
         for (int i = 0; i < 3; i++) {
           buffers.emplace_back(process, bytesOf(process, i));
           exchanger.exchange(buffers.back());
         }
         const int other = 1 - process;
-        EXPECT_TRUE(waitForMappings(bytesOf(other, 0), 1));
+        wasFast[other].write(Clock::now() - start < 1s);
         EXPECT_TRUE(waitForMappings(bytesOf(other, 1), 1));
-        EXPECT_FALSE(waitForMappings(bytesOf(other, 2), 1, 500ms));
+        // On a busy machine the first window may be idle already and make room for the third.
+        if (wasFast[process].read<bool>()) {
+          EXPECT_TRUE(waitForMappings(bytesOf(other, 0), 1));
+          EXPECT_FALSE(waitForMappings(bytesOf(other, 2), 1, 500ms));
+        }
         meeting.wait(process);
         // After a while, the window that was not used for the longest time makes room.
         std::this_thread::sleep_for(1200ms);
@@ -216,7 +222,7 @@ TEST(Windows, AreBounded) {
         exchanger.exchange(buffers[2]);
         EXPECT_TRUE(waitForMappings(bytesOf(other, 2), 1));
         EXPECT_TRUE(waitForMappings(bytesOf(other, 1), 0));
-        EXPECT_EQ(mappingsOf(bytesOf(other, 0)), 1);
+        EXPECT_TRUE(waitForMappings(bytesOf(other, 0), 1));
         for (const DeviceBuffer& buffer : buffers) exchanger.exchange(buffer);
         meeting.wait(process);
       },

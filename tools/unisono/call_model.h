@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "base/settings.h"
+#include "topo_view.h"
+#include "tuning/model.h"
+
+// The cost model of a communicator that the commands do not create.
+namespace unisono::explain {
+
+struct Assumptions {
+  bool asNccl = false;     // NCCL's algorithms, as if all were implemented, and none of ours
+  bool multicast = false;  // NVLink multicast is there
+  bool collnet = false;    // the network reduces
+};
+
+// What a communicator on the machine of `view` with these settings would choose by. Throws Error
+// for settings or a UNISONO_TUNING_FILE that it would refuse.
+tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view,
+                                const Assumptions& assumptions);
+
+}  // namespace unisono::explain
