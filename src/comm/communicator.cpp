@@ -344,6 +344,11 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   findWindows(calls, prepared.captured);
   stageInPlace(calls, prepared);
   prepared.plan = plan::makePlan(decision_.config, calls);
+  if (logLevel() >= LogLevel::trace) {
+    for (const std::string& line : plan::describe(prepared.plan)) {
+      writeLog(LogLevel::trace, fmt::format("rank {}: {}", rank(), line));
+    }
+  }
   prepared.needs.messages = prepared.plan.needs.peers;
   prepared.needs.collectives =
       static_cast<uint64_t>(std::count_if(tasks.begin(), tasks.end(), [](const StreamTask& task) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -130,6 +131,9 @@ bool offersOutput(const CommConfig& config, const Task& task);
 // Calls with a count of 0 are left out. Throws Error(invalidUsage) for a send to oneself without a
 // matching receive in the group, and for a receive without a send.
 Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks);
+
+// What each launch runs, for the log: operation, algorithm, protocol and size.
+std::vector<std::string> describe(const Plan& plan);
 
 // How the communicator carries a collective.
 tuning::Choice choiceOf(const CommConfig& config, const Task& task);

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "plan/plan.h"
+
+namespace unisono::plan {
+namespace {
+
+struct Describe {
+  std::vector<std::string>& lines;
+
+  void operator()(const CollectiveLaunch& launch) const {
+    for (int w = 0; w < launch.arguments.works; w++) {
+      const device::CollectiveWork& work = launch.arguments.work[w];
+      if (work.operation == device::Operation::local) {
+        lines.push_back(fmt::format("{} elements on this rank alone", work.count));
+        continue;
+      }
+      lines.push_back(fmt::format("{} of {} elements with {} {}, {} channels, {} threads",
+                                  tuning::nameOf(work.operation), work.count,
+                                  tuning::nameOf(work.algorithm), tuning::nameOf(work.protocol),
+                                  work.channels, launch.threads));
+    }
+  }
+  void operator()(const SendReceiveLaunch& launch) const {
+    lines.push_back(fmt::format("messages through FIFOs, {} blocks", launch.blocks));
+  }
+  void operator()(const DirectLaunch& launch) const {
+    lines.push_back(fmt::format("{} calls with Direct LL, {} blocks of {} threads",
+                                launch.arguments.works, launch.blocks, launch.threads));
+  }
+  void operator()(const DirectStreamsLaunch& launch) const {
+    lines.push_back(fmt::format("{} messages with Direct LL", launch.arguments.messages));
+  }
+};
+
+}  // namespace
+
+std::vector<std::string> describe(const Plan& plan) {
+  std::vector<std::string> lines;
+  for (const Launch& launch : plan.launches) std::visit(Describe{lines}, launch);
+  return lines;
+}
+
+}  // namespace unisono::plan
