@@ -16,21 +16,21 @@ struct Describe {
         lines.push_back(fmt::format("{} elements on this rank alone", work.count));
         continue;
       }
-      lines.push_back(fmt::format("{} of {} elements with {} {}, {} channels, {} threads",
+      lines.push_back(fmt::format("{} of {} elements with {} {}, channels: {}, threads: {}",
                                   tuning::nameOf(work.operation), work.count,
                                   tuning::nameOf(work.algorithm), tuning::nameOf(work.protocol),
                                   work.channels, launch.threads));
     }
   }
   void operator()(const SendReceiveLaunch& launch) const {
-    lines.push_back(fmt::format("messages through FIFOs, {} blocks", launch.blocks));
+    lines.push_back(fmt::format("messages through FIFOs, channels: {}", launch.blocks));
   }
   void operator()(const DirectLaunch& launch) const {
-    lines.push_back(fmt::format("{} calls with Direct LL, {} blocks of {} threads",
+    lines.push_back(fmt::format("calls with Direct LL: {}, blocks: {}, threads: {}",
                                 launch.arguments.works, launch.blocks, launch.threads));
   }
   void operator()(const DirectStreamsLaunch& launch) const {
-    lines.push_back(fmt::format("{} messages with Direct LL", launch.arguments.messages));
+    lines.push_back(fmt::format("messages with Direct LL: {}", launch.arguments.messages));
   }
 };
 

@@ -27,7 +27,7 @@ const char* nameOf(Operator op) {
 }
 
 uint64_t hash(uint64_t rank, uint64_t index) {
-  uint64_t x = (index * 64 + rank + 1) * 0x9e3779b97f4a7c15u;
+  uint64_t x = (index * 4096 + rank + 1) * 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 31)) * 0xbf58476d1ce4e5b9u;
   return x ^ (x >> 29);
 }
@@ -40,8 +40,100 @@ std::string Case::text() const {
          std::to_string(root) + ", offset " + std::to_string(offsetElements);
 }
 
-CaseBuffers::CaseBuffers(const Case& call, int rank, int ranks, int device)
+CaseValues::CaseValues(const Case& call, int ranks)
+    : case_(call), ranks_(ranks), info_(bench::elementInfo(call.type)) {
+  if (!reduces(call.call)) return;
+  const size_t count =
+      call.call == Call::reduceScatter ? call.count * static_cast<size_t>(ranks) : call.count;
+  const bool exact = call.op != Operator::avg || info_.kind != bench::NumberKind::floating ||
+                     ((ranks & (ranks - 1)) == 0 && ranks <= 64);
+  results_.resize(count);
+  if (!exact) tolerances_.resize(count);
+  for (size_t i = 0; i < count; i++) reduce(i);
+}
+
+double CaseValues::input(int rank, size_t index) const {
+  const bool isSigned = info_.kind != bench::NumberKind::unsignedInteger;
+  if (!reduces(case_.call) || case_.op == Operator::max || case_.op == Operator::min) {
+    const uint64_t random = hash(static_cast<uint64_t>(rank), index);
+    const double value = static_cast<double>(random % 8);
+    return isSigned && random % 16 >= 8 ? -value - 1 : value;
+  }
+  return term(rank, index);
+}
+
+// A term of a sum or product. Of every `groups` ranks in a row, one has a term that matters.
+double CaseValues::term(int rank, size_t index) const {
+  const bool isSigned = info_.kind != bench::NumberKind::unsignedInteger;
+  const size_t groups = (static_cast<size_t>(ranks_) + 7) / 8;
+  const bool matters = (static_cast<size_t>(rank) + index) % groups == 0;
+  if (!matters) return case_.op == Operator::prod ? 1 : 0;
+  const uint64_t random = hash(static_cast<uint64_t>(rank), index);
+  if (case_.op == Operator::prod) {
+    const double value = random % 2 == 0 ? 1 : 2;
+    return isSigned && random % 4 >= 2 ? -value : value;
+  }
+  return isSigned ? static_cast<double>(random % 3) - 1 : static_cast<double>(random % 2);
+}
+
+void CaseValues::reduce(size_t index) {
+  double result = input(0, index), magnitude = std::abs(result);
+  for (int rank = 1; rank < ranks_; rank++) {
+    const double value = input(rank, index);
+    magnitude += std::abs(value);
+    if (case_.op == Operator::prod) {
+      result *= value;
+    } else if (case_.op == Operator::max) {
+      result = std::max(result, value);
+    } else if (case_.op == Operator::min) {
+      result = std::min(result, value);
+    } else {
+      result += value;
+    }
+  }
+  if (case_.op == Operator::scaledByHost || case_.op == Operator::scaledByDevice) {
+    result *= kFactor;
+  } else if (case_.op == Operator::avg) {
+    result /= ranks_;
+    if (info_.kind != bench::NumberKind::floating) {
+      result = std::trunc(result);
+    } else if (!tolerances_.empty()) {
+      // One rounding of 1/n, one of each product, and one of each sum and store on the way.
+      tolerances_[index] =
+          (2 * ranks_ + 2) * info_.unitRoundoff() * magnitude / ranks_ + ranks_ * info_.smallest;
+    }
+  }
+  results_[index] = result;
+}
+
+double CaseValues::expected(int rank, size_t index, double* tolerance) const {
+  const size_t count = case_.count, from = count == 0 ? 0 : index / count,
+               within = count == 0 ? 0 : index % count;
+  const size_t mine = static_cast<size_t>(rank) * count;
+  switch (case_.call) {
+    case Call::broadcast:
+      return input(case_.root, index);
+    case Call::allGather:
+    case Call::gather:
+      return input(static_cast<int>(from), within);
+    case Call::allToAll:
+      return input(static_cast<int>(from), mine + within);
+    case Call::scatter:
+      return input(case_.root, mine + index);
+    case Call::sendReceive:
+      return input((rank + ranks_ - 1) % ranks_, index);
+    default:
+      break;
+  }
+  if (case_.call == Call::reduceScatter) index += mine;
+  if (!tolerances_.empty()) *tolerance = tolerances_[index];
+  return results_[index];
+}
+
+CaseBuffers::CaseBuffers(const Case& call, std::shared_ptr<const CaseValues> values, int rank,
+                         int ranks, int device)
     : case_(call),
+      values_(std::move(values)),
       rank_(rank),
       ranks_(ranks),
       device_(device),
@@ -93,11 +185,11 @@ CaseBuffers::CaseBuffers(const Case& call, int rank, int ranks, int device)
   }
   memory_ = DeviceBuffer(device, end * info_.bytes);
   std::memset(memory_.as(), static_cast<int>(kPoison), memory_.bytes());
-  for (size_t i = 0; i < inputCount_; i++) put(at(inputStart_ + i), input(rank, i));
+  for (size_t i = 0; i < inputCount_; i++) put(at(inputStart_ + i), values_->input(rank, i));
   image_.assign(memory_.as(), memory_.as() + memory_.bytes());
   for (size_t i = 0; i < outputCount_; i++) {
     double tolerance = 0;
-    const double value = expected(i, &tolerance);
+    const double value = values_->expected(rank, i, &tolerance);
     if (tolerance == 0) put(image_.data() + (outputStart_ + i) * info_.bytes, value);
   }
 }
@@ -116,67 +208,6 @@ void CaseBuffers::put(std::byte* where, double value) const {
                             ? bench::encodeElement(info_.type, value)
                             : static_cast<uint64_t>(static_cast<int64_t>(value));
   std::memcpy(where, &bits, info_.bytes);
-}
-
-double CaseBuffers::input(int rank, size_t index) const {
-  const uint64_t random = hash(static_cast<uint64_t>(rank), index);
-  const bool isSigned = info_.kind != bench::NumberKind::unsignedInteger;
-  if (!reduces(case_.call) || case_.op == Operator::max || case_.op == Operator::min) {
-    const double value = static_cast<double>(random % 8);
-    return isSigned && random % 16 >= 8 ? -value - 1 : value;
-  }
-  if (case_.op == Operator::prod) {
-    const double value = random % 2 == 0 ? 1 : 2;
-    return isSigned && random % 4 >= 2 ? -value : value;
-  }
-  return isSigned ? static_cast<double>(random % 3) - 1 : static_cast<double>(random % 2);
-}
-
-double CaseBuffers::expected(size_t index, double* tolerance) const {
-  const size_t count = case_.count, from = count == 0 ? 0 : index / count,
-               within = count == 0 ? 0 : index % count;
-  const size_t mine = static_cast<size_t>(rank_) * count;
-  switch (case_.call) {
-    case Call::broadcast:
-      return input(case_.root, index);
-    case Call::allGather:
-    case Call::gather:
-      return input(static_cast<int>(from), within);
-    case Call::allToAll:
-      return input(static_cast<int>(from), mine + within);
-    case Call::scatter:
-      return input(case_.root, mine + index);
-    case Call::sendReceive:
-      return input((rank_ + ranks_ - 1) % ranks_, index);
-    default:
-      break;
-  }
-  if (case_.call == Call::reduceScatter) index += mine;
-  double result = input(0, index), magnitude = std::abs(result);
-  for (int rank = 1; rank < ranks_; rank++) {
-    const double value = input(rank, index);
-    magnitude += std::abs(value);
-    if (case_.op == Operator::prod) {
-      result *= value;
-    } else if (case_.op == Operator::max) {
-      result = std::max(result, value);
-    } else if (case_.op == Operator::min) {
-      result = std::min(result, value);
-    } else {
-      result += value;
-    }
-  }
-  if (case_.op == Operator::scaledByHost || case_.op == Operator::scaledByDevice) {
-    return result * kFactor;
-  }
-  if (case_.op == Operator::avg) {
-    result /= ranks_;
-    if (info_.kind != bench::NumberKind::floating) return std::trunc(result);
-    // One rounding of 1/n, one of each product, and one of each sum and store on the way.
-    *tolerance =
-        (2 * ranks_ + 2) * info_.unitRoundoff() * magnitude / ranks_ + ranks_ * info_.smallest;
-  }
-  return result;
 }
 
 ncclResult_t CaseBuffers::enqueue(ncclComm_t comm, cudaStream_t stream) {
@@ -234,14 +265,14 @@ void CaseBuffers::verify() const {
   const std::byte* actual = memory_.as();
   size_t begin = 0;  // of the bytes that must be as in image_
   double tolerance = 0;
-  if (outputCount_ > 0) expected(0, &tolerance);
+  if (outputCount_ > 0) values_->expected(rank_, 0, &tolerance);
   if (tolerance > 0) {
     for (size_t i = 0; i < outputCount_; i++) {
       uint64_t bits = 0;
       std::memcpy(&bits, at(outputStart_ + i), info_.bytes);
       const double value = bench::decodeElement(info_.type, bits);
       double allowed = 0;
-      const double wanted = expected(i, &allowed);
+      const double wanted = values_->expected(rank_, i, &allowed);
       if (!(std::abs(value - wanted) <= allowed)) {
         throw std::runtime_error(case_.text() + ": rank " + std::to_string(rank_) + " of " +
                                  std::to_string(ranks_) + " has " + std::to_string(value) +
@@ -271,14 +302,16 @@ std::string CaseBuffers::describe(size_t byte) const {
   std::memcpy(&bits, at(element), info_.bytes);
   double tolerance = 0;
   return text + "has " + std::to_string(bench::decodeElement(info_.type, bits)) + " instead of " +
-         std::to_string(expected(element - outputStart_, &tolerance)) + " at element " +
-         std::to_string(element - outputStart_) + " of its output";
+         std::to_string(values_->expected(rank_, element - outputStart_, &tolerance)) +
+         " at element " + std::to_string(element - outputStart_) + " of its output";
 }
 
 void runCase(const Ranks& ranks, const Case& call) {
   std::vector<std::unique_ptr<CaseBuffers>> buffers;
+  const auto values = std::make_shared<CaseValues>(call, ranks.size());
   for (int rank = 0; rank < ranks.size(); rank++) {
-    buffers.push_back(std::make_unique<CaseBuffers>(call, rank, ranks.size(), rank));
+    buffers.push_back(
+        std::make_unique<CaseBuffers>(call, values, rank, ranks.size(), ranks.device(rank)));
   }
   ranks.inGroup([&](int rank) {
     check(buffers[static_cast<size_t>(rank)]->enqueue(ranks.comm(rank), ranks.stream(rank)));

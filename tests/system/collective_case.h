@@ -53,15 +53,37 @@ struct Case {
   std::string text() const;
 };
 
+// The inputs and the results of a case on all ranks, as numbers.
+//
+// Inputs are small numbers, of which at most 8 ranks have one that changes the result of an
+// element, so that results are exact in every type whatever the order of evaluation. The exception
+// is the average of floats where 1/n is not a power of two: that is compared with one computed in
+// double, within the roundings that a sum of so many terms may have.
+class CaseValues {
+ public:
+  CaseValues(const Case& call, int ranks);
+  double input(int rank, size_t index) const;
+  // Sets `tolerance` where the result is not exact.
+  double expected(int rank, size_t index, double* tolerance) const;
+
+ private:
+  double term(int rank, size_t index) const;
+  void reduce(size_t index);
+
+  const Case case_;
+  const int ranks_;
+  const bench::ElementInfo& info_;
+  std::vector<double> results_, tolerances_;  // of reductions; no tolerances: all are exact
+};
+
 // One rank's buffers for a case, filled and with guards around them, and the bytes that they must
 // hold afterwards.
-//
-// Inputs are small numbers, so that results are exact in every type whatever the order of
-// evaluation, but for the average of floats: that is compared with one computed in double, within
-// the roundings that a sum of so many terms may have.
 class CaseBuffers {
  public:
-  CaseBuffers(const Case& call, int rank, int ranks, int device);
+  CaseBuffers(const Case& call, int rank, int ranks, int device)
+      : CaseBuffers(call, std::make_shared<CaseValues>(call, ranks), rank, ranks, device) {}
+  CaseBuffers(const Case& call, std::shared_ptr<const CaseValues> values, int rank, int ranks,
+              int device);
   ~CaseBuffers();
   CaseBuffers(const CaseBuffers&) = delete;
 
@@ -72,12 +94,11 @@ class CaseBuffers {
 
  private:
   std::byte* at(size_t element) const;
-  double input(int rank, size_t index) const;
-  double expected(size_t index, double* tolerance) const;
   void put(std::byte* where, double value) const;
   std::string describe(size_t byte) const;
 
   const Case case_;
+  const std::shared_ptr<const CaseValues> values_;
   const int rank_, ranks_, device_;
   const bench::ElementInfo& info_;
   size_t inputStart_ = 0, inputCount_ = 0;    // elements of the allocation

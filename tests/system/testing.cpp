@@ -50,12 +50,24 @@ DeviceStream::~DeviceStream() {
 }
 
 Ranks::Ranks(int ranks) : comms_(static_cast<size_t>(ranks)) {
-  std::vector<int> devices;
   for (int rank = 0; rank < ranks; rank++) {
-    devices.push_back(deviceOf(rank));
-    streams_.emplace_back(devices.back());
+    devices_.push_back(deviceOf(rank));
+    streams_.emplace_back(devices_.back());
   }
-  check(ncclCommInitAll(comms_.data(), ranks, devices.data()));
+  check(ncclCommInitAll(comms_.data(), ranks, devices_.data()));
+}
+
+Ranks::Ranks(int nodes, int ranksPerNode) : comms_(static_cast<size_t>(nodes * ranksPerNode)) {
+  const ncclUniqueId id = newId();
+  for (int rank = 0; rank < size(); rank++) {
+    devices_.push_back(deviceOf(rank % ranksPerNode));
+    streams_.emplace_back(devices_.back());
+  }
+  inGroup([&](int rank) {
+    const Setting node("NCCL_HOSTID", ("node " + std::to_string(rank / ranksPerNode)).c_str());
+    device::use(device(rank));
+    check(ncclCommInitRank(&comms_[static_cast<size_t>(rank)], size(), id, rank));
+  });
 }
 
 Ranks::~Ranks() {

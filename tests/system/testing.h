@@ -94,16 +94,21 @@ class DeviceStream {
 class Ranks {
  public:
   explicit Ranks(int ranks);
+  // On simulated nodes: rank r is on node r / ranksPerNode, and on that node's device of its number
+  // there.
+  Ranks(int nodes, int ranksPerNode);
   ~Ranks();
   int size() const { return static_cast<int>(comms_.size()); }
   ncclComm_t comm(int rank) const { return comms_[static_cast<size_t>(rank)]; }
   cudaStream_t stream(int rank) const { return streams_[static_cast<size_t>(rank)]; }
+  int device(int rank) const { return devices_[static_cast<size_t>(rank)]; }
   // Calls `body(rank)` for each rank inside one group.
   void inGroup(const std::function<void(int rank)>& body) const;
   void synchronize() const;
 
  private:
   std::vector<ncclComm_t> comms_;
+  std::vector<int> devices_;
   std::vector<DeviceStream> streams_;
 };
 
