@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "collective_case.h"
+
+// Many ranks in one process: 8 simulated nodes of 8 ranks, or UNISONO_TEST_NODES of them. Prints
+// what they take (docs/results/2026-11-22-scale.md has 512 ranks).
+namespace unisono::system_test {
+namespace {
+
+constexpr int kRanksPerNode = 8;
+
+int nodesFromEnvironment() {
+  const char* nodes = std::getenv("UNISONO_TEST_NODES");
+  return nodes == nullptr ? scaled(8, 2) : std::atoi(nodes);
+}
+
+// In MiB: of the process now, or at most so far, as `field` of /proc/self/status says.
+double memoryOf(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(field + ":")) return std::stod(line.substr(field.size() + 1)) / 1024;
+  }
+  return 0;
+}
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(std::string what) : what_(std::move(what)) {}
+  ~Stopwatch() {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
+    std::printf("%-24s %8.3f s; then %5.0f MiB and %4d threads; peak so far %5.0f MiB\n",
+                what_.c_str(), seconds.count(), memoryOf("VmRSS"), runningThreads(),
+                memoryOf("VmHWM"));
+    std::fflush(stdout);
+  }
+
+ private:
+  const std::string what_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+class Scale : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Scale, AllReduceIsRight) {
+  const int nodes = nodesFromEnvironment();
+  const Setting algorithm("NCCL_ALGO", GetParam()), protocol("NCCL_PROTO", "Simple");
+  std::unique_ptr<Ranks> ranks;
+  {
+    const Stopwatch watch("init of " + std::to_string(nodes * kRanksPerNode) + " ranks");
+    ranks = std::make_unique<Ranks>(nodes, kRanksPerNode);
+  }
+  // The first call connects.
+  for (const size_t count : {1, 1000, 100'000}) {
+    Case call;
+    call.count = count;
+    const Stopwatch watch(std::string(GetParam()) + ", " + std::to_string(count) + " elements");
+    ASSERT_NO_THROW(runCase(*ranks, call));
+  }
+  const Stopwatch watch("destroy");
+  ranks.reset();
+}
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, Scale, ::testing::Values("Ring", "Tree"),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace unisono::system_test
