@@ -84,7 +84,9 @@ Exclusion callExclusion(const CostModel& model, const Question& question, Algori
 Exclusion preferenceOf(const CostModel& model, const Question& question,
                        const CostModel::Candidate& candidate) {
   if (!candidate.preferred) return Exclusion::onlyForced;
-  const bool low = candidate.algorithm == Algorithm::ring && candidate.protocol == Protocol::ll;
+  const bool low =
+      candidate.algorithm == Algorithm::ring && candidate.protocol == Protocol::ll &&
+      model.of(question.operation, candidate.algorithm, candidate.protocol).measured.empty();
   return low && trafficOf(question, candidate.algorithm) > model.facts.lowLatencyTraffic
              ? Exclusion::slowHere
              : Exclusion::none;

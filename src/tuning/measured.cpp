@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include "base/error.h"
 
@@ -192,6 +193,24 @@ MeasuredTable parseMeasurements(std::string_view text, std::string_view source) 
     curve->points.insert(at, line.points.front());
   }
   return table;
+}
+
+std::string formatMeasurements(const MeasuredTable& table) {
+  std::string text;
+  for (const MeasuredCurve& curve : table) {
+    for (const MeasuredPoint& point : curve.points) {
+      fmt::format_to(std::back_inserter(text), "{} {} {} {} {} {} {:.3f}\n",
+                     nameOf(curve.operation), nameOf(curve.algorithm), nameOf(curve.protocol),
+                     curve.nodes, curve.ranks, point.bytes, point.timeUs);
+    }
+  }
+  return text;
+}
+
+void limitToLargerSizes(std::vector<MeasuredPoint>& points) {
+  for (size_t i = points.size(); i-- > 1;) {
+    points[i - 1].timeUs = std::min(points[i - 1].timeUs, points[i].timeUs);
+  }
 }
 
 MeasuredTable replaceCurves(const MeasuredTable& base, const MeasuredTable& table) {

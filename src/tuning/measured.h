@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -33,6 +34,13 @@ const MeasuredTable& builtinMeasurements();
 // microseconds", in any order; # starts a comment. Throws Error(invalidUsage) that names the line
 // and lists what is accepted.
 MeasuredTable parseMeasurements(std::string_view text, std::string_view source);
+
+// The lines that parse to `table`, without a comment.
+std::string formatMeasurements(const MeasuredTable& table);
+
+// Replaces each time by that of a larger size where that is shorter: a call can always be carried
+// as fast as a larger one, so what was measured otherwise is noise.
+void limitToLargerSizes(std::vector<MeasuredPoint>& points);
 
 // `base`, in which the curves of `table` replace all of the same operation, algorithm and protocol.
 MeasuredTable replaceCurves(const MeasuredTable& base, const MeasuredTable& table);

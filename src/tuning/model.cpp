@@ -343,13 +343,15 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
       !keepsLinesWhole(facts, input.settings, algorithm)) {
     estimate.exclusion = Exclusion::splitLines;
   }
-  estimate.preferred = input.registry->has(operation, algorithm, protocol);
-  if (estimate.exclusion == Exclusion::none && !estimate.preferred &&
+  const bool has = input.registry->has(operation, algorithm, protocol);
+  if (estimate.exclusion == Exclusion::none && !has &&
       !input.registry->hasForced(operation, algorithm, protocol)) {
     estimate.exclusion = Exclusion::notImplemented;
   }
   estimate.measured =
       pointsFor(input.measured, operation, algorithm, protocol, facts.nodes, facts.ranks);
+  // What runs only where it is forced does so because its predicted times are too good.
+  estimate.preferred = has || !estimate.measured.empty();
   if (!isAllPairs(algorithm)) {
     formulas.estimate(operation, algorithm, protocol, estimate);
     if (estimate.exclusion == Exclusion::none && !(estimate.bandwidth > 0) &&

@@ -42,7 +42,8 @@ std::string_view reasonOf(Exclusion exclusion);
 struct Registry {
   using Table = bool[kCollectives][device::kAlgorithms][device::kProtocols];
   Table implemented = {};
-  Table onlyForced = {};  // carries calls where nothing in `implemented` is allowed
+  // Carries calls where nothing in `implemented` is allowed, or where its times were measured.
+  Table onlyForced = {};
 
   bool has(Operation operation, Algorithm algorithm, Protocol protocol) const {
     return implemented[static_cast<int>(operation)][static_cast<int>(algorithm)]

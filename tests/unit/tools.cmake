@@ -26,8 +26,11 @@ if(TARGET unisono_tool)
   add_dependencies(tools_topo_test unisono)
   target_compile_definitions(tools_topo_test PRIVATE UNISONO_PROGRAM="$<TARGET_FILE:unisono>")
 
-  unisono_test(tools_explain_test SOURCES tools_explain_test.cpp
-    DEPENDS unisono_options nlohmann_json::nlohmann_json GTest::gmock LABELS unit)
-  add_dependencies(tools_explain_test unisono)
-  target_compile_definitions(tools_explain_test PRIVATE UNISONO_PROGRAM="$<TARGET_FILE:unisono>")
+  foreach(command explain tune)
+    unisono_test(tools_${command}_test SOURCES tools_${command}_test.cpp
+      DEPENDS unisono_options nlohmann_json::nlohmann_json GTest::gmock LABELS unit)
+    add_dependencies(tools_${command}_test unisono)
+    target_compile_definitions(tools_${command}_test PRIVATE
+      UNISONO_PROGRAM="$<TARGET_FILE:unisono>")
+  endforeach()
 endif()

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
-#include <sys/wait.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
+
+#include "program_testing.h"
 
 // `unisono explain` as its users run it.
 namespace unisono::explain {
@@ -16,47 +14,18 @@ using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::read;
 
-std::string read(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
-
-class ExplainProgram : public ::testing::Test {
+class ExplainProgram : public testing::Program {
  protected:
-  struct Run {
-    int status = -1;
-    std::string out, err;
-  };
-
-  void SetUp() override {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "unisono-explain-test-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override {
-    std::error_code error;
-    std::filesystem::remove_all(folder_, error);
-  }
-
   Run explain(const std::string& arguments, const std::string& environment = "") {
-    const std::string command = "env " + environment + " " + UNISONO_PROGRAM + " explain " +
-                                arguments + " >" + at("out") + " 2>" + at("err");
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(at("out")), read(at("err"))};
+    return run("explain " + arguments, environment);
   }
   json explainJson(const std::string& arguments, const std::string& environment = "") {
     const Run run = explain(arguments + " --json", environment);
     EXPECT_EQ(run.status, 0) << run.err;
     return json::parse(run.out);
   }
-  std::string at(const std::string& name) const { return (folder_ / name).string(); }
-
- private:
-  std::filesystem::path folder_;
 };
 
 TEST_F(ExplainProgram, PrintsTheChoiceTheCandidatesAndTheRanges) {

@@ -178,6 +178,18 @@ TEST(Choice, MeasuredTimesReplaceThoseOfTheModel) {
   EXPECT_EQ(namesOf(choose(model, allReduceOf(64 * kKilo))), "Direct LL");
 }
 
+// Predictions that are too good no longer matter then.
+TEST(Choice, WhatIsOnlyForcedIsChosenWhereItWasMeasured) {
+  ModelInput input = inputOf("hgx-h200x8", 1);
+  input.measured = replaceCurves(builtinMeasurements(),
+                                 parseMeasurements("AllReduce Tree LL128 1 8 1048576 20.0\n"
+                                                   "AllReduce Ring LL 1 8 4194304 30.0\n",
+                                                   "file"));
+  const CostModel model = makeModel(input);
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(kMega))), "Tree LL128");
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(4 * kMega))), "Ring LL");
+}
+
 TEST(Choice, ExplainsEveryCandidate) {
   ModelInput input = inputOf("hgx-h200x8", 1);
   const Explanation all = explain(makeModel(input), allReduceOf(kMega));

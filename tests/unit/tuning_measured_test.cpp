@@ -29,6 +29,20 @@ TEST(Measured, ParsesLinesInAnyOrder) {
   EXPECT_EQ(table[1].points[0].timeUs, 100);
 }
 
+TEST(Measured, ReadsWhatItWrites) {
+  const MeasuredTable& table = builtinMeasurements();
+  const MeasuredTable again = parseMeasurements(formatMeasurements(table), "text");
+  EXPECT_EQ(formatMeasurements(again), formatMeasurements(table));
+  EXPECT_EQ(hashOf(again), hashOf(table));
+}
+
+TEST(Measured, NoSizeTakesLongerThanALargerOne) {
+  std::vector<MeasuredPoint> points = {{1, 5}, {2, 3}, {4, 9}, {8, 4}, {16, 7}};
+  limitToLargerSizes(points);
+  const double expected[] = {3, 3, 4, 4, 7};
+  for (size_t i = 0; i < points.size(); i++) EXPECT_EQ(points[i].timeUs, expected[i]) << i;
+}
+
 TEST(Measured, RefusesWhatIsNotALine) {
   struct Case {
     const char* text;

@@ -3,23 +3,19 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/error.h"
 #include "bench_run.h"
+#include "call_model.h"
 #include "detect/detect.h"
 #include "explain_report.h"
 #include "library_table.h"
-#include "topology/checks.h"
-#include "tuning/settings.h"
+#include "temporary_file.h"
 
 namespace unisono::explain {
 namespace {
@@ -90,71 +86,11 @@ device::Reduction deviceReduction(BenchReduction reduction, const bench::Element
   }
 }
 
-// Whether the GPUs of a machine all map each other's memory.
-bool allReach(const topo::View& view) {
-  if (view.domains.size() != 1) return false;
-  const topology::Machine& machine = view.domains.front().machine;
-  const std::vector<int>& gpus = machine.topology.of(topology::NodeType::gpu);
-  for (const int a : gpus) {
-    for (const int b : gpus) {
-      if (a >= b) continue;
-      const topology::PeerVerdict verdict =
-          topology::checkPeer(machine.topology, machine.paths, machine.settings, a, b);
-      if (!verdict.allowed || verdict.through >= 0) return false;
-    }
-  }
-  return true;
-}
-
-tuning::ModelInput modelInput(const ExplainArguments& arguments, const Settings& settings,
-                              const topo::View& view) {
-  tuning::ModelInput input;
-  input.facts = tuning::factsOf(view.joined);
-  input.facts.multicast = arguments.multicast;
-  input.facts.collnet = arguments.collnet;
-  input.allowed = tuning::parseAllowed(settings.algorithm, settings.protocol);
-  input.settings = tuning::tuningSettingsOf(settings);
-  if (arguments.asNccl) {
-    input.registry = &tuning::ncclRegistry();
-    input.measured.clear();
-  } else {
-    tuning::setLimits(allReach(view), input.facts);
-  }
-  if (!settings.tuningFile.empty()) {
-    input.measured = tuning::replaceCurves(
-        input.measured,
-        tuning::parseMeasurements(detect::readFile(settings.tuningFile, "UNISONO_TUNING_FILE"),
-                                  settings.tuningFile));
-  }
-  return input;
-}
-
-// A file that is removed at the end.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const char* ending) {
-    path_ = (std::filesystem::temp_directory_path() / "unisono-explain-XXXXXX").string() + ending;
-    const int descriptor = ::mkstemps(path_.data(), static_cast<int>(std::strlen(ending)));
-    if (descriptor < 0) throw systemError(errno, "creating a file in the temporary directory");
-    ::close(descriptor);
-  }
-  ~TemporaryFile() {
-    std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 // Runs the call through the bench: on this machine's GPUs, or on the host backend with the machine
 // that was asked for. Returns the exit status.
 int measure(const ExplainArguments& arguments, const topology::XmlTopology& file,
             const bench::ElementInfo& type, ExplainReport& report) {
-  const TemporaryFile results(".json"), machine(".xml");
+  const bench::TemporaryFile results(".json"), machine(".xml");
   bench::BenchOptions options;
   options.operation = report.operation;
   options.types = {type.type};
@@ -229,7 +165,8 @@ int show(const ExplainArguments& arguments) {
   report.question = {static_cast<tuning::Operation>(operation),
                      bench::bytesForCount(operation, report.count, type.bytes, report.ranks),
                      static_cast<device::DataType>(type.type), deviceReduction(reduction, type), 1};
-  const tuning::ModelInput input = modelInput(arguments, settings, view);
+  const tuning::ModelInput input =
+      modelInputOf(settings, view, {arguments.asNccl, arguments.multicast, arguments.collnet});
   report.model = tuning::makeModel(input);
   report.warnings = tuning::warningsOf(input, report.model);
   report.explanation = tuning::explain(report.model, report.question);

@@ -9,6 +9,7 @@
 #include "explain_command.h"
 #include "library_table.h"
 #include "topo_command.h"
+#include "tune_command.h"
 
 namespace {
 
@@ -36,6 +37,8 @@ int run(int argc, char** argv) {
   CLI::App* topo = unisono::topo::addTopoCommand(app, topoOptions);
   unisono::explain::ExplainArguments explainArguments;
   CLI::App* explain = unisono::explain::addExplainCommand(app, explainArguments);
+  unisono::tune::TuneArguments tuneArguments;
+  CLI::App* tune = unisono::tune::addTuneCommand(app, tuneArguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -48,6 +51,7 @@ int run(int argc, char** argv) {
   }
   if (topo->parsed()) return unisono::topo::runTopo(topoOptions);
   if (explain->parsed()) return unisono::explain::runExplain(explainArguments);
+  if (tune->parsed()) return unisono::tune::runTune(tuneArguments);
   if (bench->parsed()) return runBench(finishOptions(arguments));
   fmt::print("{}", app.help());
   return kExitUsage;
