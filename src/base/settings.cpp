@@ -142,6 +142,14 @@ constexpr Row kRows[] = {
      "minimum number of channels, in place of the one in ncclConfig_t"},
     {"NCCL_MAX_CTAS", Number{&S::maxCtas, 1, kUnlimited}, "ncclConfig_t.maxCTAs",
      "maximum number of channels, in place of the one in ncclConfig_t"},
+    {"NCCL_MIN_P2P_NCHANNELS", Number{&S::minPeerChannels, 1, kMaxChannels, OutOfRange::clamp},
+     "automatic",
+     "minimum number of channels that send and receive use for all peers together; rounded up to a "
+     "power of two"},
+    {"NCCL_MAX_P2P_NCHANNELS", Number{&S::maxPeerChannels, 1, kMaxChannels, OutOfRange::clamp},
+     "automatic",
+     "maximum number of channels that send and receive use for all peers together; rounded down to "
+     "a power of two, and stronger than the minimum"},
     {"NCCL_BUFFSIZE", Number{&S::bufferBytes, 1, kUnlimited, OutOfRange::useDefault, "bytes"},
      "automatic", "size of the FIFO of each connection"},
     {"NCCL_LL_BUFFSIZE", Number{&S::llBufferBytes, 1, kUnlimited, OutOfRange::useDefault, "bytes"},
@@ -172,6 +180,10 @@ constexpr Row kRows[] = {
      "time that the cost model adds for each step over the network; negative is automatic"},
     {"NCCL_LL128_C2C", Flag{&S::ll128C2c}, "1",
      "allow LL128 from Hopper on where a path to a NIC passes another GPU or a C2C link"},
+    {"NCCL_P2P_LL_THRESHOLD",
+     Number{&S::p2pLlThreshold, 0, kUnlimited, OutOfRange::useDefault, "bytes"}, "automatic",
+     "largest message that is stored into the receiver's memory in lines of protocol LL, for each "
+     "channel that a peer has; 0 sends all messages through FIFOs"},
     {"NCCL_PAT_ENABLE", Number{&S::pat, 0, 2}, "2",
      "the algorithm PAT: 0 never, 1 with any number of ranks per node, 2 with one"},
     {"UNISONO_TUNING_FILE", Text{&S::tuningFile, "file"}, "none",

@@ -47,6 +47,8 @@ struct Settings {
   int64_t maxChannels = 0;       // NCCL_MAX_NCHANNELS; 0: not set
   int64_t minCtas = 0;           // NCCL_MIN_CTAS; 0: as the ncclConfig_t says
   int64_t maxCtas = 0;           // NCCL_MAX_CTAS; 0: as the ncclConfig_t says
+  int64_t minPeerChannels = 0;   // NCCL_MIN_P2P_NCHANNELS; 0: automatic
+  int64_t maxPeerChannels = 0;   // NCCL_MAX_P2P_NCHANNELS; 0: automatic
   int64_t bufferBytes = 0;       // NCCL_BUFFSIZE; 0: automatic
   int64_t llBufferBytes = 0;     // NCCL_LL_BUFFSIZE; 0: automatic
   int64_t ll128BufferBytes = 0;  // NCCL_LL128_BUFFSIZE; 0: automatic
@@ -58,6 +60,7 @@ struct Settings {
   std::string threadThresholds;  // NCCL_THREAD_THRESHOLDS: up to six numbers, or empty
   int64_t netOverhead = -1;      // NCCL_NET_OVERHEAD: nanoseconds; negative: automatic
   bool ll128C2c = true;          // NCCL_LL128_C2C
+  int64_t p2pLlThreshold = -1;   // NCCL_P2P_LL_THRESHOLD; -1: automatic
   int64_t pat = 2;               // NCCL_PAT_ENABLE: 0 never, 1 always, 2 with one rank per node
   std::string tuningFile;        // UNISONO_TUNING_FILE
   int64_t cuMem = -1;            // NCCL_CUMEM_ENABLE: -1 automatic, 0 legacy IPC, 1 VMM

@@ -12,7 +12,7 @@ namespace unisono::comm {
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 376 && bootstrap::kProtocolVersion == 6,
+static_assert(sizeof(RankFacts) == 400 && bootstrap::kProtocolVersion == 7,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -40,6 +40,9 @@ constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numb
 // Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
 constexpr uint64_t kDirectBytes = 256 << 10;
 
+constexpr auto kSmaller = [](int64_t a, int64_t b) { return std::min(a, b); };
+constexpr auto kLarger = [](int64_t a, int64_t b) { return std::max(a, b); };
+
 // The value that every rank can live with of a setting that ranks may set differently.
 template <typename Member, typename Choose>
 int64_t settingOf(const std::vector<RankFacts>& ranks, Member member, Choose choose) {
@@ -62,7 +65,8 @@ void checkTuning(const RankFacts& first, const RankFacts& facts, size_t rank) {
                                       {"NCCL_LL128_NTHREADS", &TuningSettings::ll128Threads},
                                       {"NCCL_NET_OVERHEAD", &TuningSettings::netOverheadNs},
                                       {"NCCL_LL128_C2C", &TuningSettings::ll128C2c},
-                                      {"NCCL_PAT_ENABLE", &TuningSettings::patEnable}};
+                                      {"NCCL_PAT_ENABLE", &TuningSettings::patEnable},
+                                      {"NCCL_P2P_LL_THRESHOLD", &TuningSettings::p2pLlThreshold}};
   const char* differs = nullptr;
   for (const Field& field : kFields) {
     if (facts.tuning.*field.value != first.tuning.*field.value) differs = field.variable;
@@ -145,15 +149,31 @@ int64_t residentChannels(const std::vector<RankFacts>& ranks) {
   return std::max<int64_t>(result, 1);
 }
 
+// Sets how many channels messages use: as many as the defaults say, within the bounds of the user
+// and of what is resident. All of these are powers of two.
+static void setPeerChannels(const std::vector<RankFacts>& ranks, const Defaults& defaults,
+                            int64_t most, plan::CommConfig& config) {
+  const int64_t lowest = settingOf(ranks, &RankFacts::minPeerChannels, kLarger);
+  const int64_t highest = settingOf(ranks, &RankFacts::maxPeerChannels, kSmaller);
+  if (highest > 0) most = std::min(most, highest);
+  int64_t channels = std::min<int64_t>(defaults.peerChannels, most);
+  channels = std::bit_floor(static_cast<uint64_t>(channels));
+  if (lowest > channels) channels = std::bit_ceil(static_cast<uint64_t>(lowest));
+  channels = std::min<int64_t>(channels, std::bit_floor(static_cast<uint64_t>(most)));
+  config.peerChannels = static_cast<int>(channels);
+  const int peers =
+      static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(config.ranks - 1, 1))));
+  config.channelsPerPeer = std::clamp(config.peerChannels / peers, 1,
+                                      std::min(config.peerChannels, defaults.mostChannelsPerPeer));
+}
+
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
                 int rank, const TuningChanges& changes) {
   const bool cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
   const Defaults& defaults = cuda ? kCuda : kHost;
-  auto smaller = [](int64_t a, int64_t b) { return std::min(a, b); };
-  auto larger = [](int64_t a, int64_t b) { return std::max(a, b); };
 
-  const int64_t least = settingOf(ranks, &RankFacts::minChannels, larger);
-  const int64_t most = settingOf(ranks, &RankFacts::maxChannels, smaller);
+  const int64_t least = settingOf(ranks, &RankFacts::minChannels, kLarger);
+  const int64_t most = settingOf(ranks, &RankFacts::maxChannels, kSmaller);
   const int64_t resident = residentChannels(ranks);
   // The machine tells how many channels fill its links. Without links (one rank, simulated
   // devices) it is what one device can use.
@@ -168,7 +188,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   bounds = {bounded(bounds.minChannels), bounded(bounds.maxChannels)};
 
   const auto slotBytes = [&](int64_t RankFacts::*setting, uint32_t automatic) {
-    const int64_t buffer = settingOf(ranks, setting, smaller);
+    const int64_t buffer = settingOf(ranks, setting, kSmaller);
     const int64_t slot = buffer / defaults.slots / kSlotGrain * kSlotGrain;
     return buffer > 0 ? static_cast<uint32_t>(std::clamp(slot, kSlotGrain, kMostSlotBytes))
                       : automatic;
@@ -195,6 +215,8 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
       slotBytes(&RankFacts::ll128BufferBytes, defaults.ll128SlotBytes);
   config.slicesPerChunk = kSlicesPerChunk;
 
+  setPeerChannels(ranks, defaults, most > 0 ? std::min(most, resident) : resident, config);
+
   tuning::ModelInput input;
   input.facts = tuning::factsOf(decision.joined);
   tuning::setLimits(allReach, input.facts);
@@ -202,6 +224,12 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts.chunkBytes = plan::chunkBytesOf(config);
   input.allowed = allowed;
   input.settings = ranks.front().tuning;
+  if (input.settings.p2pLlThreshold >= 0) {
+    // Limits the product with the channels of a peer to what a number holds.
+    const auto threshold =
+        static_cast<uint64_t>(std::min<int64_t>(input.settings.p2pLlThreshold, int64_t{1} << 40));
+    input.facts.direct.messageBytes = threshold * static_cast<uint64_t>(config.channelsPerPeer);
+  }
   int64_t& ringThreshold = input.settings.thresholds.back();
   if (ringThreshold < 0) ringThreshold = defaults.ringBytesPerThread;
   input.measured = tuning::replaceCurves(input.measured, changes.measurements);
@@ -210,13 +238,6 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   decision.warnings = tuning::warningsOf(input, *config.model);
 
   config.peerSlotBytes = std::min(simple, defaults.peerSlotBytes);
-  int64_t peerChannels = std::min<int64_t>(defaults.peerChannels, resident);
-  if (most > 0) peerChannels = std::min(peerChannels, most);
-  config.peerChannels = static_cast<int>(std::bit_floor(static_cast<uint64_t>(peerChannels)));
-  const int peers =
-      static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(config.ranks - 1, 1))));
-  config.channelsPerPeer = std::clamp(config.peerChannels / peers, 1,
-                                      std::min(config.peerChannels, defaults.mostChannelsPerPeer));
   config.minBytesPerPart = defaults.minBytesPerPart;
   config.directBytes = kDirectBytes;
   decision.slots = defaults.slots;

@@ -35,6 +35,7 @@ struct RankFacts {
   std::array<char, 32> busId;
   int32_t multiRankDevice;
   // The settings that shape the communicator, 0 where automatic.
+  int64_t minPeerChannels, maxPeerChannels;
   int64_t minChannels, maxChannels, bufferBytes, llBufferBytes, ll128BufferBytes;
   tuning::Allowed allowed;
   int32_t multiprocessors;  // of the device; 0: unknown

@@ -155,6 +155,8 @@ RankFacts Communicator::facts() {
       channelBounds(settings_, {options_.minChannels, options_.maxChannels});
   facts.minChannels = bounds.min;
   facts.maxChannels = bounds.max;
+  facts.minPeerChannels = settings_.minPeerChannels;
+  facts.maxPeerChannels = settings_.maxPeerChannels;
   facts.bufferBytes = settings_.bufferBytes;
   facts.llBufferBytes = settings_.llBufferBytes;
   facts.ll128BufferBytes = settings_.ll128BufferBytes;

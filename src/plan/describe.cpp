@@ -23,7 +23,7 @@ struct Describe {
     }
   }
   void operator()(const SendReceiveLaunch& launch) const {
-    lines.push_back(fmt::format("messages through FIFOs, channels: {}", launch.blocks));
+    lines.push_back(fmt::format("messages through FIFOs, blocks: {}", launch.blocks));
   }
   void operator()(const DirectLaunch& launch) const {
     lines.push_back(fmt::format("calls with Direct LL: {}, blocks: {}, threads: {}",

@@ -308,8 +308,8 @@ int channelsOf(double load, int channels) {
 }
 
 std::optional<Protocol> chooseDirectMessage(const CostModel& model, uint64_t bytes) {
-  if (bytes == 0 || !model.facts.reachAll || model.facts.ranks < 2 ||
-      !model.allowed.allows(Operation::allReduce, Algorithm::direct)) {
+  if (bytes == 0 || bytes > model.facts.direct.messageBytes || !model.facts.reachAll ||
+      model.facts.ranks < 2 || !model.allowed.allows(Operation::allReduce, Algorithm::direct)) {
     return std::nullopt;
   }
   for (const Protocol protocol : {Protocol::ll, Protocol::ll128}) {

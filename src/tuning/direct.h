@@ -12,6 +12,7 @@ namespace unisono::tuning {
 // The largest share (what one rank sends to another in a call) by protocol; 0: none.
 struct DirectLimits {
   std::array<uint64_t, device::kProtocols> shareBytes{};
+  uint64_t messageBytes = ~uint64_t{0};  // of a message, in addition
 
   bool fits(Protocol protocol, uint64_t share) const {
     return share <= shareBytes[static_cast<size_t>(protocol)];

@@ -577,6 +577,7 @@ uint64_t hashOf(const CostModel& model) {
     }
   }
   for (const uint64_t bytes : model.facts.direct.shareBytes) hash.add(bytes);
+  hash.add(model.facts.direct.messageBytes);
   hash.add(model.facts.lowLatencyTraffic);
   for (const uint64_t bytes : model.facts.chunkBytes) hash.add(bytes);
   return hash.value();

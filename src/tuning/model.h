@@ -43,6 +43,8 @@ struct TuningSettings {
   int64_t netOverheadNs = -1;  // NCCL_NET_OVERHEAD; -1: by processor
   int64_t ll128C2c = 1;        // NCCL_LL128_C2C
   int64_t patEnable = 2;       // NCCL_PAT_ENABLE; 2: with one rank per node
+  // NCCL_P2P_LL_THRESHOLD: bytes of a message for each channel of a peer; -1: automatic.
+  int64_t p2pLlThreshold = -1;
 
   bool operator==(const TuningSettings&) const = default;
 };

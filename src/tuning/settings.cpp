@@ -21,6 +21,7 @@ TuningSettings tuningSettingsOf(const Settings& settings) {
   result.netOverheadNs = std::max<int64_t>(settings.netOverhead, -1);
   result.ll128C2c = settings.ll128C2c ? 1 : 0;
   result.patEnable = settings.pat;
+  result.p2pLlThreshold = settings.p2pLlThreshold;
   return result;
 }
 

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
@@ -323,36 +319,6 @@ class Shape {
 
   std::vector<std::unique_ptr<Setting>> settings_;
   std::unique_ptr<Ranks> ranks_;
-};
-
-// What the library writes to its log about the launches of rank 0. Made before the library is used,
-// which opens its log once.
-class LaunchLog {
- public:
-  LaunchLog()
-      : path_(std::filesystem::temp_directory_path() /
-              ("unisono-matrix-" + std::to_string(::getpid()))),
-        level_("NCCL_DEBUG", "TRACE"),
-        file_("NCCL_DEBUG_FILE", path_.c_str()) {}
-  ~LaunchLog() { std::filesystem::remove(path_); }
-
-  // The lines since the last call.
-  std::vector<std::string> take() {
-    static constexpr std::string_view kMark = " unisono TRACE rank 0: ";
-    if (!stream_.is_open()) stream_.open(path_);
-    stream_.clear();
-    std::vector<std::string> lines;
-    for (std::string line; std::getline(stream_, line);) {
-      const size_t mark = line.find(kMark);
-      if (mark != std::string::npos) lines.push_back(line.substr(mark + kMark.size()));
-    }
-    return lines;
-  }
-
- private:
-  std::filesystem::path path_;
-  Setting level_, file_;
-  std::ifstream stream_;
 };
 
 // `covers` covers of the matrix, and its axes.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -161,6 +163,29 @@ Setting::~Setting() {
   } else {
     ::unsetenv(name_);
   }
+}
+
+LaunchLog::LaunchLog()
+    : path_(std::filesystem::temp_directory_path() /
+            ("unisono-launches-" + std::to_string(::getpid()))),
+      level_("NCCL_DEBUG", "TRACE"),
+      file_("NCCL_DEBUG_FILE", path_.c_str()) {}
+
+LaunchLog::~LaunchLog() {
+  std::error_code ignored;
+  std::filesystem::remove(path_, ignored);
+}
+
+std::vector<std::string> LaunchLog::take() {
+  static constexpr std::string_view kMark = " unisono TRACE rank 0: ";
+  if (!stream_.is_open()) stream_.open(path_);
+  stream_.clear();
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream_, line);) {
+    const size_t mark = line.find(kMark);
+    if (mark != std::string::npos) lines.push_back(line.substr(mark + kMark.size()));
+  }
+  return lines;
 }
 
 int openDescriptors() {

@@ -6,6 +6,7 @@
 #include <unisono/host.h>
 
 #include <cstddef>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <utility>
@@ -151,6 +152,22 @@ class Setting {
   const char* name_;
   std::string before_;
   bool wasSet_;
+};
+
+// What the library writes to its log about the launches of rank 0 of each communicator. To be made
+// before the library is used, which opens its log once.
+class LaunchLog {
+ public:
+  LaunchLog();
+  ~LaunchLog();
+  LaunchLog(const LaunchLog&) = delete;
+  // The lines since the last call.
+  std::vector<std::string> take();
+
+ private:
+  std::string path_;
+  Setting level_, file_;
+  std::ifstream stream_;
 };
 
 int openDescriptors();

@@ -6,6 +6,7 @@
 #include <bit>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <random>
 
@@ -229,6 +230,44 @@ TEST(Decision, SettingsOfTheWeakestRankHold) {
   ranks[0].reachesPeers = 0;
   EXPECT_EQ(decideFrom(ranks, 0).config.directLineBits, 0);
   EXPECT_EQ(decideFrom(factsOf(17), 0).config.directLineBits, 0);
+}
+
+TEST(Decision, ChannelsOfMessagesStayWithinTheirBounds) {
+  struct Bounds {
+    int64_t min, max, maxOfAll;
+    int channels;
+  };
+  // The default of the host backend is 4.
+  for (const Bounds& bounds : {Bounds{0, 0, 0, 4}, Bounds{5, 0, 0, 8}, Bounds{8, 0, 0, 8},
+                               Bounds{0, 3, 0, 2}, Bounds{0, 1, 0, 1}, Bounds{8, 2, 0, 2},
+                               Bounds{3, 3, 0, 2}, Bounds{8, 0, 6, 4}, Bounds{1, 64, 0, 4}}) {
+    auto ranks = factsOf(2);
+    ranks[0].minPeerChannels = bounds.min;
+    ranks[1].maxPeerChannels = bounds.max;
+    ranks[1].maxChannels = bounds.maxOfAll;
+    const plan::CommConfig config = decideFrom(ranks, 0).config;
+    EXPECT_EQ(config.peerChannels, bounds.channels) << bounds.min << " to " << bounds.max;
+    EXPECT_EQ(config.channelsPerPeer, std::min(bounds.channels, 2));
+  }
+}
+
+TEST(Decision, TheThresholdOfMessagesIsForEachChannelOfAPeer) {
+  auto ranks = factsOf(2);
+  const auto isDirect = [&](int64_t threshold, uint64_t bytes) {
+    for (RankFacts& facts : ranks) facts.tuning.p2pLlThreshold = threshold;
+    const Decision decision = decideFrom(ranks, 0);
+    EXPECT_EQ(decision.config.channelsPerPeer, 2);
+    return tuning::chooseDirectMessage(*decision.config.model, bytes).has_value();
+  };
+  EXPECT_TRUE(isDirect(-1, 256 << 10));
+  EXPECT_FALSE(isDirect(-1, (256 << 10) + 1));
+  EXPECT_FALSE(isDirect(0, 1));
+  EXPECT_TRUE(isDirect(1000, 2000));
+  EXPECT_FALSE(isDirect(1000, 2001));
+  EXPECT_TRUE(isDirect(std::numeric_limits<int64_t>::max(), 256 << 10));
+  EXPECT_FALSE(isDirect(std::numeric_limits<int64_t>::max(), (256 << 10) + 1));
+  ranks[1].tuning.p2pLlThreshold = 7;
+  EXPECT_TRUE(has(refusal(ranks), "NCCL_P2P_LL_THRESHOLD")) << refusal(ranks);
 }
 
 TEST(Decision, WindowsOfDirectCallsStaySmall) {
