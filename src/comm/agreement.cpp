@@ -150,7 +150,7 @@ int64_t residentChannels(const std::vector<RankFacts>& ranks) {
 }
 
 // Sets how many channels messages use: as many as the defaults say, within the bounds of the user
-// and of what is resident. All of these are powers of two.
+// and of the blocks that can be resident. All of these are powers of two.
 static void setPeerChannels(const std::vector<RankFacts>& ranks, const Defaults& defaults,
                             int64_t most, plan::CommConfig& config) {
   const int64_t lowest = settingOf(ranks, &RankFacts::minPeerChannels, kLarger);
