@@ -161,7 +161,7 @@ RankFacts Communicator::facts() {
   facts.llBufferBytes = settings_.llBufferBytes;
   facts.ll128BufferBytes = settings_.ll128BufferBytes;
   facts.allowed = tuning::parseAllowed(settings_.algorithm, settings_.protocol);
-  tunerLibrary_ = TunerLibrary::open(settings_.tunerPlugin);
+  tunerLibrary_ = plugin::TunerLibrary::open(settings_.tunerPlugin);
   if (tunerLibrary_ != nullptr) {
     Fnv name;
     name.add(tunerLibrary_->name());
@@ -252,7 +252,7 @@ std::shared_ptr<const tuning::Advisor> Communicator::makeTuner(
                          tunerLibrary_->name(), r));
     return nullptr;
   }
-  TunedCommunicator facts;
+  plugin::TunedCommunicator facts;
   facts.id = ranks.front().nonce;
   facts.ranks = static_cast<int>(ranks.size());
   std::map<uint64_t, int> ranksOf;
@@ -263,7 +263,7 @@ std::shared_ptr<const tuning::Advisor> Communicator::makeTuner(
     facts.minRanksPerNode = std::min(facts.minRanksPerNode, count);
     facts.maxRanksPerNode = std::max(facts.maxRanksPerNode, count);
   }
-  return TunerPlugin::create(tunerLibrary_, facts, constants);
+  return plugin::TunerPlugin::create(tunerLibrary_, facts, constants);
 }
 
 // Windows are for the ranks of other processes. Those of this one exchange addresses.

@@ -10,9 +10,9 @@
 
 #include "comm/agreement.h"
 #include "comm/health.h"
-#include "comm/tuner_plugin.h"
 #include "comm/turns.h"
 #include "memory/windows.h"
+#include "plugin/tuner.h"
 #include "transport/connector.h"
 #include "transport/launcher.h"
 
@@ -132,7 +132,7 @@ class Communicator {
   int device_;
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;
   std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
-  std::shared_ptr<const TunerLibrary> tunerLibrary_;  // null without a plug-in
+  std::shared_ptr<const plugin::TunerLibrary> tunerLibrary_;  // null without a plug-in
   Decision decision_;
   std::shared_ptr<memory::Arena> arena_;
   std::shared_ptr<memory::Windows> windows_;  // null if no peer can use any

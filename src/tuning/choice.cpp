@@ -371,10 +371,10 @@ Explanation explain(const CostModel& model, const Question& question, const Advi
 }
 
 std::vector<ChoiceRange> choicesBySize(const CostModel& model, Question question, uint64_t lowest,
-                                       uint64_t highest) {
+                                       uint64_t highest, const Advisor* advisor) {
   const auto at = [&](uint64_t bytes) {
     question.bytes = bytes;
-    return choose(model, question);
+    return choose(model, question, advisor);
   };
   const auto same = [](const Choice& a, const Choice& b) {
     return a.algorithm == b.algorithm && a.protocol == b.protocol;

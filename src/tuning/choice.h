@@ -93,7 +93,7 @@ struct ChoiceRange {
 // How the choice changes over sizes from `lowest` to `highest` bytes, with borders found to the
 // byte as far as a search between powers of two (and 64 steps between them) sees them.
 std::vector<ChoiceRange> choicesBySize(const CostModel& model, Question question, uint64_t lowest,
-                                       uint64_t highest);
+                                       uint64_t highest, const Advisor* advisor = nullptr);
 
 // The channels of calls that share a launch, from the sum of their loads.
 int channelsOf(double load, int channels);

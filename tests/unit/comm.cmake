@@ -1,20 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 unisono_test(comm_agreement_test SOURCES comm_agreement_test.cpp DEPENDS unisono_comm LABELS unit)
 unisono_test(comm_node_channels_test SOURCES comm_node_channels_test.cpp DEPENDS unisono_comm LABELS unit)
-
-# Tuner plug-ins of every version of the interface.
-foreach(version 2 3 4 5 6)
-  add_library(fake_tuner_${version} SHARED comm_fake_tuner.c)
-  target_compile_definitions(fake_tuner_${version} PRIVATE TUNER_VERSION=${version})
-  set_target_properties(fake_tuner_${version} PROPERTIES C_VISIBILITY_PRESET default
-    OUTPUT_NAME nccl-tuner-fake${version} LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/tuner)
-endforeach()
-unisono_test(comm_tuner_plugin_test SOURCES comm_tuner_plugin_test.cpp DEPENDS unisono_comm
-  LABELS unit)
-foreach(version 2 3 4 5 6)
-  add_dependencies(comm_tuner_plugin_test fake_tuner_${version})
-endforeach()
-target_compile_definitions(comm_tuner_plugin_test PRIVATE
-  UNISONO_FAKE_TUNERS="${CMAKE_BINARY_DIR}/tests/tuner")
-set_tests_properties(comm_tuner_plugin_test PROPERTIES
-  ENVIRONMENT LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/tuner)

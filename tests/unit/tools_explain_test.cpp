@@ -56,6 +56,28 @@ TEST_F(ExplainProgram, FollowsTheEnvironment) {
   EXPECT_EQ(file["choice"]["predicted_us"], 0.5);
 }
 
+TEST_F(ExplainProgram, AsksTheTunerPlugin) {
+  const std::string call = "--preset dgx-h100 --nodes 2 -b 1K -e 1M -s 64K",
+                    plugin = "NCCL_TUNER_PLUGIN=" UNISONO_TUNER_EXAMPLE;
+  const json without = explainJson(call, "NCCL_TUNER_PLUGIN=none");
+  EXPECT_EQ(without["tuner"], "");
+  EXPECT_EQ(without["choice"]["algorithm"], "Ring");
+  const json with = explainJson(call, plugin);
+  EXPECT_EQ(with["tuner"], "Example (v4)");
+  EXPECT_TRUE(with["warnings"].empty());
+  EXPECT_EQ(with["choice"]["algorithm"], "Tree");
+  EXPECT_EQ(with["choice"]["protocol"], "LL128");
+  EXPECT_EQ(with["ranges"][0]["protocol"], "LL128");
+  EXPECT_EQ(with["ranges"][0]["last_bytes"], 256 << 10);
+  EXPECT_THAT(explain(call, plugin).out, HasSubstr("\nTuner plug-in: Example (v4)\n"));
+  EXPECT_EQ(explainJson("broadcast " + call, plugin)["choice"]["algorithm"], "Ring");
+
+  const json missing = explainJson(call, "NCCL_TUNER_PLUGIN=/nowhere/tuner.so");
+  EXPECT_EQ(missing["choice"], without["choice"]);
+  ASSERT_EQ(missing["warnings"].size(), 1u);
+  EXPECT_THAT(missing["warnings"][0], HasSubstr("/nowhere/tuner.so cannot be loaded"));
+}
+
 TEST_F(ExplainProgram, AsNcclChoosesAmongNcclsAlgorithms) {
   const json small = explainJson("--preset dgx-h100 --nodes 8 -s 8 --as-nccl");
   EXPECT_EQ(small["ranks"], 64);
@@ -92,6 +114,7 @@ TEST_F(ExplainProgram, RunsTheCallOnSimulatedGpus) {
 #endif
   const json report = explainJson("all_reduce --preset hgx-h200x4 --ranks 2 --run -b 1K -e 256K");
   EXPECT_EQ(report["run"]["backend"], "host");
+  EXPECT_EQ(report["run"]["simulated"], true);
   ASSERT_EQ(report["run"]["rows"].size(), 5u);
   for (const json& row : report["run"]["rows"]) {
     EXPECT_GT(row["measured_us"], 0.0);
@@ -102,6 +125,8 @@ TEST_F(ExplainProgram, RunsTheCallOnSimulatedGpus) {
   ASSERT_EQ(text.status, 0) << text.err;
   EXPECT_THAT(text.out, HasSubstr("Measured (host backend)"));
   EXPECT_THAT(text.out, HasSubstr("A CPU simulated the GPUs"));
+  EXPECT_THAT(text.out, HasSubstr("simulation on CPU us"));
+  EXPECT_THAT(text.out, Not(HasSubstr("measured / predicted")));
 }
 
 TEST_F(ExplainProgram, WrongArgumentsAreErrorsThatListTheAcceptedOnes) {
@@ -119,7 +144,10 @@ TEST_F(ExplainProgram, WrongArgumentsAreErrorsThatListTheAcceptedOnes) {
       {"--preset dgx-h100 --ranks 9", "has 8 GPUs, not 9"},
       {"--preset dgx-h101", "The presets are dgx-h100"},
       {"--preset dgx-h100 --as-nccl --run", "omit it or --as-nccl"},
-      {"--file /nowhere", "/nowhere"}};
+      {"--file /nowhere", "/nowhere"},
+      {"--bogus", "Accepted are --help, OPERATION, --size"},
+      {"all_reduce more", "not expected: more"},
+      {"--preset", "--preset"}};
   for (const Case& wrong : cases) {
     const Run run = explain(wrong.arguments);
     EXPECT_EQ(run.status, 2) << wrong.arguments;

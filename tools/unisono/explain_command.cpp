@@ -15,6 +15,7 @@
 #include "detect/detect.h"
 #include "explain_report.h"
 #include "library_table.h"
+#include "plugin/tuner.h"
 #include "temporary_file.h"
 
 namespace unisono::explain {
@@ -120,10 +121,28 @@ int measure(const ExplainArguments& arguments, const topology::XmlTopology& file
     question.bytes = row.at("bytes");
     const auto& ours = row.at("out_of_place").at("ours");
     const double seconds = ours.at("time").at("median");
-    report.run.push_back(
-        {question.bytes, tuning::choose(report.model, question), seconds * 1e6, ours.at("wrong")});
+    report.run.push_back({question.bytes,
+                          tuning::choose(report.model, question, report.advisor.get()),
+                          seconds * 1e6, ours.at("wrong")});
   }
   return status;
+}
+
+// Loads the tuner plug-in as a communicator of these ranks does.
+void loadTuner(const Settings& settings, const topo::View& view, tuning::ModelInput& input,
+               ExplainReport& report) {
+  if (report.ranks == 1) return;
+  const auto library = plugin::TunerLibrary::open(
+      settings.tunerPlugin,
+      [&report](const std::string& problem) { report.warnings.push_back(problem); });
+  if (library == nullptr) return;
+  plugin::TunedCommunicator communicator;
+  communicator.id = 1;
+  communicator.ranks = report.ranks;
+  communicator.nodes = view.joined.nodes();
+  communicator.minRanksPerNode = communicator.maxRanksPerNode = report.ranks / communicator.nodes;
+  report.advisor = plugin::TunerPlugin::create(library, communicator, input.constants);
+  if (report.advisor != nullptr) report.tunerName = library->name();
 }
 
 int show(const ExplainArguments& arguments) {
@@ -165,13 +184,16 @@ int show(const ExplainArguments& arguments) {
   report.question = {static_cast<tuning::Operation>(operation),
                      bench::bytesForCount(operation, report.count, type.bytes, report.ranks),
                      static_cast<device::DataType>(type.type), deviceReduction(reduction, type), 1};
-  const tuning::ModelInput input =
+  tuning::ModelInput input =
       modelInputOf(settings, view, {arguments.asNccl, arguments.multicast, arguments.collnet});
+  loadTuner(settings, view, input, report);
   report.model = tuning::makeModel(input);
-  report.warnings = tuning::warningsOf(input, report.model);
-  report.explanation = tuning::explain(report.model, report.question);
-  report.ranges =
-      tuning::choicesBySize(report.model, report.question, report.minBytes, report.maxBytes);
+  for (std::string& warning : tuning::warningsOf(input, report.model)) {
+    report.warnings.push_back(std::move(warning));
+  }
+  report.explanation = tuning::explain(report.model, report.question, report.advisor.get());
+  report.ranges = tuning::choicesBySize(report.model, report.question, report.minBytes,
+                                        report.maxBytes, report.advisor.get());
 
   int status = kExitShown;
   if (arguments.run) {

@@ -55,20 +55,26 @@ std::string rangesText(const ExplainReport& report) {
 
 std::string runText(const ExplainReport& report) {
   if (report.backend.empty()) return "";
+  // What a simulation takes says nothing about the prediction.
+  const bool simulated = report.simulated();
   std::string text = fmt::format(
-      "\nMeasured ({} backend)\n  {:>14}  {:<22}{:>14}{:>14}{:>22}{:>8}\n", report.backend, "bytes",
-      "choice", "predicted us", "measured us", "measured / predicted", "wrong");
+      "\nMeasured ({} backend)\n  {:>14}  {:<22}{:>14}{:>20}{:>22}{:>8}\n", report.backend, "bytes",
+      "choice", "predicted us", simulated ? "simulation on CPU us" : "measured us",
+      simulated ? "" : "measured / predicted", "wrong");
   for (const MeasuredRow& row : report.run) {
     const double predicted = row.choice.timeUs;
-    text += fmt::format(
-        "  {:>14}  {:<22}{:>14}{:>14.2f}{:>22}{:>8}\n", bytesText(row.bytes),
-        nameOfBoth(row.choice.algorithm, row.choice.protocol), timeText(predicted), row.measuredUs,
-        predicted > 0 ? fmt::format("{:.2f}", row.measuredUs / predicted) : "-", row.wrong);
+    text += fmt::format("  {:>14}  {:<22}{:>14}{:>20.2f}{:>22}{:>8}\n", bytesText(row.bytes),
+                        nameOfBoth(row.choice.algorithm, row.choice.protocol), timeText(predicted),
+                        row.measuredUs,
+                        simulated       ? ""
+                        : predicted > 0 ? fmt::format("{:.2f}", row.measuredUs / predicted)
+                                        : "-",
+                        row.wrong);
   }
-  if (report.backend == "host") {
+  if (simulated) {
     text +=
-        "  A CPU simulated the GPUs: the results are real, the measured times are not those of "
-        "GPUs.\n";
+        "  A CPU simulated the GPUs: the results are real, the times of the simulation are not "
+        "those of GPUs.\n";
   }
   return text;
 }
@@ -110,6 +116,7 @@ std::string textOf(const ExplainReport& report) {
       info.reduces ? ", " + report.reductionName : "", report.ranks, report.ranks == 1 ? "" : "s",
       report.nodes, report.nodes == 1 ? "" : "s", report.source);
   if (report.asNccl) text += "As if all of NCCL's algorithms and none of ours were implemented.\n";
+  if (!report.tunerName.empty()) text += fmt::format("Tuner plug-in: {}\n", report.tunerName);
   for (const std::string& warning : report.warnings) text += "Warning: " + warning + "\n";
   text += fmt::format("Choice: {}, {} channel{} of {} threads\n",
                       nameOfBoth(choice.algorithm, choice.protocol), choice.channels,
@@ -123,13 +130,10 @@ std::string textOf(const ExplainReport& report) {
 }
 
 std::string jsonOf(const ExplainReport& report) {
-  Json json = {{"machine", report.source},
-               {"nodes", report.nodes},
-               {"ranks", report.ranks},
-               {"as_nccl", report.asNccl},
-               {"operation", nameOf(report.question.operation)},
-               {"bytes", report.question.bytes},
-               {"count", report.count},
+  Json json = {{"machine", report.source},       {"nodes", report.nodes},
+               {"ranks", report.ranks},          {"as_nccl", report.asNccl},
+               {"tuner", report.tunerName},      {"operation", nameOf(report.question.operation)},
+               {"bytes", report.question.bytes}, {"count", report.count},
                {"type", report.typeName}};
   if (bench::operationInfo(report.operation).reduces) json["reduction"] = report.reductionName;
   json["choice"] = choiceJson(report);
@@ -158,7 +162,8 @@ std::string jsonOf(const ExplainReport& report) {
   }
   json["warnings"] = report.warnings;
   if (!report.backend.empty()) {
-    json["run"] = {{"backend", report.backend}, {"rows", Json::array()}};
+    json["run"] = {
+        {"backend", report.backend}, {"simulated", report.simulated()}, {"rows", Json::array()}};
     for (const MeasuredRow& row : report.run) {
       json["run"]["rows"].push_back({{"bytes", row.bytes},
                                      {"algorithm", nameOf(row.choice.algorithm)},

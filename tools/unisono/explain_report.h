@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,11 +31,14 @@ struct ExplainReport {
   tuning::CostModel model;
   tuning::Explanation explanation;
   uint64_t minBytes = 0, maxBytes = 0;
-  std::vector<tuning::ChoiceRange> ranges;  // from minBytes to maxBytes
+  std::vector<tuning::ChoiceRange> ranges;         // from minBytes to maxBytes
+  std::string tunerName;                           // of the plug-in that is asked; empty: none
+  std::shared_ptr<const tuning::Advisor> advisor;  // that plug-in
   std::vector<std::string> warnings;
   std::string backend;  // of the run; empty: there was none
   std::vector<MeasuredRow> run;
 
+  bool simulated() const { return backend == "host"; }
   double busBandwidth(uint64_t bytes, double timeUs) const;
 };
 

@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include "bench_options.h"
 #include "bench_run.h"
@@ -26,9 +28,32 @@ std::string versionText() {
   return text;
 }
 
+// What is wrong with the arguments, and what is accepted.
+std::string usageErrorText(const CLI::App* app, const CLI::Error& error) {
+  const std::vector<const CLI::App*> parsed = [&] {
+    const auto commands = app->get_subcommands();
+    return std::vector<const CLI::App*>(commands.begin(), commands.end());
+  }();
+  std::string accepted, command = "unisono";
+  const auto add = [&](const std::string& name) {
+    accepted += (accepted.empty() ? "" : ", ") + name;
+  };
+  if (parsed.empty()) {
+    for (const CLI::App* each : app->get_subcommands({})) add(each->get_name());
+  } else {
+    command += " " + parsed.front()->get_name();
+    for (const CLI::Option* option : parsed.front()->get_options()) {
+      add(option->get_name(option->get_positional()));
+    }
+  }
+  return fmt::format("{}: {}\nAccepted are {}.\nRun {} --help to see what they mean.\n", command,
+                     error.what(), accepted, command);
+}
+
 int run(int argc, char** argv) {
   using namespace unisono::bench;
   CLI::App app("Unisono: collective communication for GPUs, real or simulated", "unisono");
+  app.failure_message(usageErrorText);
   bool wantsVersion = false;
   app.add_flag("--version", wantsVersion, "Print the versions of this program and of its library");
   BenchArguments arguments;

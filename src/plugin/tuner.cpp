@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/tuner_plugin.h"
+#include "plugin/tuner.h"
 
 #include <dlfcn.h>
 #include <strings.h>
@@ -10,10 +10,9 @@
 #include <cstdio>
 #include <cstring>
 
-#include "base/log.h"
 #include "topology/join.h"
 
-namespace unisono::comm {
+namespace unisono::plugin {
 namespace {
 
 // The binary interface, as NCCL's public plug-in headers define it. Results are ncclResult_t.
@@ -125,7 +124,7 @@ TunerInterface findInterface(void* library) {
 
 }  // namespace
 
-std::shared_ptr<const TunerLibrary> TunerLibrary::open(const std::string& setting) {
+std::shared_ptr<const TunerLibrary> TunerLibrary::open(const std::string& setting, Warn warn) {
   constexpr const char* kDefault = "libnccl-tuner.so";
   if (::strcasecmp(setting.c_str(), "none") == 0) return nullptr;
   std::string problem;
@@ -146,20 +145,20 @@ std::shared_ptr<const TunerLibrary> TunerLibrary::open(const std::string& settin
   if (handle == nullptr) {
     const bool absent = problem.find("No such file or directory") != std::string::npos;
     if (!setting.empty() || !absent) {
-      warnOnce(
-          fmt::format("The tuner plug-in {} cannot be loaded and is ignored: {}", name, problem));
+      warn(fmt::format("The tuner plug-in {} cannot be loaded and is ignored: {}", name, problem));
     }
     return nullptr;
   }
   // Closes the library from here on.
   std::shared_ptr<TunerLibrary> library(new TunerLibrary);
+  library->warn_ = std::move(warn);
   library->handle_ = handle;
   library->interface_ = std::make_unique<TunerInterface>(findInterface(handle));
   if (!library->interface_->found() || !library->interface_->complete()) {
-    warnOnce(fmt::format("The tuner plug-in {} is ignored: it {}", name,
-                         library->interface_->found()
-                             ? "lacks a function of its interface"
-                             : "has none of ncclTunerPlugin_v2 to ncclTunerPlugin_v6"));
+    library->warn(fmt::format("The tuner plug-in {} is ignored: it {}", name,
+                              library->interface_->found()
+                                  ? "lacks a function of its interface"
+                                  : "has none of ncclTunerPlugin_v2 to ncclTunerPlugin_v6"));
     return nullptr;
   }
   const char* own = library->interface_->name();
@@ -175,7 +174,6 @@ TunerLibrary::~TunerLibrary() {
 std::shared_ptr<const TunerPlugin> TunerPlugin::create(std::shared_ptr<const TunerLibrary> library,
                                                        const TunedCommunicator& communicator,
                                                        tuning::CostConstants& constants) {
-  const std::string name = library->name();
   const TunerInterface& interface = library->interface();
   std::shared_ptr<TunerPlugin> plugin(new TunerPlugin(std::move(library)));
   const auto ranks = static_cast<size_t>(communicator.ranks);
@@ -194,10 +192,8 @@ std::shared_ptr<const TunerPlugin> TunerPlugin::create(std::shared_ptr<const Tun
     result = init(ranks, nodes, logOfPlugin, &plugin->context_);
   }
   if (result != kSuccess) {
-    plugin->rejected_ = true;
+    plugin->reject(fmt::format("its init returned error {}", result));
     plugin->library_ = nullptr;  // nothing to finalize
-    warnOnce(
-        fmt::format("The tuner plug-in {} is ignored: its init returned error {}", name, result));
     return nullptr;
   }
   std::array<double, sizeof(changed) / sizeof(double)> values;
@@ -225,7 +221,7 @@ TunerPlugin::~TunerPlugin() {
 
 void TunerPlugin::reject(const std::string& problem) const {
   rejected_ = true;
-  warnOnce(fmt::format("The tuner plug-in {} is ignored: {}", library_->name(), problem));
+  library_->warn(fmt::format("The tuner plug-in {} is ignored: {}", library_->name(), problem));
 }
 
 int TunerPlugin::advise(const tuning::Question& question, tuning::TimeTable& times) const {
@@ -308,4 +304,4 @@ uint64_t TunerPlugin::adviseChunk(const tuning::Question& question,
   return chunk;
 }
 
-}  // namespace unisono::comm
+}  // namespace unisono::plugin

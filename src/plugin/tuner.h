@@ -2,24 +2,29 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "base/log.h"
 #include "tuning/choice.h"
 
 // Tuner plug-ins: libraries that change the predicted times of NCCL's algorithms. The interface is
 // that of NCCL, versions 2 to 6.
-namespace unisono::comm {
+namespace unisono::plugin {
 
-struct TunerInterface;  // one version of the interface, see tuner_plugin.cpp
+// Says that a plug-in is ignored, and why.
+using Warn = std::function<void(const std::string&)>;
+
+struct TunerInterface;  // one version of the interface, see tuner.cpp
 
 // The library of a tuner plug-in.
 class TunerLibrary {
  public:
   // Opens what NCCL_TUNER_PLUGIN names: a library, or the word w of libnccl-tuner-w.so;
   // "STATIC_PLUGIN" is the program itself and "none" no plug-in. Empty is libnccl-tuner.so, if
-  // there is one. Null without a plug-in; one that cannot be used is logged once.
-  static std::shared_ptr<const TunerLibrary> open(const std::string& setting);
+  // there is one. Null without a plug-in; one that cannot be used is reported to `warn`.
+  static std::shared_ptr<const TunerLibrary> open(const std::string& setting, Warn warn = warnOnce);
   ~TunerLibrary();
   TunerLibrary(const TunerLibrary&) = delete;
   TunerLibrary& operator=(const TunerLibrary&) = delete;
@@ -27,10 +32,12 @@ class TunerLibrary {
   // As the plug-in calls itself, with the version of its interface: "Example (v4)".
   const std::string& name() const { return name_; }
   const TunerInterface& interface() const { return *interface_; }
+  void warn(const std::string& problem) const { warn_(problem); }
 
  private:
   TunerLibrary() = default;
 
+  Warn warn_;
   void* handle_ = nullptr;
   std::string name_;
   std::unique_ptr<TunerInterface> interface_;
@@ -43,12 +50,12 @@ struct TunedCommunicator {
   int minRanksPerNode = 1, maxRanksPerNode = 1;
 };
 
-// The plug-in of one communicator. Answers that make no sense are logged once, and from then on the
-// plug-in is not asked again.
+// The plug-in of one communicator. Answers that make no sense are reported once, and from then on
+// the plug-in is not asked again.
 class TunerPlugin : public tuning::Advisor {
  public:
   // `constants` of the cost model may be changed by the plug-in. Null if it refuses, which is
-  // logged.
+  // reported.
   static std::shared_ptr<const TunerPlugin> create(std::shared_ptr<const TunerLibrary> library,
                                                    const TunedCommunicator& communicator,
                                                    tuning::CostConstants& constants);
@@ -68,4 +75,4 @@ class TunerPlugin : public tuning::Advisor {
   mutable std::atomic<bool> rejected_ = false;
 };
 
-}  // namespace unisono::comm
+}  // namespace unisono::plugin

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/tuner_plugin.h"
+#include "plugin/tuner.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
-// The plug-ins are the fake one of comm_fake_tuner.c, one library for each version.
-namespace unisono::comm {
+// The plug-ins are the fake one of plugin_fake_tuner.c, one library for each version.
+namespace unisono::plugin {
 namespace {
 
 using tuning::Algorithm;
@@ -128,4 +128,4 @@ TEST(TunerLibrary, IsFoundByPathAndByWord) {
 }
 
 }  // namespace
-}  // namespace unisono::comm
+}  // namespace unisono::plugin
