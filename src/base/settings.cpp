@@ -186,6 +186,9 @@ constexpr Row kRows[] = {
      "channel that a peer has; 0 sends all messages through FIFOs"},
     {"NCCL_PAT_ENABLE", Number{&S::pat, 0, 2}, "2",
      "the algorithm PAT: 0 never, 1 with any number of ranks per node, 2 with one"},
+    {"UNISONO_DETERMINISTIC", Flag{&S::deterministic}, "0",
+     "reduce every element in the order of the ranks, so that results depend on nothing but the "
+     "inputs, the operator and the number of ranks; alike on all ranks"},
     {"UNISONO_TUNING_FILE", Text{&S::tuningFile, "file"}, "none",
      "file with measured times of calls that replace those of the cost model, the same on all "
      "ranks"},

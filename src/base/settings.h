@@ -61,6 +61,7 @@ struct Settings {
   int64_t netOverhead = -1;      // NCCL_NET_OVERHEAD: nanoseconds; negative: automatic
   bool ll128C2c = true;          // NCCL_LL128_C2C
   int64_t p2pLlThreshold = -1;   // NCCL_P2P_LL_THRESHOLD; -1: automatic
+  bool deterministic = false;    // UNISONO_DETERMINISTIC
   int64_t pat = 2;               // NCCL_PAT_ENABLE: 0 never, 1 always, 2 with one rank per node
   std::string tuningFile;        // UNISONO_TUNING_FILE
   int64_t cuMem = -1;            // NCCL_CUMEM_ENABLE: -1 automatic, 0 legacy IPC, 1 VMM

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <map>
+#include <numeric>
 
 #include "base/error.h"
 #include "bootstrap/frame.h"
@@ -12,7 +13,7 @@ namespace unisono::comm {
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 400 && bootstrap::kProtocolVersion == 7,
+static_assert(sizeof(RankFacts) == 408 && bootstrap::kProtocolVersion == 7,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -66,7 +67,8 @@ void checkTuning(const RankFacts& first, const RankFacts& facts, size_t rank) {
                                       {"NCCL_NET_OVERHEAD", &TuningSettings::netOverheadNs},
                                       {"NCCL_LL128_C2C", &TuningSettings::ll128C2c},
                                       {"NCCL_PAT_ENABLE", &TuningSettings::patEnable},
-                                      {"NCCL_P2P_LL_THRESHOLD", &TuningSettings::p2pLlThreshold}};
+                                      {"NCCL_P2P_LL_THRESHOLD", &TuningSettings::p2pLlThreshold},
+                                      {"UNISONO_DETERMINISTIC", &TuningSettings::deterministic}};
   const char* differs = nullptr;
   for (const Field& field : kFields) {
     if (facts.tuning.*field.value != first.tuning.*field.value) differs = field.variable;
@@ -214,6 +216,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.slotBytes[plan::indexOf(device::Protocol::ll128)] =
       slotBytes(&RankFacts::ll128BufferBytes, defaults.ll128SlotBytes);
   config.slicesPerChunk = kSlicesPerChunk;
+  config.fixedOrder = ranks.front().tuning.deterministic != 0;
 
   setPeerChannels(ranks, defaults, most > 0 ? std::min(most, resident) : resident, config);
 
@@ -243,7 +246,9 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   decision.slots = defaults.slots;
   decision.nodes = decision.joined.nodes();
   for (int c = 0; c < decision.joined.channels(); c++) {
-    decision.graphs.rings.push_back(decision.joined.ringOrder(c));
+    std::vector<int>& ring = decision.graphs.rings.emplace_back(decision.joined.ringOrder(c));
+    // A ring reduces in its order.
+    if (config.fixedOrder) std::iota(ring.begin(), ring.end(), 0);
     auto& tree = decision.graphs.trees.emplace_back();
     for (int r = 0; r < config.ranks; r++) tree.push_back(decision.joined.treePlace(c, r));
   }

@@ -2,6 +2,7 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -274,9 +275,47 @@ Plan planCollective(const CommConfig& config, const Task& task) {
   return plan;
 }
 
+// Appends `part` to `plan`.
+void append(Plan part, Plan& plan) {
+  std::move(part.launches.begin(), part.launches.end(), std::back_inserter(plan.launches));
+  plan.needs.rings |= part.needs.rings;
+  plan.needs.trees |= part.needs.trees;
+  plan.needs.direct |= part.needs.direct;
+  plan.needs.peers.insert(plan.needs.peers.end(), part.needs.peers.begin(), part.needs.peers.end());
+}
+
+// A ring all-reduce begins every chunk at another rank. With a fixed order it is a reduction along
+// all ranks to the last one and a broadcast from there, each in launches of its own.
+Plan planInFixedOrder(const CommConfig& config, const std::vector<Task>& tasks) {
+  std::vector<Task> first, second;
+  for (const Task& task : tasks) {
+    if (task.call != Call::allReduce) {
+      (isMessage(task.call) ? second : first).push_back(task);
+      continue;
+    }
+    Task& reduce = first.emplace_back(task);
+    reduce.call = Call::reduce;
+    reduce.peer = config.ranks - 1;
+    reduce.outputIsOpen = false;
+    reduce.window = {};
+    Task& broadcast = second.emplace_back(task);
+    broadcast.call = Call::broadcast;
+    broadcast.input = task.output;
+    broadcast.peer = config.ranks - 1;
+    broadcast.reduction = {task.reduction.type, device::Reduction::sum, false, 0};
+  }
+  Plan plan = makePlan(config, first);
+  append(makePlan(config, second), plan);
+  return plan;
+}
+
 }  // namespace
 
 Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
+  const auto isAllReduce = [](const Task& task) { return task.call == Call::allReduce; };
+  if (config.fixedOrder && config.ranks > 1 && std::ranges::any_of(tasks, isAllReduce)) {
+    return planInFixedOrder(config, tasks);
+  }
   if (tasks.size() == 1 && !isMessage(tasks[0].call)) return planCollective(config, tasks[0]);
   Plan plan;
   std::vector<ChosenCall> run;

@@ -64,6 +64,9 @@ struct CommConfig {
   // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks cannot
   // map each other's memory.
   int directLineBits = 0;
+  // UNISONO_DETERMINISTIC: rings are in the order of the ranks, and every element is reduced from
+  // the same rank on.
+  bool fixedOrder = false;
 };
 
 // The payload of a chunk, by protocol. The data of the protocols with lines arrive piece by piece,

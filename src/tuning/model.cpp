@@ -259,6 +259,10 @@ bool keepsLinesWhole(const CommFacts& facts, const TuningSettings& settings, Alg
 Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorithm algorithm) {
   const CommFacts& facts = input.facts;
   const bool scatters = operation == Operation::allGather || operation == Operation::reduceScatter;
+  const bool copies = operation == Operation::allGather || operation == Operation::broadcast;
+  if (input.settings.deterministic != 0 && algorithm != Algorithm::ring && !copies) {
+    return Exclusion::order;
+  }
   switch (algorithm) {
     case Algorithm::ring:
       return Exclusion::none;

@@ -45,6 +45,7 @@ struct TuningSettings {
   int64_t patEnable = 2;       // NCCL_PAT_ENABLE; 2: with one rank per node
   // NCCL_P2P_LL_THRESHOLD: bytes of a message for each channel of a peer; -1: automatic.
   int64_t p2pLlThreshold = -1;
+  int64_t deterministic = 0;  // UNISONO_DETERMINISTIC: only rings reduce
 
   bool operator==(const TuningSettings&) const = default;
 };

@@ -75,6 +75,8 @@ std::string_view reasonOf(Exclusion exclusion) {
       return "multicast does not reduce this type";
     case Exclusion::reduction:
       return "does not apply this operator";
+    case Exclusion::order:
+      return "does not reduce in the order of the ranks (UNISONO_DETERMINISTIC)";
     case Exclusion::notMeasured:
       return "no measured time for this machine";
     case Exclusion::tuner:

@@ -33,6 +33,7 @@ enum class Exclusion : uint8_t {
   tooLarge,      // for its buffers
   type,          // multicast does not reduce this type
   reduction,     // nor this operator
+  order,         // UNISONO_DETERMINISTIC: it reduces in orders of its own
   notMeasured,   // there is no estimate for this machine
   tuner,         // the tuner plug-in ruled it out
 };

@@ -22,6 +22,7 @@ TuningSettings tuningSettingsOf(const Settings& settings) {
   result.ll128C2c = settings.ll128C2c ? 1 : 0;
   result.patEnable = settings.pat;
   result.p2pLlThreshold = settings.p2pLlThreshold;
+  result.deterministic = settings.deterministic ? 1 : 0;
   return result;
 }
 

@@ -127,6 +127,9 @@ TEST(Facts, RanksThatWouldChooseDifferentlyAreRefused) {
   auto thresholds = factsOf(3);
   thresholds[2].tuning.thresholds[3] = 7;
   EXPECT_TRUE(has(refusal(thresholds), "NCCL_THREAD_THRESHOLDS")) << refusal(thresholds);
+  auto order = factsOf(3);
+  order[1].tuning.deterministic = 1;
+  EXPECT_TRUE(has(refusal(order), "UNISONO_DETERMINISTIC")) << refusal(order);
   auto file = factsOf(3);
   file[2].measurements = 9;
   EXPECT_TRUE(has(refusal(file), "UNISONO_TUNING_FILE")) << refusal(file);
