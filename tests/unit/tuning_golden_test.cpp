@@ -34,15 +34,30 @@ std::string sizeText(uint64_t bytes) {
   return fmt::format("{} {}", bytes, kUnits[unit]);
 }
 
-std::string rangesOf(const CostModel& model) {
+// Why `ours` does not choose what a range has, at the end of the range where it does not; empty if
+// it does at both ends.
+std::string reasonOf(const CostModel& ours, Operation operation, const ChoiceRange& range) {
+  for (const uint64_t bytes : {range.firstBytes, range.lastBytes}) {
+    for (const CandidateReport& row : explain(ours, {operation, bytes}).candidates) {
+      const bool same = row.algorithm == range.algorithm && row.protocol == range.protocol;
+      if (same && !row.chosen) return row.reason;
+    }
+  }
+  return "";
+}
+
+// The choices of `model`, and why another model does not make them.
+std::string rangesOf(const CostModel& model, const CostModel* ours = nullptr) {
   std::string text;
   for (int o = 0; o < kCollectives; o++) {
     const auto operation = static_cast<Operation>(o);
     for (const ChoiceRange& range : choicesBySize(model, {operation}, kSmallest, kLargest)) {
-      text += fmt::format("  {:<14}{:>14} to {:<14} {:<14}{:<8}{:>2} to {:>2} channels\n",
+      text += fmt::format("  {:<14}{:>14} to {:<14} {:<14}{:<8}{:>2} to {:>2} channels",
                           nameOf(operation), sizeText(range.firstBytes), sizeText(range.lastBytes),
                           nameOf(range.algorithm), nameOf(range.protocol), range.firstChannels,
                           range.lastChannels);
+      const std::string reason = ours == nullptr ? "" : reasonOf(*ours, operation, range);
+      text += reason.empty() ? "\n" : "; here: " + reason + "\n";
     }
   }
   return text;
@@ -54,7 +69,7 @@ std::string choicesOf(const topology::XmlTopology& file) {
       "among "
       "NCCL's\nalgorithms by its formulas, with NVLink multicast where Hopper and later GPUs are "
       "on "
-      "NVSwitches.\n";
+      "NVSwitches.\n\"here\" is why this library does not choose the same.\n";
   for (const int nodes : {1, 2, 8, 64}) {
     const topology::Joined joined = testing::joinMachines(file, nodes);
     text += fmt::format("\n{} node{}, {} ranks, {} channels\n", nodes, nodes == 1 ? "" : "s",
@@ -66,11 +81,12 @@ std::string choicesOf(const topology::XmlTopology& file) {
     ModelInput input;
     input.facts = factsOf(joined);
     setLimits(true, input.facts);
-    text += " this library\n" + rangesOf(makeModel(input));
+    const CostModel ours = makeModel(input);
+    text += " this library\n" + rangesOf(ours);
     input.registry = &ncclRegistry();
     input.facts = factsOf(joined);
     input.facts.multicast = input.facts.machine.lowestSm >= 90 && input.facts.machine.switches != 0;
-    text += " NCCL\n" + rangesOf(makeModel(input));
+    text += " NCCL\n" + rangesOf(makeModel(input), &ours);
   }
   return text;
 }
