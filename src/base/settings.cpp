@@ -232,6 +232,8 @@ constexpr Row kRows[] = {
      "whether messages to another machine leave through the NIC of the receiver's place: 0 never, "
      "1 "
      "when the path to it is PXN or better, 2 whenever a GPU near it can forward them"},
+    {"NCCL_NVLS_ENABLE", Number{&S::nvls, 0, 2, OutOfRange::useHighest}, "2",
+     "allow the algorithm NVLS (0 off, 1 or 2 where the devices have multicast addresses)"},
     {"NCCL_MNNVL_ENABLE", Number{&S::multiNodeNvlink, 0, 2, OutOfRange::useHighest}, "2",
      "use multi-node NVLink (0 off, 1 on, 2 automatic)"},
     {"NCCL_CROSS_NIC", Number{&S::crossNic, 0, 2, OutOfRange::useLowest}, "2",

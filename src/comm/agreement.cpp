@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "bootstrap/frame.h"
+#include "device/multicast.h"
 
 namespace unisono::comm {
 
@@ -23,6 +24,7 @@ struct Defaults {
   uint32_t slotBytes;  // of protocol Simple
   uint32_t llSlotBytes, ll128SlotBytes;
   uint32_t peerSlotBytes;  // of messages
+  uint32_t multicastSlotBytes;
   uint32_t slots;          // of a FIFO: a chunk on its way and the next one
   int peerChannels;
   int mostChannelsPerPeer;
@@ -32,8 +34,8 @@ struct Defaults {
 
 // CUDA: as many rings as H200 needs to fill its links with one block each, and slices long enough
 // that what happens between two of them does not count. Host: small, so that hundreds of ranks fit.
-constexpr Defaults kCuda{24, 1 << 20, 64 << 10, 128 << 10, 256 << 10, 4, 32, 16, 64, 64 << 10};
-constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8, 4, 2, 128, 64 << 10};
+constexpr Defaults kCuda{24, 1 << 20, 64 << 10, 128 << 10, 256 << 10, 64 << 10, 4, 32, 16, 64, 64 << 10};
+constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8 << 10, 8, 4, 2, 128, 64 << 10};
 
 constexpr uint32_t kSlicesPerChunk = 2;
 constexpr int64_t kSlotGrain = 512;
@@ -197,10 +199,11 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   };
 
   tuning::Allowed allowed = ranks.front().allowed;
-  bool allReach = true;
+  bool allReach = true, multicast = true;
   for (const RankFacts& facts : ranks) {
     allowed = tuning::intersect(allowed, facts.allowed);
     allReach = allReach && facts.reachesPeers != 0;
+    multicast = multicast && facts.multicast != 0;
   }
 
   Decision decision;
@@ -224,6 +227,13 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts = tuning::factsOf(decision.joined);
   tuning::setLimits(allReach, input.facts);
   config.directLineBits = input.facts.reachAll ? tuning::directLineBits(config.ranks) : 0;
+  input.facts.multicast =
+      multicast && allReach && input.facts.maxRanksPerNode <= device::kMaxMulticastRanks;
+  input.facts.nvlsChannels = std::min(input.facts.nvlsChannels, config.channels);
+  if (input.facts.multicast) {
+    config.multicastChannels = input.facts.nvlsChannels;
+    config.multicastSlotBytes = std::min(simple, defaults.multicastSlotBytes);
+  }
   input.facts.chunkBytes = plan::chunkBytesOf(config);
   input.allowed = allowed;
   input.settings = ranks.front().tuning;
@@ -245,6 +255,11 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.directBytes = kDirectBytes;
   decision.slots = defaults.slots;
   decision.nodes = decision.joined.nodes();
+  for (int r = 0; r < config.ranks; r++) {
+    if (decision.joined.nodeOf(r) == decision.joined.nodeOf(rank)) {
+      decision.graphs.node.push_back(r);
+    }
+  }
   for (int c = 0; c < decision.joined.channels(); c++) {
     std::vector<int>& ring = decision.graphs.rings.emplace_back(decision.joined.ringOrder(c));
     // A ring reduces in its order.

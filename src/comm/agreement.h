@@ -47,9 +47,10 @@ struct RankFacts {
   uint64_t fabric;        // NVLink fabric across hosts: equal where GPUs are in the same; 0: none
   // Second look: whether this rank's device reaches all others directly.
   int32_t reachesPeers;
+  int32_t multicast;  // 1: the device has multicast addresses, and the user wants them
 };
 
-inline constexpr uint32_t kRankFactsLayout = 5 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 6 << 16 | sizeof(RankFacts);
 
 // Throws Error(invalidUsage) when the ranks cannot form a communicator: different versions or
 // backends, two ranks on one device (unless allowed), machines with no transport between them,

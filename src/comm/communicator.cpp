@@ -150,6 +150,7 @@ RankFacts Communicator::facts() {
   copyText(facts.busId, properties.busId);
   facts.sharedMemory = sharedMemoryDevice();
   if (runtime_.backend() == runtime::Backend::cuda) facts.fabric = fabricOf(properties.busId);
+  facts.multicast = settings_.nvls != 0 && runtime_.supportsMulticast(device_) ? 1 : 0;
   facts.multiRankDevice = settings_.multiRankDevice ? 1 : 0;
   const ChannelBounds bounds =
       channelBounds(settings_, {options_.minChannels, options_.maxChannels});

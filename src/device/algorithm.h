@@ -34,9 +34,16 @@ struct ProtocolList {};
 using CollectiveAlgorithms = AlgorithmList<Algorithm::tree, Algorithm::ring>;
 using CollectiveProtocols = ProtocolList<Protocol::ll, Protocol::ll128, Protocol::simple>;
 
-// Thread groups that a block is split into.
+// Thread groups that a block is split into. Works with the same number share launches.
 constexpr int groupsOf(Algorithm algorithm) {
-  return algorithm == Algorithm::tree ? 2 : 1;  // one reduces up while the other broadcasts down
+  switch (algorithm) {
+    case Algorithm::tree:
+      return 2;  // one reduces up while the other broadcasts down
+    case Algorithm::nvls:
+      return 3;  // device/multicast.h
+    default:
+      return 1;
+  }
 }
 
 // The threads of a channel's block: workers, and the warps that wait and post for them. A block

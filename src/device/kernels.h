@@ -12,6 +12,7 @@
 namespace unisono::device {
 
 const runtime::Kernel& collectiveKernel();   // CollectiveArguments, a block a channel
+const runtime::Kernel& multicastKernel();    // the same for NVLS
 const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, a block a channel
 // The first works of DirectArguments, as many as there are.
 const runtime::Kernel& directKernel(const DirectArguments& arguments);
@@ -25,6 +26,7 @@ inline constexpr int kSendReceiveGroups = 2;
 #ifdef UNISONO_CUDA
 // The __global__ functions behind them, defined in kernels_cuda.cu.
 const void* collectiveCudaFunction();
+const void* multicastCudaFunction();  // in kernels_multicast.cu
 const void* sendReceiveCudaFunction();
 const void* changeWindowCudaFunction();
 // The kernels of one work and of several, in kernels_direct.cu.

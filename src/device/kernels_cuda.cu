@@ -11,7 +11,7 @@ using namespace cuda_target;
 
 __global__ void __launch_bounds__(kChannelThreads, 1)
     collective(const __grid_constant__ CollectiveArguments arguments) {
-  __shared__ Block blocks[kMaxGroups];
+  __shared__ Block blocks[groupsOf(Algorithm::tree)];
   const int channel = static_cast<int>(blockIdx.x);
   const int warps = static_cast<int>(blockDim.x) / kWarpSize;
   if (arguments.groups == 1) {

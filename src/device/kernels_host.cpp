@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/collective/collective.h"
 #include "device/collective/direct.h"
+#include "device/collective/nvls.h"
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
 #include "device/protocol/window.h"
@@ -15,6 +16,13 @@ void collective(const void* arguments, const runtime::HostGroupContext& context)
   Block block{};
   collectiveBlock(group, block, context.block, context.group,
                   *static_cast<const CollectiveArguments*>(arguments));
+}
+
+void multicast(const void* arguments, const runtime::HostGroupContext& context) {
+  ThreadGroup group(context);
+  MulticastBlock block{};
+  multicastBlock(group, block, context.block, context.group,
+                 *static_cast<const CollectiveArguments*>(arguments));
 }
 
 void sendReceive(const void* arguments, const runtime::HostGroupContext& context) {
@@ -95,6 +103,16 @@ const runtime::Kernel& collectiveKernel() {
   static const runtime::Kernel kernel{"collective", collectiveCudaFunction(), collective};
 #else
   static const runtime::Kernel kernel{"collective", nullptr, collective};
+#endif
+  return kernel;
+}
+
+// Communicators do not prepare it: no runtime but the host's has multicast addresses yet.
+const runtime::Kernel& multicastKernel() {
+#ifdef UNISONO_CUDA
+  static const runtime::Kernel kernel{"multicast", multicastCudaFunction(), multicast};
+#else
+  static const runtime::Kernel kernel{"multicast", nullptr, multicast};
 #endif
   return kernel;
 }

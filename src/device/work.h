@@ -142,6 +142,8 @@ struct Channel {
   Connection connections[kMaxConnections];
 };
 
+struct Multicast;  // device/multicast.h
+
 // A communicator in device memory. The tables grow as connections are made: entries of unconnected
 // peers are null.
 struct DeviceCommunicator {
@@ -157,6 +159,7 @@ struct DeviceCommunicator {
   Fifo* send;             // for messages: [peer * peerChannels + channel]
   Fifo* receive;          // for messages: [peer * peerChannels + channel]
   MappedWindow* windows;  // of the peers: [peer * kWindowSlots + index]; null if there are none
+  Multicast* multicast;   // null until it is connected
 };
 
 enum class Operation : uint8_t {
@@ -234,7 +237,7 @@ struct CollectiveArguments {
   // memory of the user, who may have freed it by then.
   const uint32_t* launchFlag;
   int32_t works;
-  int32_t groups;  // thread groups of a block, the same for all works: 2 for trees, else 1
+  int32_t groups;  // thread groups of a block, the same for all works (groupsOf)
   CollectiveWork work[kMaxCollectiveWorks];
 
   constexpr size_t bytesInUse() const {

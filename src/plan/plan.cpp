@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/math.h"
+#include "device/multicast.h"
 #include "plan/direct_plan.h"
 
 namespace unisono::plan {
@@ -104,13 +105,16 @@ class ChannelPacker {
 void cut(const CommConfig& config, uint64_t chunkBytes, CollectiveWork& work) {
   const auto size = static_cast<uint32_t>(device::elementBytes(work.reduction.type));
   const uint64_t ranks = static_cast<uint64_t>(config.ranks);
+  const bool multicast = work.algorithm == device::Algorithm::nvls;
   const bool circulates =
       work.operation == Operation::allReduce &&
-      work.algorithm == device::Algorithm::ring;  // a chunk for each rank at once
+      (work.algorithm == device::Algorithm::ring || multicast);  // a chunk for each rank at once
   const uint32_t slotBytes =
-      device::payloadOf(work.protocol, config.slotBytes[indexOf(work.protocol)]);
+      multicast ? config.multicastSlotBytes
+                : device::payloadOf(work.protocol, config.slotBytes[indexOf(work.protocol)]);
   const uint32_t slicesPerChunk =
-      work.protocol == device::Protocol::simple ? config.slicesPerChunk : 1;
+      work.protocol == device::Protocol::simple && !multicast ? config.slicesPerChunk : 1;
+  if (multicast) chunkBytes = std::min<uint64_t>(chunkBytes, slotBytes);
   work.chunkElements = static_cast<uint32_t>(chunkBytes) / size;
 
   const uint64_t round = work.chunkElements * (circulates ? ranks : 1);
@@ -166,6 +170,18 @@ Needs directNeeds(const CommConfig& config, Call call) {
   return needs;
 }
 
+// What a collective over rings, trees or multicast needs.
+bool& needOf(device::Algorithm algorithm, Needs& needs) {
+  switch (algorithm) {
+    case device::Algorithm::tree:
+      return needs.trees;
+    case device::Algorithm::nvls:
+      return needs.multicast;
+    default:
+      return needs.rings;
+  }
+}
+
 // A run of collectives that share launches, of blocks with `groups` thread groups.
 void planRun(const CommConfig& config, std::span<const ChosenCall> run, int groups, Plan& plan) {
   while (!run.empty()) {
@@ -182,7 +198,9 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, int grou
       load += call.choice.load;
       launch.threads = std::max(launch.threads, call.choice.threads);
     }
-    ChannelPacker packer(tuning::channelsOf(load, config.channels), traffic);
+    const int channels =
+        groups == device::kMulticastGroups ? config.multicastChannels : config.channels;
+    ChannelPacker packer(tuning::channelsOf(load, channels), traffic);
     launch.arguments.groups = groups;
     for (const ChosenCall& call : calls) {
       CollectiveWork& work = launch.arguments.work[launch.arguments.works++];
@@ -190,9 +208,7 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, int grou
       packer.place(trafficOf(config, *call.task), work);
       cut(config, call.choice.chunkBytes, work);
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
-      if (config.ranks > 1) {
-        (work.algorithm == device::Algorithm::tree ? plan.needs.trees : plan.needs.rings) = true;
-      }
+      if (config.ranks > 1) needOf(work.algorithm, plan.needs) = true;
     }
   }
 }

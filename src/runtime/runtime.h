@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <type_traits>
 
@@ -206,6 +207,21 @@ class Runtime {
   // Maps what `handle` names so that kernels on `device` can use it; in the exporter's own process
   // the same address. Throws Error that says why it cannot be mapped.
   virtual std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) = 0;
+
+  // Whether kernels on `device` can use multicast addresses.
+  virtual bool supportsMulticast(int device) {
+    static_cast<void>(device);
+    return false;
+  }
+  // Makes a multicast address for kernels on `device`: it stands for the `bytes` bytes at each of
+  // `members`, memory of all ranks of a node that is mapped for this device and must live longer.
+  // Only where supportsMulticast().
+  virtual std::shared_ptr<MappedMemory> mapMulticast(int device,
+                                                     std::span<std::byte* const> members,
+                                                     size_t bytes) {
+    static_cast<void>(device), static_cast<void>(members), static_cast<void>(bytes);
+    return nullptr;
+  }
 
   virtual PointerInfo inspect(const void* address) = 0;
 

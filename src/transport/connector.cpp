@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "device/multicast.h"
 
 namespace unisono::transport {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 // down stores to another.
 constexpr size_t kLineBytes = 128;
 
-constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kMapped = 4, kTree = 5;
+constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kMapped = 4, kTree = 5, kMulticast = 6;
 
 // Per channel, the sender's memory has a line with the head counter of each FIFO and one with the
 // receiver's offer (of protocol Simple), the receiver's memory one with the tail counter of each
@@ -192,6 +193,7 @@ bool Connector::isDirect(int peer) const {
 
 bool Connector::isConnected(const plan::Needs& needs) const {
   if ((needs.rings && !ringsConnected_) || (needs.trees && !treesConnected_) ||
+      (needs.multicast && multicast_ == nullptr) ||
       (needs.direct & ~directConnected_) != 0) {
     return false;
   }
@@ -203,6 +205,7 @@ bool Connector::isConnected(const plan::Needs& needs) const {
 void Connector::connect(const plan::Needs& needs) {
   if (needs.rings && !ringsConnected_) connectRings();
   if (needs.trees && !treesConnected_) connectTrees();
+  if (needs.multicast && multicast_ == nullptr) connectMulticast();
   if ((needs.direct & ~directConnected_) != 0) connectDirect(needs.direct);
   connectPeers(needs.peers);
 }
@@ -316,6 +319,30 @@ void Connector::completeForMessages(const ConnectionGroup& link) {
   if (!sends && link.receiver != config_.rank) return;
   tables_.setPeer(sends, sends ? link.receiver : link.sender,
                   plan::firstMessageChannel(config_, link.sender, link.receiver), complete(link));
+}
+
+// One buffer per rank for all channels.
+void Connector::connectMulticast() {
+  const device::MulticastLayout layout{static_cast<uint32_t>(graphs_.node.size()), slots_,
+                                       config_.multicastSlotBytes};
+  const size_t bytes = layout.bytes() * static_cast<size_t>(config_.multicastChannels);
+  const memory::Block own = arena_.allocate(bytes);
+  const auto link = [](int from, int to) { return ConnectionGroup{from, to, kMulticast, {}, {}}; };
+  for (const int rank : graphs_.node) {
+    if (rank != config_.rank) sendBlock(rank, link(config_.rank, rank), true, own);
+  }
+  std::vector<std::byte*> members;
+  for (const int rank : graphs_.node) {
+    members.push_back(rank == config_.rank ? own.address
+                                           : receiveBlock(rank, link(rank, config_.rank), true));
+  }
+  const int device = places_[static_cast<size_t>(config_.rank)].device;
+  auto address = runtime_.mapMulticast(device, members, bytes);
+  const auto place = std::find(graphs_.node.begin(), graphs_.node.end(), config_.rank);
+  tables_.setMulticast(layout, static_cast<int>(place - graphs_.node.begin()),
+                       config_.multicastChannels, own.address,
+                       static_cast<std::byte*>(address->address()));
+  multicast_ = std::move(address);
 }
 
 // Of the peers those that are not connected yet.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -36,6 +37,7 @@ using PeerLinks = std::map<std::pair<int, int>, PeerLink>;
 struct ChannelGraphs {
   std::vector<std::vector<int32_t>> rings;              // [channel][position]: rank
   std::vector<std::vector<topology::TreePlace>> trees;  // [channel][rank]
+  std::vector<int32_t> node;  // the ranks of this rank's node, in order, which share multicast
 };
 
 // Connects a rank to its peers when a plan first needs them: all channels of an algorithm at once,
@@ -100,6 +102,7 @@ class Connector {
   void connectTrees();
   void connectPeers(const std::vector<plan::PeerUse>& uses);
   void connectDirect(device::DirectPeers peers);
+  void connectMulticast();
 
   runtime::Runtime& runtime_;
   bootstrap::Bootstrap& bootstrap_;
@@ -116,6 +119,7 @@ class Connector {
   bool ringsConnected_ = false, treesConnected_ = false;
   std::vector<bool> sendConnected_, receiveConnected_;  // for messages, by peer
   device::DirectPeers directConnected_ = 0;
+  std::shared_ptr<runtime::MappedMemory> multicast_;  // the address of all ranks' buffers
   memory::Block directWindow_{};
   device::DirectMemory direct_{};
   std::vector<int> unconfirmed_;  // peers, once for each block sent to them

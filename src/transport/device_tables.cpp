@@ -28,7 +28,10 @@ class Pieces {
 
 DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, memory::Arena& arena,
                            const Sizes& sizes, device::DeviceCommunicator head)
-    : runtime_(runtime), sizes_(sizes), peers_(static_cast<size_t>(sizes.channels)) {
+    : runtime_(runtime),
+      arena_(arena),
+      sizes_(sizes),
+      peers_(static_cast<size_t>(sizes.channels)) {
   const size_t ranks = static_cast<size_t>(sizes.ranks),
                channels = static_cast<size_t>(sizes.channels),
                peers = ranks * static_cast<size_t>(sizes.peerChannels);
@@ -88,6 +91,24 @@ void DeviceTables::setTree(int channel, const topology::TreePlace& place) {
     tree.down[i] = i < place.down.size() ? connectionTo(channel, place.down[i]) : -1;
   }
   write(&channels_[channel].tree, &tree, sizeof(tree));
+}
+
+void DeviceTables::setMulticast(const device::MulticastLayout& layout, int head, int channels,
+                                std::byte* own, std::byte* all) {
+  std::vector<device::MulticastChannel> table(static_cast<size_t>(channels));
+  for (size_t c = 0; c < table.size(); c++) {
+    table[c] = {own + c * layout.bytes(), all + c * layout.bytes(), {}};
+  }
+  Pieces pieces;
+  const size_t headOffset = pieces.add<device::Multicast>(1);
+  const size_t channelOffset = pieces.add<device::MulticastChannel>(table.size());
+  std::byte* base = arena_.allocate(pieces.bytes()).address;
+  auto* onDevice = reinterpret_cast<device::Multicast*>(base + headOffset);
+  const device::Multicast multicast{
+      layout, head, reinterpret_cast<device::MulticastChannel*>(base + channelOffset)};
+  write(multicast.channels, table.data(), std::span(table).size_bytes());
+  write(onDevice, &multicast, sizeof(multicast));
+  write(&communicator_->multicast, &onDevice, sizeof(onDevice));
 }
 
 void DeviceTables::setPeer(bool sends, int peer, int firstChannel,

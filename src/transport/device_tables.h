@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "device/multicast.h"
 #include "device/work.h"
 #include "memory/arena.h"
 #include "runtime/runtime.h"
@@ -38,6 +39,9 @@ class DeviceTables {
                int position);
   // Neighbours in the tree of a channel, by rank.
   void setTree(int channel, const topology::TreePlace& place);
+  // This rank's buffers of NVLS, one after another for all channels, and their multicast address.
+  void setMulticast(const device::MulticastLayout& layout, int head, int channels, std::byte* own,
+                    std::byte* all);
   // The FIFOs for messages to or from a peer, on consecutive channels.
   void setPeer(bool sends, int peer, int firstChannel, std::span<const device::Fifo> fifos);
 
@@ -45,6 +49,7 @@ class DeviceTables {
   void write(void* destination, const void* source, size_t bytes);
 
   runtime::Runtime& runtime_;
+  memory::Arena& arena_;
   Sizes sizes_;
   std::shared_ptr<void> stream_;
   device::DeviceCommunicator* communicator_;

@@ -2,6 +2,7 @@
 #include "transport/launcher.h"
 
 #include "device/kernels.h"
+#include "device/multicast.h"
 
 namespace unisono::transport {
 namespace {
@@ -16,7 +17,8 @@ struct Prepared {
 Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
   launch.arguments.communicator = context.communicator;
   launch.arguments.launchFlag = context.launchFlag;
-  return {device::collectiveKernel(),
+  const bool multicast = launch.arguments.groups == device::kMulticastGroups;
+  return {multicast ? device::multicastKernel() : device::collectiveKernel(),
           {.blocks = launch.blocks,
            .threadsPerBlock = launch.threads,
            .groupsPerBlock = launch.arguments.groups,

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/math.h"
+#include "device/multicast.h"
 
 namespace unisono::tuning {
 namespace {
@@ -33,26 +34,6 @@ bool isFloat8(DataType type) {
   return type == DataType::float8e4m3 || type == DataType::float8e5m2;
 }
 
-// The types and operators that the NVSwitch reduces.
-bool multicastReduces(DataType type, Reduction reduction) {
-  const bool sum = reduction == Reduction::sum;
-  const bool minMax = reduction == Reduction::min || reduction == Reduction::max;
-  switch (type) {
-    case DataType::float32:
-    case DataType::float64:
-      return sum;
-    case DataType::int32:
-    case DataType::uint32:
-    case DataType::int64:
-    case DataType::uint64:
-    case DataType::float16:
-    case DataType::bfloat16:
-      return sum || minMax;
-    default:
-      return false;
-  }
-}
-
 // A ring moves every byte of an all-reduce twice.
 uint64_t trafficOf(const Question& question, Algorithm algorithm) {
   const bool twice = algorithm == Algorithm::ring && question.operation == Operation::allReduce;
@@ -68,7 +49,7 @@ Exclusion callExclusion(const CostModel& model, const Question& question, Algori
   }
   if (algorithm == Algorithm::nvls || algorithm == Algorithm::nvlsTree) {
     if (question.operation != Operation::allGather &&
-        !multicastReduces(question.type, question.reduction)) {
+        !device::isMulticastReduction(question.type, question.reduction)) {
       return Exclusion::type;
     }
   }
@@ -232,6 +213,7 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
   if (choice.algorithm == Algorithm::nvls || choice.algorithm == Algorithm::nvlsTree) {
     const bool bounded = choice.algorithm == Algorithm::nvls && model.facts.nodes > 1;
     channels = bounded ? std::min(model.facts.nvlsChannels, channels) : model.facts.nvlsChannels;
+    choice.load = channels;
   } else {
     channels = channelsOf(choice.load, channels);
     // Rounding up may leave nothing for the last channels.
@@ -246,8 +228,8 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
     }
   }
   choice.channels = channels;
-  // Trees split a block, so that none of its threads are to spare.
-  const bool whole = choice.algorithm == Algorithm::tree || choice.algorithm == Algorithm::pat;
+  // Trees and NVLS split a block, so that none of its threads are to spare.
+  const bool whole = device::groupsOf(choice.algorithm) > 1 || choice.algorithm == Algorithm::pat;
   choice.threads =
       whole ? device::kChannelThreads : std::max(workers + device::kServiceThreads, kFewestThreads);
   choice.chunkBytes = model.facts.chunkBytes[p];

@@ -26,6 +26,7 @@ constexpr Implemented kOnlyForced[] = {
     {Algorithm::tree,   Protocol::ll128,  {true,    false,    false,        false,    false}},
     {Algorithm::tree,   Protocol::simple, {true,    false,    false,        false,    false}},
     {Algorithm::ring,   Protocol::ll128,  {true,    true,     true,         true,     true}},
+    {Algorithm::nvls,   Protocol::simple, {true,    true,     true,         false,    false}},
 };
 // clang-format on
 

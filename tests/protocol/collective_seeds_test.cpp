@@ -106,6 +106,23 @@ TEST(Links, MemoryLiesWhereTheLinkSays) {
   EXPECT_GT(through, 0);
 }
 
+// Else the seeds of this geometry would say nothing of NVLS.
+TEST(Seeds, NvlsCarriesWhatItCan) {
+  for (const int ranks : {2, 3, 4, 8}) {
+    const plan::CommConfig& config = worldOf(geometryOf("NVLS"), ranks).shape(0);
+    for (const Call call : {Call::allReduce, Call::allGather, Call::reduceScatter}) {
+      for (const auto type : {device::DataType::float32, device::DataType::int8}) {
+        const plan::Task task{call, nullptr, nullptr, 100, {type, device::Reduction::sum, false, 0},
+                              0};
+        const plan::Needs needs = plan::makePlan(config, {task}).needs;
+        const bool carries = call == Call::allGather || type == device::DataType::float32;
+        EXPECT_EQ(needs.multicast, carries) << ranks << " ranks, " << nameOf(call);
+        EXPECT_EQ(needs.rings, !carries);
+      }
+    }
+  }
+}
+
 TEST(Seeds, ASeedReplaysExactly) {
   if (!runsFibers()) GTEST_SKIP() << "threads have no seed";
   forEachSeed(32, "replay", [](uint64_t seed, Random& random) {

@@ -133,6 +133,16 @@ const std::vector<Geometry>& geometries() {
        .minBytesPerChannel = 512,
        .algorithms = "tree",
        .protocols = "LL128"},
+      {.name = "NVLS", .multicast = true, .algorithms = "NVLS"},
+      // What NVLS cannot do goes over trees and rings.
+      {.name = "NVLS and others",
+       .channels = 3,
+       .slots = 4,
+       .slotBytes = 1536,
+       .slicesPerChunk = 2,
+       .minBytesPerChannel = 1024,
+       .multicast = true,
+       .algorithms = "NVLS,tree,ring"},
   };
   return kGeometries;
 }

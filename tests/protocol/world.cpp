@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "bootstrap/unique_id.h"
 #include "device/kernels.h"
+#include "device/multicast.h"
 #include "device/simt/common.h"
 #include "plan/direct_plan.h"
 #include "runtime/host/schedule.h"
@@ -188,6 +189,7 @@ void World::nameMemory() const {
     const device::DeviceCommunicator& sender = tables(rank);
     runtime.nameMemory(abortFlag(rank), sizeof(uint32_t), fmt::format("abort flag of {}", rank));
     runtime.nameMemory(&sender.stopped, sizeof(sender.stopped), fmt::format("stopped of {}", rank));
+    nameMulticast(rank);
     const device::DirectMemory& memory = member.connector->direct();
     if (memory.positions == nullptr) continue;
     runtime.nameMemory(
@@ -204,6 +206,34 @@ void World::nameMemory() const {
   }
 }
 
+void World::nameMulticast(int rank) const {
+  HostRuntime& runtime = testRuntime();
+  if (tables(rank).multicast == nullptr) return;
+  const device::Multicast& multicast = *tables(rank).multicast;
+  const device::MulticastLayout& layout = multicast.layout;
+  for (int c = 0; c < geometry_.channels; c++) {
+    const device::MulticastChannel& channel = multicast.channels[c];
+    const auto name = [&](uint64_t offset, size_t bytes, const std::string& what) {
+      runtime.nameMemory(channel.own + offset, bytes,
+                         fmt::format("{} at {}, channel {}", what, rank, c));
+    };
+    name(layout.contributed(), sizeof(uint64_t), "contributed");
+    name(layout.gathered(), sizeof(uint64_t), "gathered");
+    for (int head = 0; head < ranks(); head++) {
+      name(layout.reduced(head), sizeof(uint64_t), fmt::format("reduced by {}", head));
+      name(layout.broadcast(head), sizeof(uint64_t), fmt::format("broadcast by {}", head));
+      for (uint64_t slot = 0; slot < layout.slots; slot++) {
+        name(layout.contribution(head, slot), layout.slotBytes,
+             fmt::format("contribution slot {} for {}", slot, head));
+        name(layout.result(head, slot), layout.slotBytes,
+             fmt::format("result slot {} of {}", slot, head));
+      }
+    }
+    runtime.nameMemory(channel.step, sizeof(channel.step),
+                       fmt::format("multicast steps of {}, channel {}", rank, c));
+  }
+}
+
 void World::makeMember(int rank, int ranks) {
   HostRuntime& runtime = testRuntime();
   Member& member = members_[index(rank)];
@@ -212,6 +242,10 @@ void World::makeMember(int rank, int ranks) {
   config.ranks = ranks;
   config.channels = geometry_.channels;
   config.directLineBits = geometry_.directLineBits;
+  if (geometry_.multicast && ranks > 1) {
+    config.multicastChannels = geometry_.channels;
+    config.multicastSlotBytes = geometry_.slotBytes;
+  }
   config.slotBytes.fill(geometry_.slotBytes);
   config.peerSlotBytes = geometry_.slotBytes;
   config.slicesPerChunk = geometry_.slicesPerChunk;
@@ -262,6 +296,7 @@ void World::makeMember(int rank, int ranks) {
   plan::Needs everything;
   if (geometry_.directLineBits > 0) everything.direct = plan::everyPeer(config);
   everything.rings = everything.trees = ranks > 1;
+  everything.multicast = config.multicastChannels > 0;
   for (int delta = 1; delta < ranks; delta++) {
     everything.peers.push_back({(rank + delta) % ranks, true});
     everything.peers.push_back({(rank + ranks - delta) % ranks, false});
@@ -273,6 +308,7 @@ void World::makeMember(int rank, int ranks) {
 // trees have one to three children per rank.
 transport::ChannelGraphs World::makeGraphs(int ranks) const {
   transport::ChannelGraphs graphs;
+  for (int rank = 0; rank < ranks; rank++) graphs.node.push_back(rank);
   for (int channel = 0; channel < geometry_.channels; channel++) {
     std::vector<int32_t> order(index(ranks));
     for (int i = 0; i < ranks; i++) {
@@ -383,11 +419,35 @@ void World::resetDirect(Random& random) {
   }
 }
 
+void World::resetMulticast(Random& random) {
+  if (tables(0).multicast == nullptr) return;
+  for (int c = 0; c < geometry_.channels; c++) {
+    const uint64_t up = random() >> below(random, 64) >> 1, down = random() >> below(random, 64) >> 1;
+    for (int rank = 0; rank < ranks(); rank++) {
+      device::MulticastChannel& channel = tables(rank).multicast->channels[c];
+      const device::MulticastLayout& layout = tables(rank).multicast->layout;
+      std::memset(channel.own, static_cast<int>(below(random, 256)), layout.bytes());
+      const auto set = [&](uint64_t offset, uint64_t value) {
+        *reinterpret_cast<uint64_t*>(channel.own + offset) = value;
+      };
+      set(layout.contributed(), up);
+      set(layout.gathered(), down);
+      for (int head = 0; head < ranks(); head++) {
+        set(layout.reduced(head), up);
+        set(layout.broadcast(head), down);
+      }
+      channel.step[device::kScatterStep] = channel.step[device::kReduceStep] = up;
+      channel.step[device::kBroadcastStep] = channel.step[device::kGatherStep] = down;
+    }
+  }
+}
+
 void World::reset(Random& random, Past past) {
   visitFifos(
       [&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
           const std::string&) { resetFifo(send, receive, slotBytes, hasLines, past, random); });
   resetDirect(random);
+  resetMulticast(random);
   for (int rank = 0; geometry_.windows && rank < ranks(); rank++) {
     std::memset(tables(rank).windows, 0,
                 index(ranks()) * device::kWindowSlots * sizeof(device::MappedWindow));

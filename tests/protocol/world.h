@@ -55,6 +55,7 @@ struct Geometry {
   uint64_t minBytesPerPart = 1 << 20;
   uint64_t directBytes = 1 << 30;
   int directLineBits = 0;
+  bool multicast = false;  // NVLS on as many channels, with the same slots
   // NCCL_ALGO and NCCL_PROTO, and the limit of LL where they leave a choice.
   const char* algorithms = "";
   const char* protocols = "";
@@ -137,7 +138,9 @@ class World {
   void resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
                  Past past, Random& random);
   void resetDirect(Random& random);
+  void resetMulticast(Random& random);
   void nameMemory() const;
+  void nameMulticast(int rank) const;
 
   Geometry geometry_;
   std::vector<Member> members_;

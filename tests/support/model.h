@@ -30,6 +30,11 @@ inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
   facts.machine.switches = 1;
   facts.lowLatencyTraffic = options.lowLatencyTraffic;
   facts.chunkBytes = plan::chunkBytesOf(config);
+  facts.multicast = config.multicastChannels > 0;
+  facts.nvlsChannels = config.multicastChannels;
+  facts.nvls = facts.ring;
+  facts.nvls.channels = config.ranks;
+  facts.nvls.speedInter = facts.nvls.speedIntra;
   facts.reachAll = config.directLineBits > 0;
   if (facts.reachAll) facts.direct = tuning::directLimits(config.directLineBits);
   input.allowed = tuning::parseAllowed(options.algorithms, options.protocols);

@@ -17,7 +17,7 @@ namespace unisono::device::cuda_target {
 inline constexpr int kWarpSize = 32;
 // Words that a lane of protocol LL moves at a time.
 inline constexpr int kWordsPerPass = 4;
-inline constexpr int kMaxGroups = 2;
+inline constexpr int kMaxGroups = 3;
 inline constexpr int kGroupWords = 6;
 
 // A range of whole warps of a block: workers, then a warp that waits for peers and one that posts
@@ -132,6 +132,60 @@ UNISONO_DEVICE uint64_t fetchAddAcquire(uint64_t* address, uint64_t value) {
 UNISONO_DEVICE void addRelease(uint64_t* address, uint64_t value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
+
+// Orders what comes before through one address of some memory and after through another: the
+// memory's own and the multicast address.
+UNISONO_DEVICE void fenceAliases() {
+  asm volatile("fence.proxy.alias;" ::: "memory");
+}
+
+// Instructions on multicast addresses, which GPUs before sm_90 do not have.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define UNISONO_MULTIMEM(...) asm volatile(__VA_ARGS__)
+#else
+#define UNISONO_MULTIMEM(...) __trap()
+#endif
+
+class MulticastView {
+ public:
+  UNISONO_DEVICE explicit MulticastView(std::byte* address) : address_(address) {}
+  UNISONO_DEVICE std::byte* address() const { return address_; }
+
+  // The smallest of the words of all members.
+  UNISONO_DEVICE uint64_t loadMin(uint64_t offset) const {
+    uint64_t value = 0;
+    UNISONO_MULTIMEM("multimem.ld_reduce.relaxed.sys.global.min.u64 %0, [%1];"
+                     : "=l"(value)
+                     : "l"(address_ + offset)
+                     : "memory");
+    return value;
+  }
+  UNISONO_DEVICE uint64_t loadMinAcquire(uint64_t offset) const {
+    uint64_t value = 0;
+    UNISONO_MULTIMEM("multimem.ld_reduce.acquire.sys.global.min.u64 %0, [%1];"
+                     : "=l"(value)
+                     : "l"(address_ + offset)
+                     : "memory");
+    return value;
+  }
+  // To all members.
+  UNISONO_DEVICE void storeRelease(uint64_t offset, uint64_t value) const {
+    UNISONO_MULTIMEM("multimem.st.release.sys.global.u64 [%0], %1;" ::"l"(address_ + offset),
+                     "l"(value)
+                     : "memory");
+  }
+  UNISONO_DEVICE void storeVector(uint64_t offset, const Vector16& value) const {
+    UNISONO_MULTIMEM(
+        "multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address_ + offset),
+        "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
+        : "memory");
+  }
+  UNISONO_DEVICE void noteReads(uint64_t, uint64_t) const {}
+  UNISONO_DEVICE void noteWrites(uint64_t, uint64_t) const {}
+
+ private:
+  std::byte* address_;
+};
 
 // For the checks of the host target.
 UNISONO_DEVICE void noteRead(const void*, uint64_t) {}

@@ -20,6 +20,8 @@
 //   storeLine128, loadLine128
 //                            a line of 16 words that arrives as one, kLineLanes lanes with
 //                            kLaneWords words each
+//   MulticastView            a multicast address: loads combine, stores reach the memory of all
+//                            members; fenceAliases orders them with accesses to one member
 //   waitUntil                a wait loop that looks at the abort flag and, on the host, lets
 //                            others run; waitWhileAlive: without the abort flag;
 //                            waitUntilAll: until the condition holds for all lanes of a warp

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "runtime/host/devices.h"
+#include "runtime/host/multicast.h"
 
 namespace unisono::runtime::host {
 namespace {
@@ -150,6 +151,14 @@ std::shared_ptr<MappedMemory> HostRuntime::importMemory(const MemoryHandle& hand
         .remedy("Run all ranks as threads of one process, or unset UNISONO_HOST_EXECUTOR");
   }
   return memory_->importMemory(handle);
+}
+
+std::shared_ptr<MappedMemory> HostRuntime::mapMulticast(int device,
+                                                        std::span<std::byte* const> members,
+                                                        size_t bytes) {
+  checkProcess();
+  deviceAt(device);
+  return host::mapMulticast(members, bytes);
 }
 
 std::shared_ptr<HostStream> HostRuntime::streamOf(Stream stream) {

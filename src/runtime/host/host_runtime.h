@@ -40,6 +40,9 @@ class HostRuntime final : public Runtime {
   std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) override;
   MemoryHandle exportMemory(const void* address, size_t bytes) override;
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override;
+  bool supportsMulticast(int) override { return true; }
+  std::shared_ptr<MappedMemory> mapMulticast(int device, std::span<std::byte* const> members,
+                                             size_t bytes) override;
   PointerInfo inspect(const void* address) override { return memory_->inspect(address); }
   Allocation findAllocation(const void* address) override {
     return memory_->findAllocation(address);

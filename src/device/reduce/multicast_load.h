@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "device/multicast.h"
+#include "device/reduce/reductions.h"
+
+// Loads from multicast addresses, which the NVSwitch reduces on the way. 16-bit floating-point
+// types are added in float and rounded once.
+namespace unisono::device::UNISONO_TARGET {
+
+#if defined(__CUDACC__)
+#define UNISONO_LOAD_FOUR(op)                                                                \
+  UNISONO_MULTIMEM("multimem.ld_reduce.relaxed.sys.global." op " {%0, %1, %2, %3}, [%4];"    \
+                   : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]),          \
+                     "=r"(value.word[3])                                                     \
+                   : "l"(address)                                                            \
+                   : "memory")
+#define UNISONO_LOAD_EACH(Word, constraint, op)                                              \
+  do {                                                                                       \
+    Word word[16 / sizeof(Word)] = {};                                                       \
+    UNISONO_UNROLL                                                                           \
+    for (unsigned i = 0; i < 16 / sizeof(Word); i++) {                                       \
+      UNISONO_MULTIMEM("multimem.ld_reduce.relaxed.sys.global." op " %0, [%1];"              \
+                       : "=" constraint(word[i])                                             \
+                       : "l"(address + i * sizeof(Word))                                     \
+                       : "memory");                                                          \
+    }                                                                                        \
+    value = bitsAs<Vector16>(word);                                                          \
+  } while (false)
+
+// The vectors of all members at a multicast address, combined.
+template <typename R>
+UNISONO_DEVICE Vector16 loadReduced(const MulticastView& view, uint64_t offset) {
+  using Element = typename R::Element;
+  constexpr Reduction kReduction = R::kReduction;
+  const std::byte* address = view.address() + offset;
+  Vector16 value{};
+  if constexpr (std::is_same_v<Element, float>) {
+    UNISONO_LOAD_FOUR("add.v4.f32");
+  } else if constexpr (std::is_same_v<Element, double>) {
+    UNISONO_LOAD_EACH(double, "d", "add.f64");
+  } else if constexpr (std::is_same_v<Element, Float16>) {
+    if constexpr (kReduction == Reduction::sum) UNISONO_LOAD_FOUR("add.acc::f32.v4.f16x2");
+    if constexpr (kReduction == Reduction::min) UNISONO_LOAD_FOUR("min.v4.f16x2");
+    if constexpr (kReduction == Reduction::max) UNISONO_LOAD_FOUR("max.v4.f16x2");
+  } else if constexpr (std::is_same_v<Element, BFloat16>) {
+    if constexpr (kReduction == Reduction::sum) UNISONO_LOAD_FOUR("add.acc::f32.v4.bf16x2");
+    if constexpr (kReduction == Reduction::min) UNISONO_LOAD_FOUR("min.v4.bf16x2");
+    if constexpr (kReduction == Reduction::max) UNISONO_LOAD_FOUR("max.v4.bf16x2");
+  } else if constexpr (sizeof(Element) == 4) {
+    constexpr bool kSigned = std::is_signed_v<Element>;
+    if constexpr (kReduction == Reduction::sum) UNISONO_LOAD_EACH(uint32_t, "r", "add.u32");
+    if constexpr (kReduction == Reduction::min) {
+      if constexpr (kSigned) UNISONO_LOAD_EACH(uint32_t, "r", "min.s32");
+      if constexpr (!kSigned) UNISONO_LOAD_EACH(uint32_t, "r", "min.u32");
+    }
+    if constexpr (kReduction == Reduction::max) {
+      if constexpr (kSigned) UNISONO_LOAD_EACH(uint32_t, "r", "max.s32");
+      if constexpr (!kSigned) UNISONO_LOAD_EACH(uint32_t, "r", "max.u32");
+    }
+  } else {
+    static_assert(sizeof(Element) == 8, "a type is missing here");
+    constexpr bool kSigned = std::is_signed_v<Element>;
+    if constexpr (kReduction == Reduction::sum) UNISONO_LOAD_EACH(uint64_t, "l", "add.u64");
+    if constexpr (kReduction == Reduction::min) {
+      if constexpr (kSigned) UNISONO_LOAD_EACH(uint64_t, "l", "min.s64");
+      if constexpr (!kSigned) UNISONO_LOAD_EACH(uint64_t, "l", "min.u64");
+    }
+    if constexpr (kReduction == Reduction::max) {
+      if constexpr (kSigned) UNISONO_LOAD_EACH(uint64_t, "l", "max.s64");
+      if constexpr (!kSigned) UNISONO_LOAD_EACH(uint64_t, "l", "max.u64");
+    }
+  }
+  return value;
+}
+#undef UNISONO_LOAD_EACH
+#undef UNISONO_LOAD_FOUR
+#else
+template <typename R>
+Vector16 loadReduced(const MulticastView& view, uint64_t offset) {
+  using Element = typename R::Element;
+  constexpr size_t kElements = 16 / sizeof(Element);
+  typename R::Accumulator combined[kElements] = {};
+  for (size_t m = 0; m < view.members(); m++) {
+    Element element[kElements];
+    std::memcpy(element, view.member(m) + offset, sizeof(element));
+    for (size_t e = 0; e < kElements; e++) {
+      const auto value = R::Traits::widen(element[e]);
+      combined[e] = m == 0 ? value : R::combine(combined[e], value);
+    }
+  }
+  Element result[kElements];
+  for (size_t e = 0; e < kElements; e++) result[e] = R::Traits::narrow(combined[e]);
+  return bitsAs<Vector16>(result);
+}
+#endif
+
+// Calls visit.template run<R>() for the reducer R of a pair that multicast has.
+template <int kIndex = 0, typename Visit>
+UNISONO_DEVICE void visitMulticastReducer(const ReductionSpec& spec, const Visit& visit) {
+  if constexpr (kIndex < kDataTypes * kReductions) {
+    constexpr auto kType = static_cast<DataType>(kIndex / kReductions);
+    constexpr auto kReduction = static_cast<Reduction>(kIndex % kReductions);
+    if constexpr (isMulticastReduction(kType, kReduction)) {
+      if (spec.type == kType && spec.reduction == kReduction) {
+        visit.template run<ReducerOf<kType, kReduction>>();
+        return;
+      }
+    }
+    visitMulticastReducer<kIndex + 1>(spec, visit);
+  }
+}
+
+}  // namespace unisono::device::UNISONO_TARGET
