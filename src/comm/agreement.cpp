@@ -25,7 +25,7 @@ struct Defaults {
   uint32_t llSlotBytes, ll128SlotBytes;
   uint32_t peerSlotBytes;  // of messages
   uint32_t multicastSlotBytes;
-  uint32_t slots;          // of a FIFO: a chunk on its way and the next one
+  uint32_t slots;  // of a FIFO: a chunk on its way and the next one
   int peerChannels;
   int mostChannelsPerPeer;
   int64_t ringBytesPerThread;  // a channel with less is not worth its start
@@ -34,7 +34,8 @@ struct Defaults {
 
 // CUDA: as many rings as H200 needs to fill its links with one block each, and slices long enough
 // that what happens between two of them does not count. Host: small, so that hundreds of ranks fit.
-constexpr Defaults kCuda{24, 1 << 20, 64 << 10, 128 << 10, 256 << 10, 64 << 10, 4, 32, 16, 64, 64 << 10};
+constexpr Defaults kCuda{24, 1 << 20, 64 << 10, 128 << 10, 256 << 10, 64 << 10,
+                         4,  32,      16,       64,        64 << 10};
 constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8 << 10, 8, 4, 2, 128, 64 << 10};
 
 constexpr uint32_t kSlicesPerChunk = 2;

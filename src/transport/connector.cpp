@@ -193,8 +193,7 @@ bool Connector::isDirect(int peer) const {
 
 bool Connector::isConnected(const plan::Needs& needs) const {
   if ((needs.rings && !ringsConnected_) || (needs.trees && !treesConnected_) ||
-      (needs.multicast && multicast_ == nullptr) ||
-      (needs.direct & ~directConnected_) != 0) {
+      (needs.multicast && multicast_ == nullptr) || (needs.direct & ~directConnected_) != 0) {
     return false;
   }
   return std::all_of(needs.peers.begin(), needs.peers.end(), [this](const plan::PeerUse& use) {

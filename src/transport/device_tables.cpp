@@ -28,10 +28,7 @@ class Pieces {
 
 DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, memory::Arena& arena,
                            const Sizes& sizes, device::DeviceCommunicator head)
-    : runtime_(runtime),
-      arena_(arena),
-      sizes_(sizes),
-      peers_(static_cast<size_t>(sizes.channels)) {
+    : runtime_(runtime), arena_(arena), sizes_(sizes), peers_(static_cast<size_t>(sizes.channels)) {
   const size_t ranks = static_cast<size_t>(sizes.ranks),
                channels = static_cast<size_t>(sizes.channels),
                peers = ranks * static_cast<size_t>(sizes.peerChannels);

@@ -422,7 +422,8 @@ void World::resetDirect(Random& random) {
 void World::resetMulticast(Random& random) {
   if (tables(0).multicast == nullptr) return;
   for (int c = 0; c < geometry_.channels; c++) {
-    const uint64_t up = random() >> below(random, 64) >> 1, down = random() >> below(random, 64) >> 1;
+    const uint64_t up = random() >> below(random, 64) >> 1,
+                   down = random() >> below(random, 64) >> 1;
     for (int rank = 0; rank < ranks(); rank++) {
       device::MulticastChannel& channel = tables(rank).multicast->channels[c];
       const device::MulticastLayout& layout = tables(rank).multicast->layout;

@@ -138,6 +138,8 @@ TEST_F(SettingsTest, NumbersOutOfRangeAreTakenAsInNccl) {
   EXPECT_EQ(with("NCCL_MAX_NCHANNELS", "0").maxChannels, 1);
   EXPECT_EQ(with("NCCL_MIN_CTAS", "0").minCtas, 0);
   EXPECT_EQ(with("NCCL_MAX_CTAS", "-1").maxCtas, 0);
+  EXPECT_EQ(with("NCCL_NVLS_ENABLE", "0").nvls, 0);
+  EXPECT_EQ(with("NCCL_NVLS_ENABLE", "9").nvls, 2);
   EXPECT_EQ(with("NCCL_MNNVL_ENABLE", "1").multiNodeNvlink, 1);
   EXPECT_EQ(with("NCCL_MNNVL_ENABLE", "77").multiNodeNvlink, 2);
   EXPECT_EQ(with("NCCL_MNNVL_ENABLE", "0").multiNodeNvlink, 0);

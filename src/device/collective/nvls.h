@@ -28,9 +28,9 @@ constexpr int groupOf(MulticastStep step) {
 // The vectors that a head moves in one step.
 struct HeadMove {
   int lane, lanes;
-  std::byte* all;          // the multicast address of the buffers
-  const std::byte* input;  // null: the contributions of all ranks
-  std::byte* output;       // null: the results of all ranks
+  std::byte* all;                 // the multicast address of the buffers
+  const std::byte* input;         // null: the contributions of all ranks
+  std::byte* output;              // null: the results of all ranks
   uint64_t contribution, result;  // offsets
   uint64_t bytes;
 
@@ -186,8 +186,7 @@ class NvlsCollective {
       if (!group_.isWaiter(h) || group_.aborted()) continue;
       const uint64_t* from = counter(offset(h));
       const WaitSubject subject{what, block_.rank, h, block_.channelIndex, from, step + 1 - ahead};
-      if (!waitUntil(block_.abortFlag, subject,
-                     [&] { return loadRelaxed(from) + ahead > step; })) {
+      if (!waitUntil(block_.abortFlag, subject, [&] { return loadRelaxed(from) + ahead > step; })) {
         group_.setAborted();
       }
       loadAcquire(from);  // the poll is relaxed

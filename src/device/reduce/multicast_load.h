@@ -9,23 +9,23 @@
 namespace unisono::device::UNISONO_TARGET {
 
 #if defined(__CUDACC__)
-#define UNISONO_LOAD_FOUR(op)                                                                \
-  UNISONO_MULTIMEM("multimem.ld_reduce.relaxed.sys.global." op " {%0, %1, %2, %3}, [%4];"    \
-                   : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]),          \
-                     "=r"(value.word[3])                                                     \
-                   : "l"(address)                                                            \
+#define UNISONO_LOAD_FOUR(op)                                                             \
+  UNISONO_MULTIMEM("multimem.ld_reduce.relaxed.sys.global." op " {%0, %1, %2, %3}, [%4];" \
+                   : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]),       \
+                     "=r"(value.word[3])                                                  \
+                   : "l"(address)                                                         \
                    : "memory")
-#define UNISONO_LOAD_EACH(Word, constraint, op)                                              \
-  do {                                                                                       \
-    Word word[16 / sizeof(Word)] = {};                                                       \
-    UNISONO_UNROLL                                                                           \
-    for (unsigned i = 0; i < 16 / sizeof(Word); i++) {                                       \
-      UNISONO_MULTIMEM("multimem.ld_reduce.relaxed.sys.global." op " %0, [%1];"              \
-                       : "=" constraint(word[i])                                             \
-                       : "l"(address + i * sizeof(Word))                                     \
-                       : "memory");                                                          \
-    }                                                                                        \
-    value = bitsAs<Vector16>(word);                                                          \
+#define UNISONO_LOAD_EACH(Word, constraint, op)                                 \
+  do {                                                                          \
+    Word word[16 / sizeof(Word)] = {};                                          \
+    UNISONO_UNROLL                                                              \
+    for (unsigned i = 0; i < 16 / sizeof(Word); i++) {                          \
+      UNISONO_MULTIMEM("multimem.ld_reduce.relaxed.sys.global." op " %0, [%1];" \
+                       : "=" constraint(word[i])                                \
+                       : "l"(address + i * sizeof(Word))                        \
+                       : "memory");                                             \
+    }                                                                           \
+    value = bitsAs<Vector16>(word);                                             \
   } while (false)
 
 // The vectors of all members at a multicast address, combined.

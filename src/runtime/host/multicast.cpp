@@ -32,8 +32,8 @@ class MulticastRange final : public MappedMemory {
  public:
   MulticastRange(std::span<std::byte* const> members, size_t bytes)
       : MappedMemory(nullptr), members_(members.begin(), members.end()), bytes_(bytes) {
-    void* address = ::mmap(nullptr, bytes, PROT_NONE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* address =
+        ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (address == MAP_FAILED) throw systemError(errno, "mmap of a multicast range");
     address_ = address;
     Ranges& all = Ranges::get();
