@@ -336,7 +336,9 @@ std::vector<test::Point> makePoints(int covers, std::mt19937_64& random) {
   base[typeAxis] = static_cast<int>(bench::ElementType::float32);
   for (size_t path = 0; path < kPaths.size(); path++) {
     base[pathAxis] = static_cast<int>(path);
-    base[nodesAxis] = kPaths[path].algorithm == Algorithm::direct ? 0 : 1;
+    const Algorithm algorithm = kPaths[path].algorithm;
+    const bool insideNode = algorithm == Algorithm::direct || algorithm == Algorithm::nvls;
+    base[nodesAxis] = insideNode ? 0 : 1;
     for (test::Point& point : test::axesThrough(space, base)) points.push_back(std::move(point));
   }
   std::sort(points.begin(), points.end());
