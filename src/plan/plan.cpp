@@ -296,6 +296,7 @@ void append(Plan part, Plan& plan) {
   std::move(part.launches.begin(), part.launches.end(), std::back_inserter(plan.launches));
   plan.needs.rings |= part.needs.rings;
   plan.needs.trees |= part.needs.trees;
+  plan.needs.multicast |= part.needs.multicast;
   plan.needs.direct |= part.needs.direct;
   plan.needs.peers.insert(plan.needs.peers.end(), part.needs.peers.begin(), part.needs.peers.end());
 }
