@@ -5,8 +5,11 @@
 #include <bit>
 #include <map>
 #include <numeric>
+#include <string_view>
+#include <type_traits>
 
 #include "base/error.h"
+#include "base/fnv.h"
 #include "bootstrap/frame.h"
 #include "device/multicast.h"
 
@@ -285,6 +288,13 @@ DecisionSummary summarize(const Decision& decision) {
           config.advisor != nullptr ? 1 : 0,
           static_cast<int64_t>(tuning::hashOf(*config.model)),
           topology::hashOf(decision.joined)};
+}
+
+uint64_t hashOf(const DecisionSummary& summary) {
+  static_assert(std::has_unique_object_representations_v<DecisionSummary>);
+  Fnv hash;
+  hash.add(std::string_view(reinterpret_cast<const char*>(&summary), sizeof(summary)));
+  return hash.value();
 }
 
 void checkSummaries(const std::vector<DecisionSummary>& summaries) {

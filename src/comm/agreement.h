@@ -83,6 +83,8 @@ struct DecisionSummary {
       directLineBits, nodes, advised, costModel;
   topology::JoinedHash joined;
 };
+// Differs where any field does.
+uint64_t hashOf(const DecisionSummary& summary);
 DecisionSummary summarize(const Decision& decision);
 // Throws Error(internalError) that names the field and the two ranks that differ.
 void checkSummaries(const std::vector<DecisionSummary>& summaries);

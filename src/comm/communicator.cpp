@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <thread>
 
@@ -178,17 +179,17 @@ RankFacts Communicator::facts() {
 void Communicator::agree(std::vector<RankFacts> ranks) {
   // Whether this device reaches every other one can be said only now. A device that this process
   // does not see is left to the attempt to map its memory.
-  RankFacts mine = ranks[static_cast<size_t>(bootstrap_->rank())];
-  mine.reachesPeers = 1;
-  for (const RankFacts& peer : ranks) {
-    for (int device = 0; device < runtime_.deviceCount(); device++) {
-      if (device != device_ && runtime_.properties(device).uuid == peer.deviceUuid &&
-          !runtime_.canAccessPeer(device_, device)) {
-        mine.reachesPeers = 0;
-      }
-    }
+  int32_t reachesPeers = 1;
+  for (int device = 0; device < runtime_.deviceCount(); device++) {
+    if (device == device_ || runtime_.canAccessPeer(device_, device)) continue;
+    const auto uuid = runtime_.properties(device).uuid;
+    const auto isThere = [&](const RankFacts& peer) { return peer.deviceUuid == uuid; };
+    if (std::ranges::any_of(ranks, isThere)) reachesPeers = 0;
   }
-  ranks = bootstrap_->allGather(mine);
+  const auto setReaches = [&ranks](const std::vector<int32_t>& all) {
+    for (size_t r = 0; r < all.size(); r++) ranks[r].reachesPeers = all[r];
+  };
+  setReaches(bootstrap_->allGather(reachesPeers));
   // Only the node's topology shows which pairs meet on a third GPU: they do not reach each other,
   // and the decision must know it on every rank.
   NodePlace found = findPlace(ranks, bootstrap_->rank(), settings_);
@@ -197,15 +198,20 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
   const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
   const ScopedCpuAffinity nearGpu(hasGpu ? found.cpuAffinity : "", settings_.ignoreCpuAffinity);
   for (const auto& [pair, link] : found.links) {
-    if (link.through >= 0) mine.reachesPeers = 0;
+    if (link.through >= 0) reachesPeers = 0;
   }
-  ranks = bootstrap_->allGather(mine);
+  setReaches(bootstrap_->allGather(reachesPeers));
   const std::vector<topology::RankPlace> places = bootstrap_->allGather(found.place);
   tuning::CostConstants constants = tuning::defaultConstants();
   const auto advisor = makeTuner(ranks, places, constants);
   decision_ = decide(ranks, places, bootstrap_->rank(), {measurements(settings_), constants});
   decision_.config.advisor = advisor;
-  checkSummaries(bootstrap_->allGather(summarize(decision_)));
+  // Where ranks differ, all of them know it and look for the field.
+  const DecisionSummary summary = summarize(decision_);
+  const std::vector<uint64_t> hashes = bootstrap_->allGather(hashOf(summary));
+  if (std::ranges::adjacent_find(hashes, std::ranges::not_equal_to()) != hashes.end()) {
+    checkSummaries(bootstrap_->allGather(summary));
+  }
   if (bootstrap_->rank() == 0) {
     for (const std::string& warning : decision_.warnings) warnOnce(warning);
   }
@@ -273,12 +279,12 @@ void Communicator::makeWindows(const std::vector<RankFacts>& ranks,
   if (!settings_.zeroCopy) return;
   memory::Windows::WindowOptions options{
       bootstrap_->rank(), {}, static_cast<uint64_t>(settings_.zeroCopyBytes)};
+  const uint64_t process = ranks[static_cast<size_t>(options.rank)].process;
   bool any = false;
   for (size_t peer = 0; peer < ranks.size(); peer++) {
     const auto entry = links.find(std::minmax(options.rank, static_cast<int>(peer)));
     const transport::PeerLink link = entry == links.end() ? transport::PeerLink{} : entry->second;
-    options.peers.push_back(ranks[peer].process != runtime::processToken() && link.through < 0 &&
-                            link.atomics);
+    options.peers.push_back(ranks[peer].process != process && link.through < 0 && link.atomics);
     any |= options.peers.back();
   }
   if (!any) return;

@@ -355,9 +355,11 @@ TEST(Summaries, TheFieldThatDiffersIsNamed) {
     return "";
   };
   EXPECT_EQ(text({same, same, same}), "");
+  EXPECT_EQ(hashOf(same), hashOf(summarize(decideFrom(factsOf(3), 1))));
   for (const Case& wanted : cases) {
     DecisionSummary other = same;
     other.*wanted.field += 1;
+    EXPECT_NE(hashOf(other), hashOf(same)) << wanted.name;
     const std::string report = text({same, same, other});
     EXPECT_TRUE(has(report, wanted.name)) << report;
     EXPECT_TRUE(has(report, "Ranks 0 and 2")) << report;
