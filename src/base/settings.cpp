@@ -118,6 +118,10 @@ constexpr Row kRows[] = {
     {"UNISONO_FAILURE_GRACE",
      Number{&S::failureGraceMilliseconds, 0, 60000, OutOfRange::useDefault, "milliseconds"}, "500",
      "how long running calls of a communicator may go on after one of its ranks has failed"},
+    {"UNISONO_HANG_SECONDS",
+     Number{&S::hangSeconds, 0, kLongestSeconds, OutOfRange::useDefault, "seconds"}, "30",
+     "after how long without progress of a call a report says why; 0: no reports, and calls that "
+     "differ between ranks are not found"},
     {"UNISONO_COMM_KEY_FILE", Text{&S::commKeyFile, "file"}, "none",
      "file with a secret that protects NCCL_COMM_ID: at least 16 bytes, the same on all ranks, "
      "readable only by its owner"},

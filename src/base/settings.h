@@ -33,6 +33,7 @@ struct Settings {
   int64_t bootstrapTimeoutSeconds = kNoBootstrapTimeout;  // UNISONO_BOOTSTRAP_TIMEOUT
   std::string commKeyFile;                                // UNISONO_COMM_KEY_FILE
   int64_t failureGraceMilliseconds = 500;                 // UNISONO_FAILURE_GRACE
+  int64_t hangSeconds = 30;                               // UNISONO_HANG_SECONDS; 0: no watchdog
 
   // Topology.
   std::string topologyFile;        // NCCL_TOPO_FILE

@@ -17,7 +17,7 @@ namespace unisono::comm {
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 408 && bootstrap::kProtocolVersion == 7,
+static_assert(sizeof(RankFacts) == 488 && bootstrap::kProtocolVersion == 8,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {

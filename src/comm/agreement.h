@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/settings.h"
+#include "diagnose/journal.h"
 #include "plan/plan.h"
 #include "runtime/runtime.h"
 #include "topology/join.h"
@@ -45,6 +46,7 @@ struct RankFacts {
   uint64_t measurements;  // hash of the table of UNISONO_TUNING_FILE, 0 without
   uint64_t sharedMemory;  // device of /dev/shm: equal where processes can share host memory
   uint64_t fabric;        // NVLink fabric across hosts: equal where GPUs are in the same; 0: none
+  diagnose::TablePlace calls;  // where the others see what this rank does
   // Second look: whether this rank's device reaches all others directly.
   int32_t reachesPeers;
   int32_t multicast;  // 1: the device has multicast addresses, and the user wants them

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <thread>
 
 #include "base/cpu_affinity.h"
@@ -85,9 +86,12 @@ Communicator::Communicator(runtime::Runtime& runtime,
       settings_(settings),
       options_(options),
       device_(device),
-      bootstrap_(std::move(bootstrap)) {}
+      bootstrap_(std::move(bootstrap)) {
+  if (settings.hangSeconds > 0) journal_ = diagnose::Journal::create();
+}
 
 void Communicator::release(Communicator* communicator) noexcept {
+  if (communicator->abort_->aborted()) communicator->stopWatching();
   if (!communicator->abort_->aborted() || (!communicator->launched_ && !communicator->captured_)) {
     delete communicator;
     return;
@@ -112,7 +116,10 @@ void Communicator::release(Communicator* communicator) noexcept {
 
 Communicator::~Communicator() {
   if (windows_ != nullptr) windows_->close(abort_->aborted());
-  if (abort_->aborted()) return;
+  if (abort_->aborted()) {
+    stopWatching();
+    return;
+  }
   try {
     finish();
   } catch (const Error& error) {
@@ -123,6 +130,7 @@ Communicator::~Communicator() {
   } catch (const Error& error) {
     logInfo("A communicator ended before all its peers were connected: {}", error.what());
   }
+  stopWatching();
   leave("was destroyed");
 }
 
@@ -173,6 +181,7 @@ RankFacts Communicator::facts() {
   facts.nonce = mix64(facts.process + communicators++);
   facts.tuning = tuning::tuningSettingsOf(settings_);
   facts.measurements = settings_.tuningFile.empty() ? 0 : tuning::hashOf(measurements(settings_));
+  if (journal_ != nullptr) facts.calls = journal_->place();
   return facts;
 }
 
@@ -246,6 +255,76 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
                  std::chrono::milliseconds(settings_.failureGraceMilliseconds));
   logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
           runtime_.properties(device_).busId, decision_.nodes, config.channels);
+  watch(ranks);
+}
+
+void Communicator::watch(const std::vector<RankFacts>& ranks) {
+  if (journal_ == nullptr) return;
+  Fnv id;
+  id.add(ranks.front().process);
+  id.add(ranks.front().nonce);
+  journal_->start(id.value(), rank(), this->ranks(), device_, decision_.slots, options_.name);
+  std::vector<diagnose::RankPlace> places;
+  for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.calls});
+  runtime_.prepareToReadWords(device_);
+  diagnose::Questions questions;
+  questions.hasFailed = [this] { return health_->hasFailed() || abort_->aborted(); };
+  questions.isDone = [this] {
+    // Without a current device CUDA would make a context on device 0.
+    const runtime::DeviceScope scope(runtime_, device_);
+    return isIdle();
+  };
+  questions.readProgress = [this] { return readProgress(); };
+  questions.readLinks = [this] { return readLinks(); };
+  questions.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
+  watched_ = std::make_shared<diagnose::Watched>(
+      journal_, diagnose::PeerTables::get(id.value(), places), rank(), description(),
+      std::chrono::seconds(settings_.hangSeconds), std::move(questions));
+  diagnose::Watchdog::get().add(watched_);
+}
+
+void Communicator::stopWatching() {
+  if (watched_ != nullptr) watched_->stop();
+}
+
+std::optional<diagnose::Progress> Communicator::readProgress() {
+  std::vector<const uint64_t*> addresses(device::kMarkWords);
+  std::iota(addresses.begin(), addresses.end(), tables_->marks());
+  std::vector<uint64_t> marks(addresses.size());
+  if (!runtime_.readWords(device_, addresses, marks)) return std::nullopt;
+  const uint64_t started = std::max<uint64_t>(*std::max_element(marks.begin(), marks.end()) / 2, 1);
+  const bool runs = std::find(marks.begin(), marks.end(), 2 * started) != marks.end();
+  return diagnose::Progress{started, runs ? started - 1 : started};
+}
+
+std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
+  std::vector<diagnose::Link> links;
+  std::vector<const uint64_t*> addresses;
+  {
+    const std::lock_guard lock(countersMutex_);
+    for (const auto& fifo : counters_) {
+      if (links.size() == diagnose::kLinks) break;
+      links.push_back({fifo.peer, fifo.channel, fifo.sends});
+      addresses.push_back(fifo.tail);
+      addresses.push_back(fifo.head);
+    }
+  }
+  std::vector<uint64_t> values(addresses.size());
+  if (!runtime_.readWords(device_, addresses, values)) return std::nullopt;
+  for (size_t i = 0; i < links.size(); i++) {
+    links[i].tail = values[2 * i];
+    links[i].head = values[2 * i + 1];
+  }
+  return links;
+}
+
+void Communicator::enter(const std::vector<StreamTask>& tasks, Prepared& prepared) {
+  // Nobody can say how often a graph is launched.
+  if (journal_ == nullptr || prepared.captured) return;
+  for (const StreamTask& task : tasks) {
+    prepared.lastCall = journal_->enter(task.task);
+    if (prepared.firstCall == 0) prepared.firstCall = prepared.lastCall;
+  }
 }
 
 // Ranks that are advised differently would choose differently and hang.
@@ -431,11 +510,20 @@ void Communicator::connect(const Prepared& prepared) {
   health_->check(prepared.needs);
   runtime::DeviceScope scope(runtime_, device_);
   connector_->connect(prepared.plan.needs);
+  const std::lock_guard lock(countersMutex_);
+  counters_ = connector_->fifoCounters();
 }
 
 void Communicator::launch(Prepared& prepared) {
   health_->begin(prepared.needs);
-  if (prepared.plan.launches.empty()) return;
+  const bool counts = !prepared.plan.launches.empty() && !prepared.captured;
+  const uint64_t launchNumber = counts ? ++launches_ : launches_;
+  const auto note = [&] {
+    if (prepared.lastCall != 0) {
+      journal_->launched(prepared.firstCall, prepared.lastCall, launchNumber);
+    }
+  };
+  if (prepared.plan.launches.empty()) return note();
   runtime::DeviceScope scope(runtime_, device_);
   const runtime::Stream stream = prepared.streams.front();
   // Launches of one communicator share counters and buffers, so they run in call order, also when
@@ -450,7 +538,7 @@ void Communicator::launch(Prepared& prepared) {
   }
   // Only now are all streams of a capture in it.
   if (prepared.captured) lastLaunch_->makeGraphWait(stream);
-  const transport::LaunchContext context = launchContext();
+  const transport::LaunchContext context = launchContext(counts ? launchNumber : 0);
   for (const Prepared::Copy& copy : prepared.copies) {
     // A kernel, which looks for an abort first: the user may have freed the memory by the time that
     // a copy of the stream would begin.
@@ -472,10 +560,16 @@ void Communicator::launch(Prepared& prepared) {
     launched_ = true;
     lastStream_ = number;
   }
+  note();
 }
 
-transport::LaunchContext Communicator::launchContext() const {
-  return {tables_->address(), abort_->waitFlag(), abort_->launchFlag(), &connector_->direct()};
+// `launch` is its number, or 0 if it is not counted.
+transport::LaunchContext Communicator::launchContext(uint64_t launch) const {
+  return {tables_->address(),
+          abort_->waitFlag(),
+          abort_->launchFlag(),
+          &connector_->direct(),
+          {launch == 0 || journal_ == nullptr ? nullptr : tables_->marks(), launch}};
 }
 
 // A stream that is idle once everything that was launched is done.

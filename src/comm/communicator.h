@@ -5,12 +5,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/agreement.h"
 #include "comm/health.h"
 #include "comm/turns.h"
+#include "diagnose/watchdog.h"
 #include "memory/windows.h"
 #include "plugin/tuner.h"
 #include "transport/connector.h"
@@ -72,7 +74,8 @@ class Communicator {
     plan::Plan plan;
     std::vector<runtime::Stream> streams;  // those of the calls, each once; the first launches
     CallNeeds needs;
-    bool captured = false;  // into a graph
+    uint64_t firstCall = 0, lastCall = 0;  // in the journal, once they are entered
+    bool captured = false;                 // into a graph
     struct Copy {
       void* to;
       const void* from;
@@ -81,6 +84,8 @@ class Communicator {
     std::vector<Copy> copies;  // before the launches: inputs that the calls would overwrite
   };
   Prepared prepare(const std::vector<StreamTask>& tasks);
+  // Notes the calls for the diagnosis of hangs.
+  void enter(const std::vector<StreamTask>& tasks, Prepared& prepared);
   bool isConnected(const Prepared& prepared) const;
   void connect(const Prepared& prepared);
   void launch(Prepared& prepared);
@@ -116,7 +121,11 @@ class Communicator {
                                                    const std::vector<topology::RankPlace>& places,
                                                    tuning::CostConstants& constants) const;
   void makeWindows(const std::vector<RankFacts>& ranks, const transport::PeerLinks& links);
-  transport::LaunchContext launchContext() const;
+  transport::LaunchContext launchContext(uint64_t launch) const;
+  void watch(const std::vector<RankFacts>& ranks);
+  void stopWatching();
+  std::optional<diagnose::Progress> readProgress();
+  std::optional<std::vector<diagnose::Link>> readLinks();
   static void release(Communicator* communicator) noexcept;
   std::shared_ptr<void> streamBehindLaunches();
   void findWindows(std::vector<plan::Task>& calls, bool captured);
@@ -139,6 +148,13 @@ class Communicator {
   std::unique_ptr<memory::MappingCache> mappings_;
   std::unique_ptr<transport::DeviceTables> tables_;
   std::unique_ptr<transport::Connector> connector_;
+
+  // Null if hangs are not to be diagnosed, or cannot be.
+  std::shared_ptr<diagnose::Journal> journal_;
+  std::shared_ptr<diagnose::Watched> watched_;
+  uint64_t launches_ = 1;  // the number of the last launch
+  std::mutex countersMutex_;
+  std::vector<transport::Connector::FifoCounters> counters_;  // of the FIFOs that are connected
 
   std::atomic<uint64_t> shrinks_{0};
   bool launched_ = false, captured_ = false;

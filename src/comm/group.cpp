@@ -90,6 +90,7 @@ bool CallGroup::end() {
     for (const Calls& entry : calls) entry.handle->getActive();
     for (Calls& entry : calls) entry.prepared = entry.communicator->prepare(entry.tasks);
     const bool complete = initAll(initJobs);
+    for (Calls& entry : calls) entry.communicator->enter(entry.tasks, entry.prepared);
     return runAll(std::move(calls)) && complete;
   } catch (...) {
     drop(initJobs);

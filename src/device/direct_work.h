@@ -89,6 +89,7 @@ struct DirectLaunchArguments {
   DirectMemory memory;
   const uint32_t* abortFlag;
   const uint32_t* launchFlag;
+  LaunchMark mark;
   int32_t rank;
   int32_t ranks;
   int32_t lineBits;

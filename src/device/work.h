@@ -229,6 +229,16 @@ struct SendReceiveWork {
   WindowReference window;  // of the receive buffer
 };
 
+// Where the thread groups of a kernel say what they do, for the CPU: twice the number of their
+// launch, plus 1 when they are done with it. Takes no part in any protocol. `words` is null in
+// launches that are not counted.
+struct LaunchMark {
+  uint64_t* words;  // [block][group]
+  uint64_t number;
+};
+inline constexpr int kMarkGroups = 3;
+inline constexpr int kMarkWords = 64 * kMarkGroups;
+
 // The launches. Their arguments hold all that a replay of a CUDA graph needs, by value.
 inline constexpr int kMaxCollectiveWorks = 31;
 struct CollectiveArguments {
@@ -236,6 +246,7 @@ struct CollectiveArguments {
   // Nonzero after an abort. Cheap to read on the device: every kernel looks at it before it touches
   // memory of the user, who may have freed it by then.
   const uint32_t* launchFlag;
+  LaunchMark mark;
   int32_t works;
   int32_t groups;  // thread groups of a block, the same for all works (groupsOf)
   CollectiveWork work[kMaxCollectiveWorks];
@@ -249,6 +260,7 @@ inline constexpr int kMaxSendReceiveWorks = 32;
 struct SendReceiveArguments {
   DeviceCommunicator* communicator;
   const uint32_t* launchFlag;
+  LaunchMark mark;
   int32_t works;
   SendReceiveWork work[kMaxSendReceiveWorks];
 

@@ -230,6 +230,13 @@ class Runtime {
   // Drops the references that exportMemory() keeps to memory that was freed since.
   virtual void releaseFreedExports() {}
 
+  // Allocates what readWords() needs, as allocating may wait for kernels that run.
+  virtual void prepareToReadWords(int /*device*/) {}
+  // Reads words that kernels may be writing, while these run. False if the device does not answer
+  // within a moment (it may still be busy with that at the next call), or is not prepared.
+  virtual bool readWords(int device, std::span<const uint64_t* const> addresses,
+                         std::span<uint64_t> values) = 0;
+
   virtual void copyAsync(void* destination, const void* source, size_t bytes, Stream stream) = 0;
   // Loads `kernel` onto `device`, so that its first launch need not: loading can wait for kernels
   // that run already, and these may wait for the launch.

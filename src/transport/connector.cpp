@@ -153,9 +153,15 @@ std::vector<device::Fifo> Connector::complete(const ConnectionGroup& link) {
       fifo.slots = slots;
       fifo.head = reinterpret_cast<uint64_t*>(senderLines + i * kLineBytes);
       fifo.tail = reinterpret_cast<uint64_t*>(receiverLines + i * kLineBytes);
-      if (offers && (count == 1 || i == plan::indexOf(device::Protocol::simple))) {
+      const bool isSimple = count == 1 || i == plan::indexOf(device::Protocol::simple);
+      if (isSimple && offers) {
         fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * kLineBytes);
         fifo.byAddress = byAddress ? 1 : 0;
+      }
+      if (isSimple) {
+        const int number =
+            link.purpose == kPeer ? static_cast<int>(channel) : link.channels[channel];
+        fifoCounters_.push_back({peer, number, sends, fifo.tail, fifo.head});
       }
       fifos.push_back(fifo);
       slots += size_t{slots_} * link.slotBytes[i];

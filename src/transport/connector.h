@@ -69,6 +69,14 @@ class Connector {
   // throws.
   void waitUntilMapped();
 
+  // The counters of a FIFO of protocol Simple that this rank uses, as it addresses them.
+  struct FifoCounters {
+    int peer, channel;
+    bool sends;
+    const uint64_t *tail, *head;
+  };
+  const std::vector<FifoCounters>& fifoCounters() const { return fifoCounters_; }
+
   // Valid after connect() of a plan that uses it.
   const device::DirectMemory& direct() const { return direct_; }
 
@@ -122,6 +130,7 @@ class Connector {
   std::shared_ptr<runtime::MappedMemory> multicast_;  // the address of all ranks' buffers
   memory::Block directWindow_{};
   device::DirectMemory direct_{};
+  std::vector<FifoCounters> fifoCounters_;
   std::vector<int> unconfirmed_;  // peers, once for each block sent to them
 };
 

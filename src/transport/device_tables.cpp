@@ -37,11 +37,13 @@ DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, memory::Arena&
   const size_t channelTable = pieces.add<device::Channel>(channels);
   const size_t sendTable = pieces.add<device::Fifo>(peers);
   const size_t receiveTable = pieces.add<device::Fifo>(peers);
+  const size_t marks = pieces.add<uint64_t>(device::kMarkWords);
   const size_t orders = pieces.add<int32_t>(channels * ranks);
   stream_ = runtime.createStream(device);
 
   std::byte* base = arena.allocate(pieces.bytes()).address;
   communicator_ = reinterpret_cast<device::DeviceCommunicator*>(base + communicator);
+  marks_ = reinterpret_cast<uint64_t*>(base + marks);
   channels_ = reinterpret_cast<device::Channel*>(base + channelTable);
   send_ = reinterpret_cast<device::Fifo*>(base + sendTable);
   receive_ = reinterpret_cast<device::Fifo*>(base + receiveTable);

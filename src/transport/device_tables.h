@@ -29,6 +29,8 @@ class DeviceTables {
                device::DeviceCommunicator head);
 
   device::DeviceCommunicator* address() const { return communicator_; }
+  // The words of device::LaunchMark.
+  uint64_t* marks() const { return marks_; }
 
   // The index of the connection to `peer` on a channel, which is made if it does not exist.
   int32_t connectionTo(int channel, int peer);
@@ -53,6 +55,7 @@ class DeviceTables {
   Sizes sizes_;
   std::shared_ptr<void> stream_;
   device::DeviceCommunicator* communicator_;
+  uint64_t* marks_;
   device::Channel* channels_;
   int32_t* orders_;
   device::Fifo* send_;

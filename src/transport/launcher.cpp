@@ -17,6 +17,8 @@ struct Prepared {
 Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
   launch.arguments.communicator = context.communicator;
   launch.arguments.launchFlag = context.launchFlag;
+  launch.arguments.mark = context.mark;
+  static_assert(device::kMulticastGroups <= device::kMarkGroups);
   const bool multicast = launch.arguments.groups == device::kMulticastGroups;
   return {multicast ? device::multicastKernel() : device::collectiveKernel(),
           {.blocks = launch.blocks,
@@ -29,6 +31,7 @@ Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
 Prepared prepare(const LaunchContext& context, plan::SendReceiveLaunch& launch) {
   launch.arguments.communicator = context.communicator;
   launch.arguments.launchFlag = context.launchFlag;
+  launch.arguments.mark = context.mark;
   return {device::sendReceiveKernel(),
           {.blocks = launch.blocks,
            .threadsPerBlock = device::kChannelThreads,
@@ -42,6 +45,7 @@ Prepared prepare(const LaunchContext& context, plan::DirectLaunch& launch) {
   arguments.memory = *context.direct;
   arguments.abortFlag = context.abortFlag;
   arguments.launchFlag = context.launchFlag;
+  arguments.mark = context.mark;
   return {device::directKernel(arguments),
           {.blocks = launch.blocks,
            .threadsPerBlock = launch.threads,

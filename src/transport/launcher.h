@@ -14,6 +14,7 @@ struct LaunchContext {
   const uint32_t* abortFlag = nullptr;                 // ends waits
   const uint32_t* launchFlag = nullptr;                // ends kernels that begin later
   const device::DirectMemory* direct = nullptr;
+  device::LaunchMark mark{};
 };
 
 // Completes the arguments of a launch and enqueues it.

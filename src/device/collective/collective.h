@@ -99,6 +99,7 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
                                     int groupIndex, const CollectiveArguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
   Channel& channel = communicator.channels[channelIndex];
+  if (group.isPoster()) markStart(arguments.mark, channelIndex, groupIndex);
   if (group.isLoader(0)) {
     loadCommunicator(block, communicator, channelIndex);
     block.group = groupIndex;
@@ -132,6 +133,7 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
     group.syncAll();  // the next work takes the place of this one and reads what it saved
   }
   keepStopped(group, communicator);
+  if (group.isPoster()) markEnd(arguments.mark, channelIndex, groupIndex);
 }
 
 }  // namespace unisono::device::UNISONO_TARGET

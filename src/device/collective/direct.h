@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/direct_work.h"
+#include "device/protocol/launch_mark.h"
 #include "device/protocol/low_latency.h"
 #include "device/reduce/reductions.h"
 
@@ -580,6 +581,7 @@ class DirectLaunch {
 template <typename Ranks, typename Combine, typename Stopped, typename SyncBlock>
 UNISONO_DEVICE void directCall(const DirectCallArguments& arguments, const DirectLane& at,
                                Stopped stopped, SyncBlock syncBlock) {
+  if (at.lane == 0) markStart(arguments.mark, at.block, 0);
   DirectLaunch<Ranks, DirectCallArguments> launch(arguments, at);
   const Streams<Ranks::kBatch> streams = launch.load(0);
   const bool sent = launch.template send<Combine>(0, streams, !stopped());
@@ -592,6 +594,7 @@ UNISONO_DEVICE void directCall(const DirectCallArguments& arguments, const Direc
     if (sent) launch.template receive<Combine>(0, streams);
     launch.advance(syncBlock);
   }
+  if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
 }
 
 // A launch of messages without a limit of lines.
@@ -648,6 +651,7 @@ UNISONO_DEVICE_TABLE ReductionTable<DirectHalf> kReceiveWork =
 template <typename Stopped, typename SyncBlock>
 UNISONO_DEVICE void directGroup(const DirectArguments& arguments, const DirectLane& at,
                                 Stopped stopped, SyncBlock syncBlock) {
+  if (at.lane == 0) markStart(arguments.mark, at.block, 0);
   if (stopped()) return;
   DirectGroupLaunch launch(arguments, at);
   launch.acknowledge();
@@ -666,6 +670,7 @@ UNISONO_DEVICE void directGroup(const DirectArguments& arguments, const DirectLa
     going = receive(arguments, at, w);
   }
   launch.advance(syncBlock);
+  if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
 }
 
 }  // namespace unisono::device::UNISONO_TARGET

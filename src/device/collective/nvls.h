@@ -309,6 +309,7 @@ UNISONO_DEVICE void multicastBlock(ThreadGroup& group, MulticastBlock& block, in
                                    int groupIndex, const CollectiveArguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
   const Multicast& multicast = *communicator.multicast;
+  if (group.isPoster()) markStart(arguments.mark, channelIndex, groupIndex);
   if (group.isLoader(0)) {
     block.layout = multicast.layout;
     block.rank = communicator.rank;
@@ -338,6 +339,7 @@ UNISONO_DEVICE void multicastBlock(ThreadGroup& group, MulticastBlock& block, in
     group.syncAll();  // the next work takes the place of this one and reads what it saved
   }
   keepStopped(group, communicator);
+  if (group.isPoster()) markEnd(arguments.mark, channelIndex, groupIndex);
 }
 
 }  // namespace unisono::device::UNISONO_TARGET

@@ -106,6 +106,7 @@ UNISONO_DEVICE void receiveMessage(ThreadGroup& group, Block& block,
 UNISONO_DEVICE void messageBlock(ThreadGroup& group, Block& block, bool sends, int channel,
                                  const SendReceiveArguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
+  if (group.isPoster()) markStart(arguments.mark, channel, sends ? 0 : 1);
   if (group.isLoader(0)) {
     loadCommunicator(block, communicator, channel);
     block.slotBytes = communicator.peerSlotBytes;
@@ -128,6 +129,7 @@ UNISONO_DEVICE void messageBlock(ThreadGroup& group, Block& block, bool sends, i
     group.syncAll();
   }
   keepStopped(group, communicator);
+  if (group.isPoster()) markEnd(arguments.mark, channel, sends ? 0 : 1);
 }
 
 }  // namespace unisono::device::UNISONO_TARGET

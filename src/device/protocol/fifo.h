@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "device/protocol/launch_mark.h"
 #include "device/simt/simt.h"
 #include "device/work.h"
 

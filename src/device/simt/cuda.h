@@ -110,6 +110,10 @@ UNISONO_DEVICE void storeRelaxed(uint64_t* address, uint64_t value) {
 UNISONO_DEVICE void storeRelease(uint64_t* address, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
+// For the CPU, which may read the word at any time.
+UNISONO_DEVICE void storeForCpu(uint64_t* address, uint64_t value) {
+  storeRelaxed(address, value);
+}
 // With acquire order.
 UNISONO_DEVICE uint64_t exchange(uint64_t* address, uint64_t value) {
   uint64_t before;

@@ -12,6 +12,7 @@
 #include "runtime/cuda/event.h"
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/share.h"
+#include "runtime/cuda/word_reader.h"
 #include "runtime/runtime.h"
 
 namespace unisono::runtime {
@@ -91,6 +92,15 @@ class CudaRuntime final : public Runtime {
           "cudaMemcpyAsync");
   }
 
+  void prepareToReadWords(int device) override {
+    checkOrdinal(device);
+    wordReader_.prepare(device);
+  }
+  bool readWords(int device, std::span<const uint64_t* const> addresses,
+                 std::span<uint64_t> values) override {
+    checkOrdinal(device);
+    return wordReader_.read(device, addresses, values);
+  }
   void prepare(const Kernel& kernel, int device) override;
   void launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
               Stream stream) override;
@@ -110,6 +120,7 @@ class CudaRuntime final : public Runtime {
   }
 
   const Settings settings_;
+  WordReader wordReader_;
   int devices_ = 0;
   std::vector<SharingSupport> support_;
   std::atomic<bool> vmmRefused_{false};

@@ -252,6 +252,15 @@ void HostRuntime::synchronizeDevice(int device) {
   if (first != nullptr) std::rethrow_exception(first);
 }
 
+bool HostRuntime::readWords(int, std::span<const uint64_t* const> addresses,
+                            std::span<uint64_t> values) {
+  for (size_t i = 0; i < addresses.size(); i++) {
+    values[i] =
+        std::atomic_ref(*const_cast<uint64_t*>(addresses[i])).load(std::memory_order_relaxed);
+  }
+  return true;
+}
+
 CaptureState HostRuntime::captureState(Stream stream) {
   streamOf(stream);
   return CaptureState::none;

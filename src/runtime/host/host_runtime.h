@@ -48,6 +48,8 @@ class HostRuntime final : public Runtime {
     return memory_->findAllocation(address);
   }
 
+  bool readWords(int device, std::span<const uint64_t* const> addresses,
+                 std::span<uint64_t> values) override;
   void copyAsync(void* destination, const void* source, size_t bytes, Stream stream) override;
   void launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
               Stream stream) override;

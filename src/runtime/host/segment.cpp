@@ -22,10 +22,10 @@ size_t roundUpToPages(size_t bytes) {
   return roundUp(bytes, page);
 }
 
-MemorySegment::MemorySegment(size_t bytes)
-    : descriptor_(openDescriptor(
-          [] { return ::memfd_create("unisono-device", MFD_CLOEXEC | MFD_ALLOW_SEALING); },
-          "memfd_create")),
+MemorySegment::MemorySegment(size_t bytes, const char* name)
+    : descriptor_(
+          openDescriptor([name] { return ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING); },
+                         "memfd_create")),
       bytes_(roundUpToPages(bytes)) {
   if (::ftruncate(descriptor_.get(), static_cast<off_t>(bytes_)) != 0) {
     throw systemError(errno, "ftruncate of simulated device memory");

@@ -16,8 +16,8 @@ namespace unisono::runtime::host {
 // has no mapping of it.
 class MemorySegment {
  public:
-  // Throws Error(systemError).
-  explicit MemorySegment(size_t bytes);
+  // `name` is that of the file in /proc. Throws Error(systemError).
+  explicit MemorySegment(size_t bytes, const char* name = "unisono-device");
   // Maps a descriptor of another process's segment; throws Error if it is not one of `bytes`.
   MemorySegment(const UniqueDescriptor& descriptor, size_t bytes);
   MemorySegment(const MemorySegment&) = delete;

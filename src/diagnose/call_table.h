@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "device/work.h"
+#include "plan/plan.h"
+
+// What the ranks of a process are doing, in memory that the other processes of the host map and
+// that outlives the process: one head, then one table for each communicator. A process writes its
+// own tables; everybody else only reads them, at any time, so that all that changes is atomic.
+namespace unisono::diagnose {
+
+inline constexpr uint32_t kTableLayout = 1;
+inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
+inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
+
+inline constexpr size_t kTableBytes = 8192;
+inline constexpr size_t kTables = 4096;  // pages that are never written cost nothing
+inline constexpr size_t kCalls = 64;     // the last calls of a rank
+inline constexpr size_t kLinks = 128;
+inline constexpr size_t kNameBytes = 64;
+inline constexpr int kMaxRanks = 1 << 20;  // what readers believe
+
+struct ProcessHead {
+  char magic[8];
+  uint32_t layout;
+  uint32_t pid;
+  uint64_t pidNamespace;
+  std::atomic<uint32_t> tables;  // that are or were in use
+  std::atomic<int64_t> alive;    // when its watchdog looked last
+};
+
+// One call of the API on one rank.
+struct Call {
+  uint64_t index = 0;     // among all calls of the rank, from 1
+  uint64_t sequence = 0;  // among the collectives, or among the messages to or from `peer`, from 1
+  plan::Call call = plan::Call::allReduce;
+  device::DataType type = device::DataType::int8;
+  device::Reduction reduction = device::Reduction::sum;
+  int peer = -1;  // the other rank, or the root; -1: none
+  uint64_t count = 0;
+  int64_t entered = 0;  // nanoseconds of the steady clock
+  uint64_t launch = 0;  // the number of its launch; 0: not launched yet
+
+  bool isMessage() const { return call == plan::Call::send || call == plan::Call::receive; }
+  bool reduces() const {
+    return call == plan::Call::allReduce || call == plan::Call::reduceScatter ||
+           call == plan::Call::reduce;
+  }
+  bool hasRoot() const {
+    return call == plan::Call::broadcast || call == plan::Call::reduce ||
+           call == plan::Call::gather || call == plan::Call::scatter;
+  }
+  uint64_t bytes() const { return count * device::elementBytes(type); }
+};
+
+// A call as its table holds it. `index` is 0 while the rest is being written.
+struct CallRecord {
+  std::atomic<uint64_t> index, sequence, count, launch;
+  std::atomic<int64_t> entered;
+  std::atomic<uint64_t> kind;  // call, type, reduction: a byte each; then the peer
+  std::array<uint64_t, 2> unused;
+};
+static_assert(sizeof(CallRecord) == 64);
+
+// The counters of a FIFO of protocol Simple (device/work.h) at one of its ends.
+struct Link {
+  int peer = -1;
+  int channel = 0;
+  bool sends = false;
+  uint64_t tail = 0, head = 0;
+};
+struct LinkRecord {
+  std::atomic<uint64_t> kind, tail, head;
+};
+
+struct CallTable {
+  std::atomic<uint64_t> id;  // the same on all ranks of a communicator; 0: the table is free
+  std::atomic<int32_t> rank, ranks, device;
+  std::atomic<uint32_t> slots;  // of every FIFO
+  std::atomic<char> name[kNameBytes];
+  std::atomic<uint64_t> entered;   // the index of the last call
+  std::atomic<uint64_t> launched;  // the number of the last launch: numbers begin at 2
+  // As the watchdog of the process saw them last: the last launch whose kernel has begun, the last
+  // one that is done, and when one of them changed.
+  std::atomic<uint64_t> started, finished;
+  std::atomic<int64_t> changed;
+  std::atomic<uint32_t> links;
+  alignas(64) CallRecord calls[kCalls];
+  LinkRecord link[kLinks];
+};
+static_assert(sizeof(CallTable) <= kTableBytes);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+inline constexpr size_t kSegmentBytes = kTableBytes * (kTables + 1);
+
+inline ProcessHead& headOf(std::byte* segment) {
+  return *reinterpret_cast<ProcessHead*>(segment);
+}
+inline CallTable& tableOf(std::byte* segment, size_t slot) {
+  return *reinterpret_cast<CallTable*>(segment + kTableBytes * (slot + 1));
+}
+
+}  // namespace unisono::diagnose

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/journal.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/log.h"
+
+namespace unisono::diagnose {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr auto kRelease = std::memory_order_release;
+
+// The tables of this process. A forked child makes its own.
+struct Tables {
+  std::mutex mutex;
+  std::shared_ptr<runtime::host::MemorySegment> segment;
+  int forks = -1;
+  std::vector<uint32_t> free;  // slots that were used before
+  uint32_t used = 0;
+  uint64_t serials = 0;
+};
+
+Tables& tables() {
+  static auto* instance = new Tables;
+  return *instance;
+}
+
+uint64_t pidNamespace() {
+  struct stat status {};
+  return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+void prepare(Tables& all) {
+  if (all.forks == forkCount()) return;
+  all.segment = std::make_shared<runtime::host::MemorySegment>(kSegmentBytes, kTableFile);
+  all.forks = forkCount();
+  all.free.clear();
+  all.used = 0;
+  ProcessHead& head = headOf(all.segment->address());
+  head.layout = kTableLayout;
+  head.pid = static_cast<uint32_t>(::getpid());
+  head.pidNamespace = pidNamespace();
+  head.alive.store(steadyNow(), kRelaxed);
+  std::memcpy(head.magic, kMagic, sizeof(kMagic));
+}
+
+}  // namespace
+
+int64_t steadyNow() {
+  return std::chrono::steady_clock::now().time_since_epoch().count();
+}
+
+std::shared_ptr<runtime::host::MemorySegment> segmentOfThisProcess() {
+  Tables& all = tables();
+  const std::lock_guard lock(all.mutex);
+  return all.forks == forkCount() ? all.segment : nullptr;
+}
+
+std::shared_ptr<Journal> Journal::create() noexcept {
+  try {
+    Tables& all = tables();
+    const std::lock_guard lock(all.mutex);
+    prepare(all);
+    uint32_t slot = all.used;
+    if (!all.free.empty()) {
+      slot = all.free.back();
+      all.free.pop_back();
+    } else if (all.used == kTables) {
+      return nullptr;
+    } else {
+      all.used++;
+      headOf(all.segment->address()).tables.store(all.used, kRelease);
+    }
+    return std::shared_ptr<Journal>(new Journal(all.segment, slot, ++all.serials));
+  } catch (const std::exception& error) {
+    logWarn("Hangs cannot be diagnosed: {}", error.what());
+    return nullptr;
+  }
+}
+
+Journal::Journal(std::shared_ptr<runtime::host::MemorySegment> segment, uint32_t slot,
+                 uint64_t serial)
+    : segment_(std::move(segment)),
+      slot_(slot),
+      serial_(serial),
+      forks_(forkCount()),
+      table_(tableOf(segment_->address(), slot)) {}
+
+Journal::~Journal() {
+  if (forks_ != forkCount()) return;
+  table_.id.store(0, kRelease);
+  Tables& all = tables();
+  const std::lock_guard lock(all.mutex);
+  try {
+    all.free.push_back(slot_);
+  } catch (const std::bad_alloc&) {
+    // The table stays unused.
+  }
+}
+
+TablePlace Journal::place() {
+  return {segment_->ticket(), serial_, slot_};
+}
+
+void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots,
+                    std::string_view name) {
+  sends_.resize(static_cast<size_t>(ranks));
+  receives_.resize(static_cast<size_t>(ranks));
+  // All with release order: who sees one of the new values sees that the table was free, too.
+  table_.rank.store(rank, kRelease);
+  table_.ranks.store(ranks, kRelease);
+  table_.device.store(device, kRelease);
+  table_.slots.store(slots, kRelease);
+  name = name.substr(0, kNameBytes - 1);
+  for (size_t i = 0; i < name.size(); i++) table_.name[i].store(name[i], kRelease);
+  table_.name[name.size()].store('\0', kRelease);
+  for (CallRecord& record : table_.calls) record.index.store(0, kRelease);
+  table_.entered.store(0, kRelease);
+  for (auto* number : {&table_.launched, &table_.started, &table_.finished}) {
+    number->store(1, kRelease);
+  }
+  table_.links.store(0, kRelease);
+  table_.changed.store(steadyNow(), kRelease);
+  table_.id.store(id, kRelease);
+}
+
+uint64_t Journal::enter(const plan::Task& task) {
+  const auto peer = static_cast<size_t>(task.peer);
+  const uint64_t sequence = task.call == plan::Call::send      ? ++sends_[peer]
+                            : task.call == plan::Call::receive ? ++receives_[peer]
+                                                               : ++collectives_;
+  const uint64_t index = ++entered_;
+  CallRecord& record = table_.calls[index % kCalls];
+  // All with release order: who sees one of the new values sees that the index is 0 or new, too.
+  record.index.store(0, kRelease);
+  record.sequence.store(sequence, kRelease);
+  record.count.store(task.count, kRelease);
+  record.launch.store(0, kRelease);
+  record.entered.store(steadyNow(), kRelease);
+  record.kind.store(static_cast<uint64_t>(task.call) |
+                        static_cast<uint64_t>(task.reduction.type) << 8 |
+                        static_cast<uint64_t>(task.reduction.reduction) << 16 |
+                        static_cast<uint64_t>(static_cast<uint32_t>(task.peer)) << 32,
+                    kRelease);
+  record.index.store(index, kRelease);
+  table_.entered.store(index, kRelease);
+  return index;
+}
+
+void Journal::launched(uint64_t first, uint64_t last, uint64_t number) {
+  if (last - first >= kCalls) first = last - kCalls + 1;
+  for (uint64_t index = first; index <= last; index++) {
+    table_.calls[index % kCalls].launch.store(number, kRelease);
+  }
+  table_.launched.store(number, kRelease);
+}
+
+bool Journal::isIdle() const {
+  const uint64_t last = table_.entered.load(std::memory_order_acquire);
+  if (last == 0) return true;
+  const uint64_t launch = table_.calls[last % kCalls].launch.load(std::memory_order_acquire);
+  return launch != 0 && launch <= table_.finished.load(std::memory_order_acquire);
+}
+
+void Journal::setProgress(uint64_t started, uint64_t finished, int64_t now) {
+  if (table_.started.load(kRelaxed) == started && table_.finished.load(kRelaxed) == finished)
+    return;
+  table_.started.store(started, kRelaxed);
+  table_.finished.store(finished, kRelaxed);
+  table_.changed.store(now, kRelease);
+}
+
+void Journal::setLinks(std::span<const Link> links) {
+  const size_t count = std::min(links.size(), kLinks);
+  for (size_t i = 0; i < count; i++) {
+    LinkRecord& record = table_.link[i];
+    record.kind.store(static_cast<uint32_t>(links[i].peer) |
+                          static_cast<uint64_t>(links[i].channel) << 32 |
+                          static_cast<uint64_t>(links[i].sends) << 63,
+                      kRelaxed);
+    record.tail.store(links[i].tail, kRelaxed);
+    record.head.store(links[i].head, kRelaxed);
+  }
+  table_.links.store(static_cast<uint32_t>(count), kRelease);
+}
+
+}  // namespace unisono::diagnose

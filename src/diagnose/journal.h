@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "diagnose/call_table.h"
+#include "runtime/descriptor_service.h"
+#include "runtime/host/segment.h"
+
+namespace unisono::diagnose {
+
+// Where the table of a rank is, for other processes.
+struct TablePlace {
+  static constexpr uint32_t kNone = ~uint32_t{0};
+  runtime::DescriptorTicket segment;
+  uint64_t serial = 0;  // of the table in its process: no other one has or had it
+  uint32_t slot = kNone;
+};
+
+// The calls of one rank in its table of this process. Calls come from one thread at a time, as
+// those of the communicator do; the watchdog sets the progress.
+class Journal {
+ public:
+  // Takes a free table. Null if there is none, or no memory for them: then nothing can be
+  // diagnosed.
+  static std::shared_ptr<Journal> create() noexcept;
+  ~Journal();
+  Journal(const Journal&) = delete;
+  Journal& operator=(const Journal&) = delete;
+
+  TablePlace place();
+  // From now on others find the table. `id` is the same on all ranks.
+  void start(uint64_t id, int rank, int ranks, int device, uint32_t slots, std::string_view name);
+
+  // Notes a call, before anything is done for it. Returns its index.
+  uint64_t enter(const plan::Task& task);
+  // The calls `first` to `last` are in launch `number`.
+  void launched(uint64_t first, uint64_t last, uint64_t number);
+
+  // Whether all calls that were made are done, as far as setProgress() knows.
+  bool isIdle() const;
+  void setProgress(uint64_t started, uint64_t finished, int64_t now);
+  void setLinks(std::span<const Link> links);
+
+  const CallTable& table() const { return table_; }
+  std::byte* segment() const { return segment_->address(); }
+
+ private:
+  Journal(std::shared_ptr<runtime::host::MemorySegment> segment, uint32_t slot, uint64_t serial);
+
+  const std::shared_ptr<runtime::host::MemorySegment> segment_;
+  const uint32_t slot_;
+  const uint64_t serial_;
+  const int forks_;
+  CallTable& table_;
+  uint64_t entered_ = 0, collectives_ = 0;
+  std::vector<uint64_t> sends_, receives_;  // by peer
+};
+
+// The segment of this process; null before its first journal.
+std::shared_ptr<runtime::host::MemorySegment> segmentOfThisProcess();
+
+// Nanoseconds of the steady clock, which all processes of a host share.
+int64_t steadyNow();
+
+}  // namespace unisono::diagnose

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/rank_view.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <fstream>
+
+namespace unisono::diagnose {
+namespace {
+
+constexpr auto kAcquire = std::memory_order_acquire;
+
+// Nothing for a record that is being written, or that no library of this version has written.
+std::optional<Call> readCall(const CallRecord& record, int ranks) {
+  Call call;
+  call.index = record.index.load(kAcquire);
+  call.sequence = record.sequence.load(kAcquire);
+  call.count = record.count.load(kAcquire);
+  call.launch = record.launch.load(kAcquire);
+  call.entered = record.entered.load(kAcquire);
+  const uint64_t kind = record.kind.load(kAcquire);
+  if (call.index == 0 || record.index.load(kAcquire) != call.index) return std::nullopt;
+  call.call = static_cast<plan::Call>(kind & 0xff);
+  call.type = static_cast<device::DataType>(kind >> 8 & 0xff);
+  call.reduction = static_cast<device::Reduction>(kind >> 16 & 0xff);
+  call.peer = static_cast<int32_t>(kind >> 32);
+  const bool needsPeer = call.isMessage() || call.hasRoot();
+  const bool isValid = call.call <= plan::Call::scatter &&
+                       static_cast<int>(call.type) < device::kDataTypes &&
+                       (!needsPeer || (call.peer >= 0 && call.peer < ranks));
+  return isValid ? std::optional(call) : std::nullopt;
+}
+
+// From /proc, for a process of the same PID namespace that does not answer.
+std::string processState(const ProcessHead& head) {
+  struct stat status {};
+  if (::stat("/proc/self/ns/pid", &status) != 0 || status.st_ino != head.pidNamespace) return "";
+  std::ifstream file(fmt::format("/proc/{}/stat", head.pid));
+  std::string text;
+  if (!std::getline(file, text)) return "ended";
+  const size_t name = text.rfind(')');
+  if (name == std::string::npos || name + 2 >= text.size()) return "";
+  const char state = text[name + 2];
+  if (state == 'T' || state == 't') return "stopped";
+  return state == 'Z' || state == 'X' ? "ended" : "";
+}
+
+bool isSigned(device::DataType type) {
+  return type == device::DataType::int8 || type == device::DataType::int32 ||
+         type == device::DataType::int64;
+}
+
+// The type that stands for those with which a sum has the same bits.
+device::DataType unsignedOf(device::DataType type) {
+  return isSigned(type) ? static_cast<device::DataType>(static_cast<int>(type) + 1) : type;
+}
+
+}  // namespace
+
+const char* nameOf(plan::Call call) {
+  static constexpr const char* kNames[] = {"AllReduce", "AllGather", "ReduceScatter", "Broadcast",
+                                           "Reduce",    "Send",      "Recv",          "AlltoAll",
+                                           "Gather",    "Scatter"};
+  return static_cast<size_t>(call) < std::size(kNames) ? kNames[static_cast<size_t>(call)] : "?";
+}
+const char* nameOf(device::DataType type) {
+  static constexpr const char* kNames[] = {"int8",    "uint8",    "int32",      "uint32",
+                                           "int64",   "uint64",   "float16",    "float32",
+                                           "float64", "bfloat16", "float8e4m3", "float8e5m2"};
+  return static_cast<size_t>(type) < std::size(kNames) ? kNames[static_cast<size_t>(type)] : "?";
+}
+// Averages reach the device as sums with a factor or a divisor.
+const char* nameOf(device::Reduction reduction) {
+  static constexpr const char* kNames[] = {"sum", "prod", "max", "min", "avg or premulsum", "avg"};
+  return static_cast<size_t>(reduction) < std::size(kNames) ? kNames[static_cast<size_t>(reduction)]
+                                                            : "?";
+}
+
+std::string describeArguments(const Call& call) {
+  std::string text = fmt::format("count {}, {}", call.count, nameOf(call.type));
+  if (call.reduces()) text += fmt::format(", {}", nameOf(call.reduction));
+  if (call.hasRoot()) text += fmt::format(", root {}", call.peer);
+  return fmt::format("{}({})", nameOf(call.call), text);
+}
+
+std::string describe(const Call& call) {
+  std::string text = fmt::format("{} #{}", nameOf(call.call), call.sequence);
+  if (call.isMessage()) {
+    text += fmt::format(" {} rank {}", call.call == plan::Call::send ? "to" : "from", call.peer);
+  }
+  text += fmt::format(" (count {}, {}", call.count, nameOf(call.type));
+  if (call.reduces()) text += fmt::format(", {}", nameOf(call.reduction));
+  if (call.hasRoot()) text += fmt::format(", root {}", call.peer);
+  return text + ")";
+}
+
+const Call* RankView::current() const {
+  const auto found = std::find_if(calls.begin(), calls.end(),
+                                  [this](const Call& call) { return !isFinished(call); });
+  return found == calls.end() ? nullptr : &*found;
+}
+
+bool RankView::isOverrun() const {
+  return !calls.empty() && calls.front().index > 1 && calls.front().launch > finished + 1;
+}
+
+int64_t RankView::waitsSince(const Call& call) const {
+  return std::max(call.entered, changed);
+}
+
+const Call* RankView::findCollective(uint64_t sequence) const {
+  const auto found = std::find_if(calls.begin(), calls.end(), [&](const Call& call) {
+    return !call.isMessage() && call.sequence == sequence;
+  });
+  return found == calls.end() ? nullptr : &*found;
+}
+
+const Call* RankView::findMessage(plan::Call kind, int peer, uint64_t sequence) const {
+  const auto found = std::find_if(calls.begin(), calls.end(), [&](const Call& call) {
+    return call.call == kind && call.peer == peer && call.sequence == sequence;
+  });
+  return found == calls.end() ? nullptr : &*found;
+}
+
+uint64_t RankView::lastCollective() const {
+  uint64_t last = 0;
+  for (const Call& call : calls) {
+    if (!call.isMessage()) last = std::max(last, call.sequence);
+  }
+  return last;
+}
+
+uint64_t RankView::lastMessage(plan::Call kind, int peer) const {
+  uint64_t last = 0;
+  for (const Call& call : calls) {
+    if (call.call == kind && call.peer == peer) last = std::max(last, call.sequence);
+  }
+  return last;
+}
+
+RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) {
+  RankView view;
+  view.isKnown = true;
+  view.id = table.id.load(kAcquire);
+  view.hasLeft = view.id == 0;
+  // Who may not be of this job gets no place beyond these bounds.
+  view.ranks = std::clamp(table.ranks.load(kAcquire), 1, kMaxRanks);
+  view.rank = std::clamp(table.rank.load(kAcquire), 0, view.ranks - 1);
+  view.device = table.device.load(kAcquire);
+  view.slots = table.slots.load(kAcquire);
+  for (const std::atomic<char>& letter : table.name) {
+    const char next = letter.load(kAcquire);
+    if (next == '\0') break;
+    view.name += next;
+  }
+  view.pid = head.pid;
+  view.silentFor = std::max<int64_t>(0, now - head.alive.load(kAcquire));
+  constexpr int64_t kManyLooks = 600'000'000;
+  if (view.silentFor > kManyLooks) view.processState = processState(head);
+  // In the opposite order of the writers: what is finished was launched, and was entered before.
+  view.changed = table.changed.load(kAcquire);
+  view.finished = table.finished.load(kAcquire);
+  view.started = table.started.load(kAcquire);
+  view.launched = table.launched.load(kAcquire);
+  view.entered = table.entered.load(kAcquire);
+  for (const CallRecord& record : table.calls) {
+    if (const auto call = readCall(record, view.ranks)) view.calls.push_back(*call);
+  }
+  std::sort(view.calls.begin(), view.calls.end(),
+            [](const Call& a, const Call& b) { return a.index < b.index; });
+  const size_t links = std::min<size_t>(table.links.load(kAcquire), kLinks);
+  for (size_t i = 0; i < links; i++) {
+    const uint64_t kind = table.link[i].kind.load(kAcquire);
+    const int peer = static_cast<int32_t>(kind & 0xffffffff);
+    if (peer < 0 || peer >= view.ranks) continue;
+    view.links.push_back({peer, static_cast<int>(kind >> 32 & 0x7fffffff), kind >> 63 != 0,
+                          table.link[i].tail.load(kAcquire), table.link[i].head.load(kAcquire)});
+  }
+  if (table.id.load(kAcquire) == view.id) return view;
+  // The table went to another communicator while it was read.
+  RankView left;
+  left.isKnown = left.hasLeft = true;
+  left.rank = view.rank;
+  left.pid = view.pid;
+  return left;
+}
+
+bool fitTogether(const Call& a, const Call& b) {
+  const auto isPair = [](const Call& x, const Call& y) {
+    return x.call == plan::Call::send && y.call == plan::Call::receive;
+  };
+  if (isPair(a, b) || isPair(b, a)) return a.bytes() == b.bytes();
+  if (a.call != b.call || (a.hasRoot() && a.peer != b.peer)) return false;
+  if (!a.reduces()) return a.bytes() == b.bytes();
+  if (a.count != b.count || a.reduction != b.reduction) return false;
+  const bool wraps =
+      a.reduction == device::Reduction::sum || a.reduction == device::Reduction::prod;
+  return wraps ? unsignedOf(a.type) == unsignedOf(b.type) : a.type == b.type;
+}
+
+std::optional<Mismatch> findMismatch(const RankView& a, const RankView& b) {
+  for (const Call& call : a.calls) {
+    const Call* other = nullptr;
+    if (!call.isMessage()) {
+      other = b.findCollective(call.sequence);
+    } else if (call.call == plan::Call::send && call.peer == b.rank && a.rank != b.rank) {
+      other = b.findMessage(plan::Call::receive, a.rank, call.sequence);
+    }
+    if (other != nullptr && !fitTogether(call, *other))
+      return Mismatch{a.rank, b.rank, call, *other};
+  }
+  return std::nullopt;
+}
+
+std::string describe(const Mismatch& mismatch) {
+  if (mismatch.a.isMessage()) {
+    return fmt::format(
+        "Rank {} sends message {} to rank {} with {} bytes ({}), but rank {} receives {} bytes "
+        "({})",
+        mismatch.rankA, mismatch.a.sequence, mismatch.rankB, mismatch.a.bytes(),
+        describeArguments(mismatch.a), mismatch.rankB, mismatch.b.bytes(),
+        describeArguments(mismatch.b));
+  }
+  return fmt::format(
+      "Collective call {} differs between ranks: rank {} called {}, rank {} called {}",
+      mismatch.a.sequence, mismatch.rankA, describeArguments(mismatch.a), mismatch.rankB,
+      describeArguments(mismatch.b));
+}
+
+}  // namespace unisono::diagnose

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "diagnose/call_table.h"
+
+namespace unisono::diagnose {
+
+// What the table of one rank says, as plain values.
+struct RankView {
+  int rank = 0;
+  bool isKnown = false;  // false: this process cannot read its table
+  bool hasLeft = false;  // it has destroyed its communicator
+  int ranks = 0, device = 0;
+  uint32_t slots = 0;
+  uint64_t id = 0;
+  std::string name;
+  int64_t pid = 0;
+  // Of its process: "stopped", "ended", or "" if it runs or nobody can say.
+  std::string processState;
+  int64_t silentFor = 0;  // nanoseconds since its watchdog looked last
+  uint64_t entered = 0, launched = 0, started = 0, finished = 0;
+  int64_t changed = 0;
+  std::vector<Call> calls;  // the last ones, oldest first
+  std::vector<Link> links;
+  std::string elsewhere;  // the call of another communicator that the same process waits in
+
+  // Its watchdog, which looks several times a second, no longer does: its progress is not known.
+  bool isSilent() const { return !processState.empty() || silentFor > 2'000'000'000; }
+  bool isFinished(const Call& call) const { return call.launch != 0 && call.launch <= finished; }
+  // The kernel of the call or, where the table no longer holds that call, of one before it runs.
+  bool hasStarted(const Call& call) const {
+    return call.launch != 0 && (call.launch <= started || (isOverrun() && started > finished));
+  }
+  // It has made so many calls ahead that the table does not hold the one that it is in.
+  bool isOverrun() const;
+  // The call that it is in.
+  const Call* current() const;
+  // When the current call could begin: when it was made, or when the one before it was done.
+  int64_t waitsSince(const Call& call) const;
+  const Call* findCollective(uint64_t sequence) const;
+  const Call* findMessage(plan::Call call, int peer, uint64_t sequence) const;
+  // The number of its last collective, or of its last message of this kind.
+  uint64_t lastCollective() const;
+  uint64_t lastMessage(plan::Call call, int peer) const;
+};
+
+// Reads a table of a segment.
+RankView readView(const ProcessHead& head, const CallTable& table, int64_t now);
+
+// "AllReduce #17 (count 1024, float32, sum)", "Send #3 to rank 1 (count 8, int32)".
+std::string describe(const Call& call);
+// Without number: what two ranks must have in common.
+std::string describeArguments(const Call& call);
+const char* nameOf(plan::Call call);
+const char* nameOf(device::DataType type);
+const char* nameOf(device::Reduction reduction);
+
+// Says whether two calls of the same number fit together, in what NCCL lets differ: types of equal
+// size where data are only copied, and signed and unsigned integers in sums and products.
+bool fitTogether(const Call& a, const Call& b);
+
+// The first pair of calls with the same number that do not fit together.
+struct Mismatch {
+  int rankA, rankB;
+  Call a, b;
+};
+// Compares the collectives of both, and the messages from `a` to `b`.
+std::optional<Mismatch> findMismatch(const RankView& a, const RankView& b);
+std::string describe(const Mismatch& mismatch);
+
+}  // namespace unisono::diagnose

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace unisono::diagnose {
+namespace {
+
+// What a report shows of what grows with the number of ranks.
+constexpr size_t kMaxDetails = 16, kMaxWaitsText = 16, kMaxWaitsJson = 1024;
+
+// "none", "rank 3", "ranks 0, 1, 4-9".
+std::string rankList(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "none";
+  std::vector<std::string> parts;
+  for (size_t first = 0, next = 0; first < ranks.size(); first = next) {
+    next = first + 1;
+    while (next < ranks.size() && ranks[next] == ranks[next - 1] + 1) next++;
+    if (next - first >= 3) {
+      parts.push_back(fmt::format("{}-{}", ranks[first], ranks[next - 1]));
+    } else {
+      for (size_t i = first; i < next; i++) parts.push_back(fmt::format("{}", ranks[i]));
+    }
+  }
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(parts, ", "));
+}
+
+double secondsOf(int64_t nanoseconds) {
+  return static_cast<double>(nanoseconds) / 1e9;
+}
+
+// Why calls do not end, worked out for one call of one rank.
+class Inquiry {
+ public:
+  Inquiry(const std::vector<RankView>& views, int self, int64_t now)
+      : views_(views), self_(view(self)), now_(now) {}
+
+  std::optional<Report> run() {
+    const Call* mine = self_.current();
+    if (mine == nullptr) return std::nullopt;
+    report_.call = firstOf(*mine);
+    report_.rank = owner_;
+    report_.isOverrun = view(owner_).isOverrun();
+    report_.seconds = secondsOf(now_ - view(owner_).waitsSince(report_.call));
+    sortRanks();
+    findWaits();
+    findCycle();
+    judge();
+    for (const int rank : report_.missing) addDetail(rank);
+    return std::move(report_);
+  }
+
+ private:
+  const RankView& view(int rank) const { return views_[static_cast<size_t>(rank)]; }
+  // Who must take part in a call, the rank itself first.
+  std::vector<int> participants() const {
+    if (report_.call.isMessage()) return {owner_, report_.call.peer};
+    std::vector<int> all;
+    for (const RankView& each : views_) all.push_back(each.rank);
+    return all;
+  }
+  // The call of `rank` that belongs to `call`, which `of` has made.
+  const Call* counterpart(const Call& call, int of, int rank) const {
+    if (!call.isMessage()) return view(rank).findCollective(call.sequence);
+    if (rank == of) return view(rank).findMessage(call.call, call.peer, call.sequence);
+    const bool sends = call.call == plan::Call::send;
+    return view(rank).findMessage(sends ? plan::Call::receive : plan::Call::send, of,
+                                  call.sequence);
+  }
+  // Whether `rank` has made it; also if its table no longer holds it.
+  bool hasArrived(const Call& call, int of, int rank) const {
+    const RankView& other = view(rank);
+    if (!other.isKnown || other.hasLeft) return false;
+    if (!call.isMessage()) return other.lastCollective() >= call.sequence;
+    if (rank == of) return true;
+    const bool sends = call.call == plan::Call::send;
+    return other.lastMessage(sends ? plan::Call::receive : plan::Call::send, of) >= call.sequence;
+  }
+
+  // Of the collectives that ranks are in, the first is the cause: all make them in the same order.
+  Call firstOf(const Call& mine) {
+    owner_ = self_.rank;
+    Call first = mine;
+    if (mine.isMessage()) return first;
+    for (const RankView& other : views_) {
+      const Call* current = other.isKnown && !other.hasLeft ? other.current() : nullptr;
+      if (current == nullptr || other.isSilent() || current->isMessage() ||
+          current->sequence >= first.sequence) {
+        continue;
+      }
+      first = *current;
+      owner_ = other.rank;
+    }
+    return first;
+  }
+
+  void sortRanks() {
+    for (const int rank : participants()) {
+      if (!view(rank).isKnown) continue;
+      const Call* call = counterpart(report_.call, owner_, rank);
+      if (!hasArrived(report_.call, owner_, rank)) {
+        report_.missing.push_back(rank);
+      } else if (call == nullptr || view(rank).isFinished(*call)) {
+        report_.finished.push_back(rank);
+      } else {
+        report_.waiting.push_back(rank);
+      }
+    }
+  }
+
+  // The ranks that `rank` waits for in the call that it is in.
+  std::vector<int> waitedFor(int rank) const {
+    const RankView& waiter = view(rank);
+    const Call* current = waiter.isKnown && !waiter.hasLeft ? waiter.current() : nullptr;
+    if (current == nullptr) return {};
+    std::vector<int> peers;
+    const auto isBehind = [&](int peer) {
+      if (peer == rank || !view(peer).isKnown) return false;
+      if (!hasArrived(*current, rank, peer)) return true;
+      const Call* theirs = counterpart(*current, rank, peer);
+      return theirs != nullptr && !view(peer).isFinished(*theirs) &&
+             (waiter.hasStarted(*current) ? !view(peer).hasStarted(*theirs)
+                                          : theirs->launch == 0 && current->launch == 0);
+    };
+    if (current->isMessage()) {
+      if (isBehind(current->peer)) peers.push_back(current->peer);
+    } else {
+      for (const RankView& other : views_) {
+        if (isBehind(other.rank)) peers.push_back(other.rank);
+      }
+    }
+    if (!peers.empty() || !waiter.hasStarted(*current)) return peers;
+    std::set<int> found;
+    for (const Link& link : waiter.links) {
+      const bool isFull = link.sends && link.tail - link.head >= waiter.slots;
+      const bool isEmpty = !link.sends && link.tail == link.head;
+      if (isFull || (isEmpty && mayStillSend(link.peer))) found.insert(link.peer);
+    }
+    return {found.begin(), found.end()};
+  }
+  bool mayStillSend(int peer) const {
+    return view(peer).isKnown && view(peer).current() != nullptr;
+  }
+
+  void findWaits() {
+    for (const RankView& waiter : views_) {
+      for (const int peer : waitedFor(waiter.rank)) report_.waits.emplace_back(waiter.rank, peer);
+    }
+  }
+
+  // A walk along the waits comes back to a rank only if there is a cycle.
+  void findCycle() {
+    std::map<int, std::vector<int>> edges;
+    for (const auto& [waiter, peer] : report_.waits) edges[waiter].push_back(peer);
+    std::set<int> done;
+    std::vector<int> path;
+    const auto walk = [&](auto& self, int rank) -> bool {
+      const auto seen = std::find(path.begin(), path.end(), rank);
+      if (seen != path.end()) {
+        report_.cycle.assign(seen, path.end());
+        return true;
+      }
+      if (!done.insert(rank).second) return false;
+      path.push_back(rank);
+      for (const int next : edges[rank]) {
+        if (self(self, next)) return true;
+      }
+      path.pop_back();
+      return false;
+    };
+    for (const RankView& each : views_) {
+      path.clear();
+      if (walk(walk, each.rank)) return;
+    }
+  }
+
+  void judge() {
+    if (judgeMismatch() || judgeMissing() || judgeConnecting() || judgeOutside()) return;
+    judgeKernel();
+  }
+
+  bool judgeMismatch() {
+    for (const int rank : participants()) {
+      const Call* other = counterpart(report_.call, owner_, rank);
+      if (other == nullptr || fitTogether(report_.call, *other)) continue;
+      report_.verdict = Verdict::differentCalls;
+      report_.headline = fmt::format("arrived with another call: {}",
+                                     describe(Mismatch{owner_, rank, report_.call, *other}));
+      report_.next =
+          "All ranks must make the same calls with the same arguments, in the same order, and a "
+          "receive of the same size for each send";
+      return true;
+    }
+    return false;
+  }
+
+  bool judgeMissing() {
+    if (report_.missing.empty()) return false;
+    report_.verdict = Verdict::notArrived;
+    report_.headline = fmt::format("not arrived: {}", rankList(report_.missing));
+    const RankView& first = view(report_.missing.front());
+    if (first.processState == "stopped") {
+      report_.next = fmt::format("Let process {} go on (kill -CONT {})", first.pid, first.pid);
+    } else if (first.processState == "ended") {
+      report_.next =
+          fmt::format("Look at the output of process {} for why it has ended", first.pid);
+    } else if (!first.elsewhere.empty()) {
+      report_.next =
+          "Make the calls of the two communicators in the same order on all ranks, or make them on "
+          "different streams and do not wait for one before the other is made";
+    } else if (!report_.cycle.empty()) {
+      report_.next = "Put sends and receives that wait for each other into one group";
+    } else {
+      report_.next = fmt::format(
+          "Look at what process {} does instead, for instance with gdb -p {} or py-spy dump --pid "
+          "{}",
+          first.pid, first.pid, first.pid);
+    }
+    return true;
+  }
+
+  bool judgeConnecting() {
+    std::vector<int> connecting;
+    for (const int rank : report_.waiting) {
+      const Call* call = counterpart(report_.call, owner_, rank);
+      if (call != nullptr && call->launch == 0) connecting.push_back(rank);
+    }
+    if (connecting.empty()) return false;
+    report_.verdict = Verdict::notConnected;
+    report_.headline =
+        fmt::format("still connecting or held up before the launch: {}", rankList(connecting));
+    for (const int rank : connecting) addDetail(rank);
+    report_.next = silentAdvice(connecting)
+                       .value_or(
+                           "Look at the log of these ranks with NCCL_DEBUG=WARN: it says for which "
+                           "rank they wait");
+    return true;
+  }
+
+  bool judgeOutside() {
+    std::vector<int> queued;
+    for (const int rank : report_.waiting) {
+      const Call* call = counterpart(report_.call, owner_, rank);
+      if (call != nullptr && !view(rank).isSilent() && !view(rank).hasStarted(*call)) {
+        queued.push_back(rank);
+      }
+    }
+    if (queued.empty()) return false;
+    report_.verdict = Verdict::outside;
+    report_.headline = fmt::format(
+        "waiting outside the library: the kernel has not begun on {}, where other work is before "
+        "it on the stream",
+        rankList(queued));
+    for (const int rank : queued) addDetail(rank);
+    report_.next = silentAdvice(queued).value_or(
+        "Look at the kernels, copies and events before this call on its stream, and whether they "
+        "wait for something that comes after it");
+    return true;
+  }
+
+  std::optional<std::string> silentAdvice(const std::vector<int>& ranks) const {
+    for (const int rank : ranks) {
+      if (view(rank).processState == "stopped") {
+        return fmt::format("Let process {} go on (kill -CONT {})", view(rank).pid, view(rank).pid);
+      }
+    }
+    return std::nullopt;
+  }
+
+  void judgeKernel() {
+    report_.verdict = Verdict::inKernel;
+    std::vector<int> stopped;
+    for (const int rank : report_.waiting) {
+      if (view(rank).isSilent()) stopped.push_back(rank);
+    }
+    for (const int rank : stopped) addDetail(rank);
+    std::string where;
+    // A rank that holds others up and waits for nobody itself.
+    for (const auto& [waiter, peer] : report_.waits) {
+      const bool waits = std::any_of(report_.waits.begin(), report_.waits.end(),
+                                     [p = peer](const auto& edge) { return edge.first == p; });
+      if (waits && stopped.empty()) continue;
+      if (!stopped.empty() && std::find(stopped.begin(), stopped.end(), peer) == stopped.end()) {
+        continue;
+      }
+      where = placeOf(waiter, peer);
+      if (!where.empty()) break;
+    }
+    if (where.empty() && !report_.waits.empty()) {
+      where = placeOf(report_.waits.front().first, report_.waits.front().second);
+    }
+    report_.headline =
+        fmt::format("stuck in the kernel: {}", where.empty() ? rankList(report_.waiting) : where);
+    report_.next = silentAdvice(stopped).value_or(
+        "Look for device errors (dmesg, nvidia-smi) on the ranks that hold others up, then report "
+        "this text. ncclCommAbort ends the call");
+  }
+
+  // "rank 0 waits for rank 1 at channel 3, step 17".
+  std::string placeOf(int waiter, int peer) const {
+    const RankView& from = view(waiter);
+    for (const Link& link : from.links) {
+      if (link.peer != peer) continue;
+      if (link.sends && link.tail - link.head >= from.slots) {
+        return fmt::format("rank {} waits for rank {} to take step {} of channel {}", waiter, peer,
+                           link.head + 1, link.channel);
+      }
+      if (!link.sends && link.tail == link.head) {
+        return fmt::format("rank {} waits for step {} of channel {} from rank {}", waiter,
+                           link.tail + 1, link.channel, peer);
+      }
+    }
+    return "";
+  }
+
+  void addDetail(int rank) {
+    if (report_.details.size() == kMaxDetails) return;
+    const RankView& other = view(rank);
+    std::string text =
+        fmt::format("rank {} (process {}, device {})", rank, other.pid, other.device);
+    if (other.hasLeft) {
+      report_.details.push_back(text + " has destroyed its communicator");
+      return;
+    }
+    if (const Call* current = other.current(); current != nullptr) {
+      text += fmt::format(" is in {} since {:.1f} s", describe(*current),
+                          secondsOf(now_ - other.waitsSince(*current)));
+    } else if (!other.calls.empty()) {
+      text += fmt::format(" has finished {}, {:.1f} s ago or less, and made no call since",
+                          describe(other.calls.back()), secondsOf(now_ - other.changed));
+    } else {
+      text += " has made no call";
+    }
+    if (!other.elsewhere.empty()) text += fmt::format("; its process waits in {}", other.elsewhere);
+    if (!other.processState.empty()) {
+      text +=
+          fmt::format("; its process is {}",
+                      other.processState == "stopped" ? "stopped (SIGSTOP or a debugger)" : "gone");
+    } else if (other.isSilent()) {
+      text += fmt::format("; its process has been silent for {:.1f} s", secondsOf(other.silentFor));
+    }
+    report_.details.push_back(std::move(text));
+  }
+
+  const std::vector<RankView>& views_;
+  const RankView& self_;
+  const int64_t now_;
+  int owner_ = 0;
+  Report report_;
+};
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char letter : text) {
+    if (letter == '"' || letter == '\\') {
+      result += '\\';
+      result += letter;
+    } else if (static_cast<unsigned char>(letter) < 0x20) {
+      result += fmt::format("\\u{:04x}", static_cast<unsigned char>(letter));
+    } else {
+      result += letter;
+    }
+  }
+  return result + '"';
+}
+
+const char* nameOf(Verdict verdict) {
+  static constexpr const char* kNames[] = {"different_calls", "not_arrived", "not_connected",
+                                           "outside", "in_kernel"};
+  return kNames[static_cast<size_t>(verdict)];
+}
+
+std::string communicatorText(const RankView& self) {
+  return self.name.empty() ? fmt::format("of {} ranks", self.ranks)
+                           : fmt::format("{} of {} ranks", self.name, self.ranks);
+}
+
+std::string waitsText(const Report& report) {
+  std::vector<std::string> edges;
+  for (const auto& [waiter, peer] : report.waits) {
+    if (edges.size() == kMaxWaitsText) break;
+    edges.push_back(fmt::format("{} -> {}", waiter, peer));
+  }
+  std::string text = fmt::format("{}", fmt::join(edges, ", "));
+  if (report.waits.size() > kMaxWaitsText) {
+    text += fmt::format(" and {} more", report.waits.size() - kMaxWaitsText);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::optional<Report> explain(const std::vector<RankView>& views, int self, int64_t now) {
+  return Inquiry(views, self, now).run();
+}
+
+std::string Report::text(const RankView& self) const {
+  std::string text = fmt::format("No progress for {:.1f} s: {}\n", seconds, headline);
+  auto line = [&](const char* label, const std::string& value) {
+    text += fmt::format("  {:<14}{}\n", label, value);
+  };
+  line("call:", fmt::format("{}{} of rank {}, communicator {}",
+                            isOverrun ? "one of more than 64 that are queued, before " : "",
+                            describe(call), rank, communicatorText(self)));
+  line("not arrived:", rankList(missing));
+  line("waiting:", rankList(waiting));
+  line("finished:", rankList(finished));
+  if (!waits.empty()) line("who for whom:", waitsText(*this));
+  if (!cycle.empty()) line("cycle:", fmt::format("ranks {}", fmt::join(cycle, " -> ")));
+  for (const std::string& detail : details) line("", detail);
+  line("next:", next);
+  text.pop_back();
+  return text;
+}
+
+std::string Report::json(const RankView& self) const {
+  std::vector<std::string> edges;
+  for (const auto& [waiter, peer] : waits) {
+    if (edges.size() == kMaxWaitsJson) break;
+    edges.push_back(fmt::format("[{},{}]", waiter, peer));
+  }
+  std::vector<std::string> quotedDetails;
+  for (const std::string& detail : details) quotedDetails.push_back(quoted(detail));
+  return fmt::format(
+      "{{\"unisono_hang\":{{\"verdict\":\"{}\",\"headline\":{},\"communicator\":{},\"id\":\"{:x}\","
+      "\"ranks\":{},\"rank\":{},\"call\":\"{}\",\"sequence\":{},\"count\":{},\"type\":\"{}\","
+      "\"reduction\":{},\"peer\":{},\"seconds\":{:.1f},\"not_arrived\":[{}],\"waiting\":[{}],"
+      "\"finished\":[{}],\"waits\":[{}],\"cycle\":[{}],\"details\":[{}],\"next\":{}}}}}",
+      nameOf(verdict), quoted(headline), quoted(self.name), self.id, self.ranks, rank,
+      diagnose::nameOf(call.call), call.sequence, call.count, diagnose::nameOf(call.type),
+      call.reduces() ? quoted(diagnose::nameOf(call.reduction)) : "null",
+      call.isMessage() || call.hasRoot() ? fmt::format("{}", call.peer) : "null", seconds,
+      fmt::join(missing, ","), fmt::join(waiting, ","), fmt::join(finished, ","),
+      fmt::join(edges, ","), fmt::join(cycle, ","), fmt::join(quotedDetails, ","), quoted(next));
+}
+
+}  // namespace unisono::diagnose

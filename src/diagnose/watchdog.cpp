@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/watchdog.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <utility>
+
+#include "base/fork.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "diagnose/report.h"
+#include "diagnose/segment_view.h"
+#include "runtime/runtime.h"
+
+namespace unisono::diagnose {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kAcquire = std::memory_order_acquire;
+constexpr int64_t kSecond = 1'000'000'000;
+// The progress of launches is read from the device when they have not been done for this long, and
+// from then on as often in UNISONO_HANG_SECONDS as this: a job whose CPU runs ahead is never done.
+constexpr int64_t kSlow = kSecond / 2;
+constexpr int64_t kReadsPerPatience = 8;
+// Before another process whose tables could not be mapped is asked again.
+constexpr int64_t kMappingPause = 30 * kSecond;
+
+// The tables of another process, mapped once for all communicators.
+std::shared_ptr<runtime::host::MemorySegment> mapTables(const RankPlace& place) {
+  using Segment = runtime::host::MemorySegment;
+  if (place.process == runtime::processToken()) return segmentOfThisProcess();
+  static auto* mutex = new std::mutex;
+  static auto* known = new std::map<uint64_t, std::weak_ptr<Segment>>;
+  const std::lock_guard lock(*mutex);
+  std::erase_if(*known, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<Segment>& entry = (*known)[place.process];
+  if (auto segment = entry.lock()) return segment;
+  auto segment =
+      std::make_shared<Segment>(runtime::fetchDescriptor(place.table.segment), kSegmentBytes);
+  if (!isTables(segment->address())) {
+    throw internalError("Another process has tables of calls with another layout")
+        .remedy("Use the same version of the library on all ranks");
+  }
+  entry = segment;
+  return segment;
+}
+
+}  // namespace
+
+std::shared_ptr<PeerTables> PeerTables::get(uint64_t id, const std::vector<RankPlace>& places) {
+  static auto* mutex = new std::mutex;
+  static auto* known = new std::map<uint64_t, std::weak_ptr<PeerTables>>;
+  const std::lock_guard lock(*mutex);
+  std::weak_ptr<PeerTables>& entry = (*known)[id];
+  if (auto tables = entry.lock()) return tables;
+  auto tables = std::make_shared<PeerTables>(id, places);
+  entry = tables;
+  std::erase_if(*known, [](const auto& each) { return each.second.expired(); });
+  return tables;
+}
+
+PeerTables::PeerTables(uint64_t id, const std::vector<RankPlace>& places) : id_(id) {
+  for (const RankPlace& place : places) peers_.push_back({place, nullptr, nullptr});
+}
+
+void PeerTables::map(int64_t now) {
+  if (allMapped_ || now < nextMapping_) return;
+  allMapped_ = true;
+  for (Peer& peer : peers_) {
+    if (peer.table != nullptr || peer.place.table.slot >= kTables) continue;
+    try {
+      peer.segment = mapTables(peer.place);
+      peer.table = &tableOf(peer.segment->address(), peer.place.table.slot);
+    } catch (const std::exception& error) {
+      logInfo("The calls of rank {} cannot be read: {}", &peer - peers_.data(), error.what());
+      allMapped_ = false;
+      nextMapping_ = now + kMappingPause;
+      // A process that does not answer takes long, and the others are not to wait for each such.
+      if (steadyNow() - now > kSecond) return;
+    }
+  }
+}
+
+RankView PeerTables::view(int rank, int64_t now) const {
+  const Peer& peer = at(rank);
+  RankView view;
+  if (peer.table != nullptr) {
+    view = readView(headOf(peer.segment->address()), *peer.table, now);
+    view.hasLeft = view.id != id_;
+    if (view.hasLeft) view.calls.clear();
+  }
+  view.rank = rank;
+  return view;
+}
+
+uint64_t PeerTables::calls(int rank) const {
+  const CallTable* table = at(rank).table;
+  return table == nullptr ? 0 : table->entered.load(kAcquire);
+}
+
+void PeerTables::findWaitElsewhere(RankView& view, int64_t now) const {
+  const Peer& peer = at(view.rank);
+  if (peer.table == nullptr) return;
+  view.elsewhere = waitElsewhere(peer.segment->address(), view, now);
+}
+
+Watched::Watched(std::shared_ptr<Journal> journal, std::shared_ptr<PeerTables> peers, int rank,
+                 std::string description, std::chrono::nanoseconds patience, Questions questions)
+    : journal_(std::move(journal)),
+      peers_(std::move(peers)),
+      rank_(rank),
+      description_(std::move(description)),
+      patience_(patience.count()),
+      questions_(std::move(questions)) {}
+
+void Watched::stop() {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+}
+
+void Watched::look() {
+  const int64_t now = steadyNow();
+  peers_->map(now);
+  if (!updateProgress(now)) return;
+  compareCalls();
+  reportHang(now);
+}
+
+// Returns whether the communicator is still to be watched.
+bool Watched::updateProgress(int64_t now) {
+  const std::lock_guard lock(mutex_);
+  if (stopped_ || questions_.hasFailed()) return false;
+  const CallTable& table = journal_->table();
+  const uint64_t launched = table.launched.load(kAcquire);
+  if (table.finished.load(kAcquire) == launched || questions_.isDone()) {
+    journal_->setProgress(launched, launched, now);
+    isBusy_ = false;
+    return true;
+  }
+  const int64_t pause = patience_ / kReadsPerPatience;
+  if (!std::exchange(isBusy_, true)) {
+    nextMeasurement_ = now + std::min(kSlow, pause);
+    measured_.reset();
+  }
+  if (now >= nextMeasurement_) {
+    nextMeasurement_ = now + pause;
+    measure(now);
+  }
+  return true;
+}
+
+void Watched::measure(int64_t now) {
+  const CallTable& table = journal_->table();
+  const uint64_t launched = table.launched.load(kAcquire);
+  const auto progress = questions_.readProgress();
+  if (!progress) return;
+  // That the last launch is done is for isDone() to say: groups of threads may outlive their mark.
+  journal_->setProgress(std::max(progress->started, table.started.load(kAcquire)),
+                        std::clamp(progress->finished, table.finished.load(kAcquire), launched - 1),
+                        now);
+  if (measured_ == progress) {
+    if (const auto links = questions_.readLinks()) journal_->setLinks(*links);
+  }
+  measured_ = progress;
+}
+
+// Every rank compares its collectives with those of the lowest one, and what it sends with what the
+// peers receive.
+void Watched::compareCalls() {
+  // Counted before they are read, so that no call is missed.
+  const uint64_t ownCalls = peers_->calls(rank_);
+  const auto countCalls = [&] {
+    uint64_t calls = ownCalls;
+    for (const int rank : compared_) calls += peers_->calls(rank);
+    return calls;
+  };
+  if (mismatches_ || countCalls() == comparedCalls_) return;
+  const int64_t now = steadyNow();
+  const RankView own = peers_->view(rank_, now);
+  compared_.clear();
+  const auto add = [&](int rank) {
+    const bool isKnown = std::find(compared_.begin(), compared_.end(), rank) != compared_.end();
+    if (rank != rank_ && !isKnown && peers_->isMapped(rank)) compared_.push_back(rank);
+  };
+  int lowest = 0;
+  while (lowest < rank_ && !peers_->isMapped(lowest)) lowest++;
+  add(lowest);
+  for (const Call& call : own.calls) {
+    if (call.call == plan::Call::send) add(call.peer);
+  }
+  comparedCalls_ = countCalls();
+  for (const int rank : compared_) {
+    const auto mismatch = findMismatch(own, peers_->view(rank, now));
+    if (!mismatch) continue;
+    mismatches_ = true;
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    questions_.fail(Error(ErrorCode::invalidUsage, describe(*mismatch))
+                        .remedy("All ranks must make the same calls with the same arguments, in "
+                                "the same order, and a receive of the same size for each send"));
+    return;
+  }
+}
+
+// One report for a hang: of the lowest rank that lives and waits.
+void Watched::reportHang(int64_t now) {
+  if (journal_->isIdle()) return;
+  const RankView own = peers_->view(rank_, now);
+  const Call* current = own.current();
+  if (current == nullptr || current->index == reported_ ||
+      now - own.waitsSince(*current) < patience_ || (isBusy_ && !measured_)) {
+    return;
+  }
+  reported_ = current->index;
+  for (int rank = 0; rank < rank_; rank++) {
+    if (reportsInstead(peers_->view(rank, now), now)) return;
+  }
+  std::vector<RankView> views;
+  for (int rank = 0; rank < peers_->ranks(); rank++) {
+    views.push_back(peers_->view(rank, now));
+    peers_->findWaitElsewhere(views.back(), now);
+  }
+  const auto report = explain(views, rank_, now);
+  if (!report) return;
+  // Whatever NCCL_DEBUG says: nobody who has a hang should have to start again to hear why.
+  writeLog(LogLevel::warn, report->text(own));
+  writeLog(LogLevel::warn, report->json(own));
+}
+
+bool Watched::reportsInstead(const RankView& other, int64_t now) const {
+  if (!other.isKnown || other.hasLeft || other.silentFor > 2 * kSecond) return false;
+  const Call* current = other.current();
+  return current != nullptr && now - other.waitsSince(*current) >= patience_ - kSecond;
+}
+
+Watchdog& Watchdog::get() {
+  // Never destroyed, because its thread may outlive every destructor. No lock: another thread may
+  // have held it at a fork.
+  static std::atomic<Watchdog*> current{nullptr};
+  [[maybe_unused]] static const int registered = std::atexit([] {
+    Watchdog* watchdog = current.load();
+    if (watchdog != nullptr) watchdog->stop();
+  });
+  Watchdog* found = current.load();
+  while (found == nullptr || found->forks_ != forkCount()) {
+    auto made = std::unique_ptr<Watchdog>(new Watchdog);
+    if (current.compare_exchange_strong(found, made.get())) found = made.release();
+  }
+  return *found;
+}
+
+void Watchdog::add(const std::shared_ptr<Watched>& watched) {
+  const std::lock_guard lock(mutex_);
+  if (stopped_) return;
+  watched_.push_back(watched);
+  if (!running_) {
+    startThread("unisono-watch", [this] { run(); }).detach();
+    running_ = true;
+  }
+  changed_.notify_all();
+}
+
+void Watchdog::run() {
+  std::unique_lock lock(mutex_);
+  while (!stopped_) {
+    std::erase_if(watched_, [](const auto& each) { return each.expired(); });
+    if (watched_.empty()) {
+      changed_.wait(lock);
+      continue;
+    }
+    const std::vector<std::weak_ptr<Watched>> all = watched_;
+    looking_ = true;
+    lock.unlock();
+    if (const auto segment = segmentOfThisProcess()) {
+      headOf(segment->address()).alive.store(steadyNow(), std::memory_order_release);
+    }
+    for (const auto& each : all) {
+      const auto owned = each.lock();
+      if (owned == nullptr) continue;
+      try {
+        owned->look();
+      } catch (const std::exception& error) {
+        // Its device has failed, or memory is short.
+        logInfo("{}: hangs are not diagnosed any more: {}", owned->description_, error.what());
+        owned->stop();
+      }
+    }
+    lock.lock();
+    looking_ = false;
+    changed_.notify_all();
+    changed_.wait_for(lock, kInterval, [this] { return stopped_; });
+  }
+}
+
+// The thread touches no device any more once the process exits, as drivers end with it.
+void Watchdog::stop() {
+  if (forks_ != forkCount()) return;
+  std::unique_lock lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+  changed_.wait_for(lock, 1s, [this] { return !looking_; });
+}
+
+}  // namespace unisono::diagnose

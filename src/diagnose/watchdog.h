@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/fork.h"
+#include "diagnose/journal.h"
+#include "diagnose/rank_view.h"
+
+namespace unisono::diagnose {
+
+// Where the table of a rank is.
+struct RankPlace {
+  uint64_t process = 0;  // runtime::processToken()
+  TablePlace table;
+};
+
+// The tables of all ranks of a communicator, for all its ranks in this process. Only the watchdog's
+// thread uses it.
+class PeerTables {
+ public:
+  // `id` is that of the communicator.
+  static std::shared_ptr<PeerTables> get(uint64_t id, const std::vector<RankPlace>& places);
+  PeerTables(uint64_t id, const std::vector<RankPlace>& places);
+
+  // Maps what is not mapped yet, now and then.
+  void map(int64_t now);
+  int ranks() const { return static_cast<int>(peers_.size()); }
+  bool isMapped(int rank) const { return at(rank).table != nullptr; }
+  RankView view(int rank, int64_t now) const;
+  // The number of calls that a rank has made.
+  uint64_t calls(int rank) const;
+  // Fills in what the process of a rank waits in with another communicator.
+  void findWaitElsewhere(RankView& view, int64_t now) const;
+
+ private:
+  struct Peer {
+    RankPlace place;
+    std::shared_ptr<runtime::host::MemorySegment> segment;
+    const CallTable* table = nullptr;  // in the segment; null while it is not mapped
+  };
+  const Peer& at(int rank) const { return peers_[static_cast<size_t>(rank)]; }
+
+  const uint64_t id_;
+  std::vector<Peer> peers_;
+  bool allMapped_ = false;
+  int64_t nextMapping_ = 0;
+};
+
+// The numbers of the last launch whose kernel has begun, and of the last one that is done unless it
+// is the last of all.
+struct Progress {
+  uint64_t started = 0, finished = 0;
+  bool operator==(const Progress&) const = default;
+};
+
+// What the watchdog asks a communicator. Called by its thread with a lock held that Watched::stop()
+// takes. An exception ends the diagnosis of the communicator.
+struct Questions {
+  // Whether the communicator has an error: then there is nothing more to find out.
+  std::function<bool()> hasFailed;
+  // Whether everything that was launched is done.
+  std::function<bool()> isDone;
+  // Read the device while kernels run. Nothing if it does not answer.
+  std::function<std::optional<Progress>()> readProgress;
+  std::function<std::optional<std::vector<Link>>()> readLinks;
+  // Makes the communicator fail on all ranks.
+  std::function<void(const Error&)> fail;
+};
+
+// A communicator of this process that the watchdog looks at until stop().
+class Watched {
+ public:
+  Watched(std::shared_ptr<Journal> journal, std::shared_ptr<PeerTables> peers, int rank,
+          std::string description, std::chrono::nanoseconds patience, Questions questions);
+  // Returns when the watchdog asks no more.
+  void stop();
+
+ private:
+  friend class Watchdog;
+
+  void look();
+  bool updateProgress(int64_t now);
+  void measure(int64_t now);
+  void compareCalls();
+  void reportHang(int64_t now);
+  bool reportsInstead(const RankView& other, int64_t now) const;
+
+  std::mutex mutex_;
+  bool stopped_ = false;
+  const std::shared_ptr<Journal> journal_;
+  const std::shared_ptr<PeerTables> peers_;
+  const int rank_;
+  const std::string description_;
+  const int64_t patience_;
+  Questions questions_;
+  bool isBusy_ = false;  // a launch was not done at the last look
+  int64_t nextMeasurement_ = 0;
+  std::optional<Progress> measured_;  // what the device said last, while it is busy
+  std::vector<int> compared_;         // the ranks whose calls were compared last
+  uint64_t comparedCalls_ = 0;        // how many calls they had made
+  bool mismatches_ = false;
+  uint64_t reported_ = 0;  // index of the call of the last report
+};
+
+// A thread of the process that looks at all its communicators a few times a second: whether calls
+// go on, whether the calls of all ranks fit together, and, when one makes no progress for
+// UNISONO_HANG_SECONDS, why. It sleeps while there are no communicators. It is not the thread of
+// the bootstrap's connections, since what it asks the device may take long when the device hangs.
+class Watchdog {
+ public:
+  static constexpr std::chrono::milliseconds kInterval{250};
+
+  static Watchdog& get();
+  void add(const std::shared_ptr<Watched>& watched);
+
+ private:
+  Watchdog() = default;
+  void run();
+  void stop();
+
+  const int forks_ = forkCount();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::weak_ptr<Watched>> watched_;
+  bool running_ = false, stopped_ = false, looking_ = false;
+};
+
+}  // namespace unisono::diagnose

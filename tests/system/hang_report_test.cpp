@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "child_processes.h"
+
+// Ranks in processes of their own that never finish a call: what the report says, once for all of
+// them. And calls that do not fit together.
+namespace unisono::system_test {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kFewInts = 64, kManyInts = 300'000;
+constexpr milliseconds kPatience{60'000};
+// UNISONO_HANG_SECONDS of most tests: the ranks of one are in their calls by then, however busy the
+// machine is.
+constexpr const char* kHangSeconds = kSanitized ? "6" : "2";
+
+// The log of all processes of a test.
+class Log {
+ public:
+  Log() : file_(testing::TempDir() + "unisono_hang_" + std::to_string(::getpid())) {
+    ::unlink(file_.c_str());
+  }
+  ~Log() { ::unlink(file_.c_str()); }
+  const std::string& file() const { return file_; }
+  std::string text() const {
+    std::ostringstream all;
+    all << std::ifstream(file_).rdbuf();
+    return all.str();
+  }
+  // One for a hang, but a second rank reports too if the watchdog of the first is kept from running
+  // for some seconds.
+  bool hasReport() const { return reports() == 1 || reports() == 2; }
+  int reports() const {
+    const std::string all = text();
+    int count = 0;
+    for (size_t at = all.find("No progress for"); at != std::string::npos;
+         at = all.find("No progress for", at + 1)) {
+      count++;
+    }
+    return count;
+  }
+  bool waitForReport() const {
+    const auto deadline = Clock::now() + kPatience;
+    while (text().find("unisono_hang") == std::string::npos) {
+      if (Clock::now() > deadline) return false;
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    return true;
+  }
+
+ private:
+  const std::string file_;
+};
+
+// One rank of a job whose processes all log to one file.
+struct Rank {
+  Rank(const Log& log, const Pipe& pipe, int rank, int ranks, const char* seconds = kHangSeconds)
+      : number(rank), buffer(0, 1) {
+    ::setenv("UNISONO_HANG_SECONDS", seconds, 1);
+    ::setenv("NCCL_DEBUG_FILE", log.file().c_str(), 1);
+    check(unisonoHostSetDevice(rank));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.commName = "job";
+    check(ncclCommInitRankConfig(&comm, ranks, sharedId(pipe, rank, ranks), rank, &config));
+    buffer = DeviceBuffer(rank, 2 * kManyInts * sizeof(int));
+    check(unisonoHostStreamCreate(&stream));
+  }
+
+  ncclResult_t sum(size_t count, ncclRedOp_t op = ncclSum, ncclDataType_t type = ncclInt) const {
+    return ncclAllReduce(buffer.as(), buffer.as(), count, type, op, comm, stream);
+  }
+  // Everything has come to an end, with or without an error.
+  void finish() const {
+    EXPECT_OK(unisonoHostStreamSynchronize(stream));
+    EXPECT_OK(ncclCommDestroy(comm));
+  }
+  void abandon() const { EXPECT_OK(ncclCommAbort(comm)); }
+
+  int number;
+  ncclComm_t comm = nullptr;
+  DeviceBuffer buffer;
+  cudaStream_t stream = nullptr;
+};
+
+void expectAllPass(const std::vector<int>& results) {
+  EXPECT_EQ(results, std::vector<int>(results.size(), 0));
+}
+
+TEST(HangReport, NamesTheRankThatHasNotArrived) {
+  const Log log;
+  const Pipe pipe;
+  expectAllPass(runChildren(3, [&](int process) {
+    const Rank rank(log, pipe, process, 3);
+    check(rank.sum(kFewInts));
+    check(unisonoHostStreamSynchronize(rank.stream));
+    if (process == 2) {
+      EXPECT_TRUE(log.waitForReport());
+    }
+    check(rank.sum(kFewInts, ncclMax));
+    rank.finish();
+  }));
+  const std::string text = log.text();
+  EXPECT_TRUE(log.hasReport()) << text;
+  EXPECT_THAT(text, ContainsRegex("No progress for [0-9]+\\.[0-9] s: not arrived: rank 2\n"));
+  EXPECT_THAT(text, HasSubstr("call:         AllReduce #2 (count 64, int32, max) of rank 0, "
+                              "communicator job of 3 ranks\n"));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("not arrived: rank 2\n"), HasSubstr("waiting:      ranks 0, 1\n"),
+                    HasSubstr("finished:     none\n"), HasSubstr("0 -> 2, 1 -> 2\n")));
+  EXPECT_THAT(text,
+              ContainsRegex("rank 2 \\(process [0-9]+, device 2\\) has finished AllReduce #1"));
+  EXPECT_THAT(text, ContainsRegex("next: +Look at what process [0-9]+ does instead"));
+  EXPECT_THAT(text, HasSubstr("{\"unisono_hang\":{\"verdict\":\"not_arrived\""));
+  EXPECT_THAT(text, HasSubstr("\"not_arrived\":[2],\"waiting\":[0,1],\"finished\":[]"));
+}
+
+// A rank that has never made a call: the others wait on the CPU, for its connections.
+TEST(HangReport, NamesTheRankThatHasMadeNoCall) {
+  const Log log;
+  const Pipe pipe;
+  expectAllPass(runChildren(3, [&](int process) {
+    const Rank rank(log, pipe, process, 3);
+    if (process == 0) {
+      EXPECT_TRUE(log.waitForReport());
+    }
+    check(rank.sum(kManyInts));
+    rank.finish();
+  }));
+  const std::string text = log.text();
+  EXPECT_TRUE(log.hasReport()) << text;
+  EXPECT_THAT(text, HasSubstr("not arrived: rank 0\n"));
+  EXPECT_THAT(text, HasSubstr("has made no call"));
+}
+
+TEST(HangReport, SaysThatTheMissingProcessIsStopped) {
+  const Log log;
+  const Pipe pipe, process1, ended;
+  expectAllPass(runChildren(3, [&](int process) {
+    if (process == 2) {  // the one that looks after the others
+      const auto victim = process1.read<pid_t>();
+      EXPECT_TRUE(log.waitForReport());
+      ::kill(victim, SIGCONT);
+      return;
+    }
+    const Rank rank(log, pipe, process, 2);
+    check(rank.sum(kFewInts));
+    check(unisonoHostStreamSynchronize(rank.stream));
+    if (process == 1) {
+      process1.write(::getpid());
+      std::this_thread::sleep_for(milliseconds(600));  // its watchdog sees that the call is done
+      ::raise(SIGSTOP);
+    }
+    check(rank.sum(kFewInts));
+    rank.finish();
+  }));
+  const std::string text = log.text();
+  EXPECT_THAT(text, HasSubstr("not arrived: rank 1\n"));
+  EXPECT_THAT(text, ContainsRegex("its process is stopped"));
+  EXPECT_THAT(text, ContainsRegex("next: +Let process [0-9]+ go on \\(kill -CONT [0-9]+\\)"));
+}
+
+// A rank stops while all are in the middle of a call, or before its kernel has begun.
+TEST(HangReport, SaysWhereAKernelIsStuck) {
+  const Log log;
+  const Pipe pipe, toHelper;
+  expectAllPass(runChildren(4, [&](int process) {
+    if (process == 3) {
+      const auto victim = toHelper.read<pid_t>();
+      EXPECT_TRUE(log.waitForReport());
+      ::kill(victim, SIGCONT);
+      return;
+    }
+    ::setenv("NCCL_ALGO", "ring", 1);
+    ::setenv("NCCL_PROTO", "Simple", 1);
+    const Rank rank(log, pipe, process, 3);
+    // Takes far longer than the rank takes to stop itself.
+    const size_t count = scaled(16'000'000, 4'000'000);
+    DeviceBuffer large(process, count * sizeof(int));
+    check(rank.sum(kManyInts));
+    check(unisonoHostStreamSynchronize(rank.stream));
+    if (process == 1) toHelper.write(::getpid());
+    check(ncclAllReduce(large.as(), large.as(), count, ncclInt, ncclSum, rank.comm, rank.stream));
+    if (process == 1) ::raise(SIGSTOP);
+    rank.finish();
+  }));
+  const std::string text = log.text();
+  EXPECT_TRUE(log.hasReport()) << text;
+  EXPECT_THAT(text, ContainsRegex("stuck in the kernel: rank [02] waits for "));
+  EXPECT_THAT(text, ContainsRegex("step [0-9]+ of channel [0-9]+"));
+  EXPECT_THAT(text, ContainsRegex("next: +Let process [0-9]+ go on"));
+  EXPECT_THAT(text, HasSubstr("\"verdict\":\"in_kernel\""));
+}
+
+// Rank 1 has put work of its own before the call: a wait for an event that is recorded later.
+TEST(HangReport, SaysThatOtherWorkIsBeforeTheCall) {
+  const Log log;
+  const Pipe pipe, second;
+  expectAllPass(runChildren(2, [&](int process) {
+    const Rank rank(log, pipe, process, 2);
+    check(rank.sum(kFewInts));
+    check(unisonoHostStreamSynchronize(rank.stream));
+    // Another communicator of this process alone, whose receive never gets its message until later,
+    // stands for a kernel of the user.
+    ncclComm_t pair = nullptr;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.commName = "side";
+    check(ncclCommInitRankConfig(&pair, 2, sharedId(second, process, 2), process, &config));
+    DeviceBuffer message(process, 64);
+    DeviceStream side(process);
+    const cudaStream_t where = process == 1 ? rank.stream : static_cast<cudaStream_t>(side);
+    const auto exchange = [&](bool sends) {
+      return sends ? ncclSend(message.as(), 4, ncclInt, 1 - process, pair, where)
+                   : ncclRecv(message.as(), 4, ncclInt, 1 - process, pair, where);
+    };
+    check(exchange(process == 0));  // connects
+    if (process == 1) check(exchange(false));
+    check(rank.sum(kFewInts));
+    if (process == 0) {
+      EXPECT_TRUE(log.waitForReport());
+      while (log.text().find("outside") == std::string::npos) {
+        std::this_thread::sleep_for(milliseconds(10));
+      }
+      check(exchange(true));
+      side.synchronize();
+    }
+    rank.finish();
+    check(ncclCommDestroy(pair));
+  }));
+  const std::string text = log.text();
+  EXPECT_THAT(text, HasSubstr("waiting outside the library: the kernel has not begun on rank 1"));
+  EXPECT_THAT(text, HasSubstr("\"verdict\":\"outside\""));
+  EXPECT_THAT(text,
+              ContainsRegex("its process waits in Recv #2 from rank 0 \\(count 4, int32\\) of "
+                            "communicator side"));
+}
+
+// Each receives before it sends.
+TEST(HangReport, ShowsTheCycleOfMessages) {
+  const Log log;
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(3, [&](int process) {
+    const Rank rank(log, pipe, process, 3);
+    check(rank.sum(kFewInts));
+    check(unisonoHostStreamSynchronize(rank.stream));
+    std::thread breaker([&] {
+      EXPECT_TRUE(log.waitForReport());
+      rank.abandon();
+    });
+    const int from = (process + 1) % 3;
+    static_cast<void>(ncclRecv(rank.buffer.as(), kFewInts, ncclInt, from, rank.comm, rank.stream));
+    breaker.join();
+  });
+  expectAllPass(results);
+  const std::string text = log.text();
+  EXPECT_TRUE(log.hasReport()) << text;
+  EXPECT_THAT(text, HasSubstr("not arrived: rank 1\n"));
+  EXPECT_THAT(text, HasSubstr("Recv #1 from rank 1 (count 64, int32) of rank 0"));
+  EXPECT_THAT(text, HasSubstr("cycle:        ranks 0 -> 1 -> 2\n"));
+  EXPECT_THAT(text, HasSubstr("Put sends and receives that wait for each other into one group"));
+}
+
+// A slow rank is not a hang while it comes in time, and 0 turns reports off.
+TEST(HangReport, IsNotMadeBeforeItsTime) {
+  for (const char* seconds : {"30", "0"}) {
+    const Log log;
+    const Pipe pipe;
+    expectAllPass(runChildren(2, [&](int process) {
+      const Rank rank(log, pipe, process, 2, seconds);
+      check(rank.sum(kFewInts));
+      if (process == 1) std::this_thread::sleep_for(milliseconds(2500));
+      check(rank.sum(kFewInts));
+      rank.finish();
+    }));
+    EXPECT_EQ(log.reports(), 0) << log.text();
+  }
+}
+
+// What a rank calls, and what the error says of it.
+struct Variant {
+  const char* name;
+  ncclResult_t (*first)(const Rank&);
+  ncclResult_t (*second)(const Rank&);
+  std::vector<std::string> texts;
+};
+
+class Mismatches : public testing::TestWithParam<Variant> {};
+
+// Both ranks hear of both calls, whether the calls hang or not.
+TEST_P(Mismatches, AreNamedOnAllRanks) {
+  const Variant& variant = GetParam();
+  const Log log;
+  const Pipe pipe;
+  expectAllPass(runChildren(2, [&](int process) {
+    const Rank rank(log, pipe, process, 2, "30");
+    for (int i = 0; i < 3; i++) check(rank.sum(kFewInts));
+    check(unisonoHostStreamSynchronize(rank.stream));
+    const auto start = Clock::now();
+    const ncclResult_t result = process == 0 ? variant.first(rank) : variant.second(rank);
+    ncclResult_t state = result;
+    while (state == ncclSuccess && Clock::now() - start < kPatience) {
+      std::this_thread::sleep_for(milliseconds(1));
+      check(ncclCommGetAsyncError(rank.comm, &state));
+    }
+    EXPECT_TRUE(state == ncclInvalidUsage || state == ncclRemoteError) << state;
+    for (const std::string& text : variant.texts) {
+      EXPECT_THAT(ncclGetLastError(rank.comm), HasSubstr(text));
+    }
+    EXPECT_OK(unisonoHostStreamSynchronize(rank.stream));
+    EXPECT_EQ(rank.sum(kFewInts), state);
+    EXPECT_OK(ncclCommDestroy(rank.comm));
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, Mismatches,
+    testing::Values(
+        Variant{"Count",
+                [](const Rank& r) { return r.sum(64); },
+                [](const Rank& r) { return r.sum(128); },
+                {"Collective call 4 differs between ranks",
+                 "rank 0 called AllReduce(count 64, int32, sum)",
+                 "rank 1 called AllReduce(count 128, int32, sum)"}},
+        Variant{"Operator",
+                [](const Rank& r) { return r.sum(64); },
+                [](const Rank& r) { return r.sum(64, ncclMax); },
+                {"rank 0 called AllReduce(count 64, int32, sum)",
+                 "rank 1 called AllReduce(count 64, int32, max)"}},
+        Variant{"Type",
+                [](const Rank& r) { return r.sum(64); },
+                [](const Rank& r) { return r.sum(64, ncclSum, ncclFloat); },
+                {"rank 0 called AllReduce(count 64, int32, sum)",
+                 "rank 1 called AllReduce(count 64, float32, sum)"}},
+        Variant{"Root",
+                [](const Rank& r) {
+                  return ncclBcast(r.buffer.as(), 64, ncclInt, 0, r.comm, r.stream);
+                },
+                [](const Rank& r) {
+                  return ncclBcast(r.buffer.as(), 64, ncclInt, 1, r.comm, r.stream);
+                },
+                {"rank 0 called Broadcast(count 64, int32, root 0)",
+                 "rank 1 called Broadcast(count 64, int32, root 1)"}},
+        Variant{"Call",
+                [](const Rank& r) { return r.sum(64); },
+                [](const Rank& r) {
+                  return ncclAllGather(r.buffer.as(), r.buffer.as(), 64, ncclInt, r.comm, r.stream);
+                },
+                {"rank 0 called AllReduce(count 64, int32, sum)",
+                 "rank 1 called AllGather(count 64, int32)"}},
+        Variant{
+            "Message",
+            [](const Rank& r) { return ncclSend(r.buffer.as(), 64, ncclInt, 1, r.comm, r.stream); },
+            [](const Rank& r) { return ncclRecv(r.buffer.as(), 32, ncclInt, 0, r.comm, r.stream); },
+            {"Rank 0 sends message 1 to rank 1 with 256 bytes", "rank 1 receives 128 bytes"}}),
+    [](const auto& instance) { return std::string(instance.param.name); });
+
+// What NCCL lets work: types of equal size in copies, unsigned sums of signed numbers.
+TEST(MatchingCalls, MayDifferInTypesThatDoNotMatter) {
+  const Log log;
+  const Pipe pipe;
+  expectAllPass(runChildren(2, [&](int process) {
+    const Rank rank(log, pipe, process, 2);
+    check(rank.sum(kFewInts, ncclSum, process == 0 ? ncclInt32 : ncclUint32));
+    const ncclDataType_t type = process == 0 ? ncclInt32 : ncclFloat32;
+    check(ncclBcast(rank.buffer.as(), 64, type, 0, rank.comm, rank.stream));
+    check(ncclBcast(rank.buffer.as(), process == 0 ? 64 : 256, process == 0 ? ncclInt32 : ncclInt8,
+                    1, rank.comm, rank.stream));
+    check(unisonoHostStreamSynchronize(rank.stream));
+    std::this_thread::sleep_for(milliseconds(700));  // the watchdog looks twice
+    ncclResult_t state = ncclInternalError;
+    check(ncclCommGetAsyncError(rank.comm, &state));
+    EXPECT_EQ(state, ncclSuccess) << ncclGetLastError(rank.comm);
+    rank.finish();
+  }));
+}
+
+}  // namespace
+}  // namespace unisono::system_test

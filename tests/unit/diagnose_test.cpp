@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "diagnose/journal.h"
+#include "diagnose/report.h"
+#include "diagnose/watchdog.h"
+#include "runtime/runtime.h"
+
+namespace unisono::diagnose {
+namespace {
+
+plan::Task task(plan::Call call, uint64_t count, int peer = -1) {
+  plan::Task made{};
+  made.call = call;
+  made.count = count;
+  made.peer = peer;
+  made.reduction.type = device::DataType::int32;
+  return made;
+}
+
+std::shared_ptr<Journal> startedJournal(uint64_t id, int rank = 0, int ranks = 2) {
+  auto journal = Journal::create();
+  journal->start(id, rank, ranks, rank, 8, "test");
+  return journal;
+}
+
+// The table of a rank of this process, as another rank sees it.
+std::shared_ptr<PeerTables> tablesOf(uint64_t id, const std::vector<std::shared_ptr<Journal>>& of) {
+  std::vector<RankPlace> places;
+  for (const auto& journal : of) places.push_back({runtime::processToken(), journal->place()});
+  auto tables = std::make_shared<PeerTables>(id, places);
+  tables->map(steadyNow());
+  return tables;
+}
+
+TEST(Journal, ShowsCallsWithTheirNumbers) {
+  const auto journal = startedJournal(1);
+  EXPECT_TRUE(journal->isIdle());
+  EXPECT_EQ(journal->enter(task(plan::Call::allReduce, 10)), 1u);
+  EXPECT_EQ(journal->enter(task(plan::Call::send, 20, 1)), 2u);
+  EXPECT_EQ(journal->enter(task(plan::Call::broadcast, 30, 1)), 3u);
+  journal->launched(1, 2, 2);
+  EXPECT_FALSE(journal->isIdle());
+
+  const RankView view = tablesOf(1, {journal})->view(0, steadyNow());
+  EXPECT_TRUE(view.isKnown);
+  EXPECT_FALSE(view.hasLeft);
+  EXPECT_EQ(view.name, "test");
+  ASSERT_EQ(view.calls.size(), 3u);
+  EXPECT_EQ(describe(view.calls[0]), "AllReduce #1 (count 10, int32, sum)");
+  EXPECT_EQ(describe(view.calls[1]), "Send #1 to rank 1 (count 20, int32)");
+  EXPECT_EQ(describe(view.calls[2]), "Broadcast #2 (count 30, int32, root 1)");
+  EXPECT_EQ(view.calls[1].launch, 2u);
+  EXPECT_EQ(view.calls[2].launch, 0u);
+  EXPECT_EQ(view.current()->index, 1u);
+
+  journal->launched(3, 3, 3);
+  journal->setProgress(3, 3, steadyNow());
+  EXPECT_TRUE(journal->isIdle());
+}
+
+TEST(Journal, KeepsTheLastCalls) {
+  const auto journal = startedJournal(1);
+  for (uint64_t count = 1; count <= 3 * kCalls + 5; count++) {
+    journal->enter(task(plan::Call::allReduce, count));
+  }
+  const RankView view = tablesOf(1, {journal})->view(0, steadyNow());
+  ASSERT_EQ(view.calls.size(), kCalls);
+  EXPECT_EQ(view.calls.front().sequence, 2 * kCalls + 6);
+  EXPECT_EQ(view.calls.back().sequence, 3 * kCalls + 5);
+}
+
+// A table that went on to another communicator says nothing about the one before: its calls have
+// the same numbers.
+TEST(PeerTables, TellWhoHasLeft) {
+  auto journal = startedJournal(1);
+  journal->enter(task(plan::Call::allReduce, 10));
+  const uint32_t slot = journal->place().slot;
+  const auto tables = tablesOf(1, {journal});
+  EXPECT_EQ(tables->view(0, steadyNow()).calls.size(), 1u);
+
+  journal.reset();
+  EXPECT_TRUE(tables->view(0, steadyNow()).hasLeft);
+  journal = startedJournal(2);
+  ASSERT_EQ(journal->place().slot, slot);
+  journal->enter(task(plan::Call::allReduce, 99));
+  const RankView view = tables->view(0, steadyNow());
+  EXPECT_TRUE(view.hasLeft);
+  EXPECT_TRUE(view.calls.empty());
+}
+
+TEST(PeerTables, DropWhatNoRankOfTheJobHasWritten) {
+  const auto journal = startedJournal(1);
+  journal->enter(task(plan::Call::broadcast, 1, 2));  // from a rank that does not exist
+  journal->enter(task(static_cast<plan::Call>(77), 1));
+  plan::Task wrongType = task(plan::Call::allReduce, 1);
+  wrongType.reduction.type = static_cast<device::DataType>(200);
+  journal->enter(wrongType);
+  journal->enter(task(plan::Call::receive, 4, 1));
+  const std::vector<Link> links{{-1, 0, true, 1, 1}, {2, 0, true, 1, 1}, {1, 3, false, 5, 4}};
+  journal->setLinks(links);
+  const RankView view = tablesOf(1, {journal})->view(0, steadyNow());
+  ASSERT_EQ(view.calls.size(), 1u);
+  EXPECT_EQ(view.calls[0].call, plan::Call::receive);
+  ASSERT_EQ(view.links.size(), 1u);
+  EXPECT_EQ(view.links[0].channel, 3);
+}
+
+// Readers see whole calls only, and never those of another communicator.
+TEST(PeerTables, AreReadWhileTheyAreWritten) {
+  std::atomic<bool> done{false};
+  auto journal = startedJournal(1);
+  const auto tables = tablesOf(1, {journal});
+  std::thread writer([&] {
+    for (int life = 0; life < 200; life++) {
+      const uint64_t id = life % 2 == 0 ? 1 : 2;
+      journal.reset();
+      journal = startedJournal(id);
+      for (uint64_t i = 1; i <= 200; i++) journal->enter(task(plan::Call::allReduce, i * 10 + id));
+    }
+    done = true;
+  });
+  uint64_t seen = 0;
+  while (!done) {
+    const RankView view = tables->view(0, steadyNow());
+    for (const Call& call : view.calls) {
+      ASSERT_EQ(call.count, call.sequence * 10 + 1);
+      ASSERT_EQ(call.index, call.sequence);
+      seen++;
+    }
+  }
+  writer.join();
+  RecordProperty("calls", static_cast<int>(seen));
+}
+
+Call call(plan::Call kind, uint64_t count, device::DataType type,
+          device::Reduction reduction = device::Reduction::sum, int peer = -1) {
+  Call made;
+  made.call = kind;
+  made.count = count;
+  made.type = type;
+  made.reduction = reduction;
+  made.peer = peer;
+  return made;
+}
+
+TEST(Calls, FitTogetherWhereResultsAreTheSame) {
+  using device::DataType;
+  using device::Reduction;
+  using plan::Call;
+  const auto sum = [](uint64_t count, DataType type, Reduction op = Reduction::sum) {
+    return call(Call::allReduce, count, type, op);
+  };
+  EXPECT_TRUE(fitTogether(sum(8, DataType::int32), sum(8, DataType::int32)));
+  EXPECT_TRUE(fitTogether(sum(8, DataType::int32), sum(8, DataType::uint32)));
+  EXPECT_FALSE(fitTogether(sum(8, DataType::int32), sum(9, DataType::int32)));
+  EXPECT_FALSE(fitTogether(sum(8, DataType::int32), sum(8, DataType::float32)));
+  EXPECT_FALSE(fitTogether(sum(8, DataType::int32), sum(4, DataType::int64)));
+  EXPECT_FALSE(fitTogether(sum(8, DataType::int32), sum(8, DataType::int32, Reduction::max)));
+  EXPECT_FALSE(fitTogether(sum(8, DataType::int32, Reduction::max),
+                           sum(8, DataType::uint32, Reduction::max)));
+  const auto copy = [](Call kind, uint64_t count, DataType type, int peer = -1) {
+    return call(kind, count, type, Reduction::sum, peer);
+  };
+  EXPECT_TRUE(fitTogether(copy(Call::broadcast, 8, DataType::int32, 1),
+                          copy(Call::broadcast, 32, DataType::int8, 1)));
+  EXPECT_FALSE(fitTogether(copy(Call::broadcast, 8, DataType::int32, 1),
+                           copy(Call::broadcast, 8, DataType::int32, 0)));
+  EXPECT_FALSE(fitTogether(copy(Call::allGather, 8, DataType::int32),
+                           copy(Call::allReduce, 8, DataType::int32)));
+  EXPECT_TRUE(fitTogether(copy(Call::send, 8, DataType::int32, 1),
+                          copy(Call::receive, 4, DataType::int64, 0)));
+  EXPECT_FALSE(fitTogether(copy(Call::send, 8, DataType::int32, 1),
+                           copy(Call::receive, 8, DataType::int64, 0)));
+}
+
+// 600 ranks, of which half have not made the call.
+TEST(Report, StaysShortWithManyRanks) {
+  std::vector<RankView> views(600);
+  for (size_t rank = 0; rank < views.size(); rank++) {
+    views[rank].rank = static_cast<int>(rank);
+    views[rank].ranks = 600;
+    views[rank].isKnown = true;
+    if (rank % 300 >= 100) continue;
+    Call made = call(plan::Call::allReduce, 8, device::DataType::int32);
+    made.index = made.sequence = 1;
+    views[rank].calls = {made};
+  }
+  const auto report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict, Verdict::notArrived);
+  EXPECT_EQ(report->missing.size(), 400u);
+  const std::string text = report->text(views[0]);
+  EXPECT_NE(text.find("not arrived:  ranks 100-299, 400-599\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("waiting:      ranks 0-99, 300-399\n"), std::string::npos) << text;
+  EXPECT_LT(text.size(), 4096u);
+  EXPECT_LT(report->json(views[0]).size(), 32'768u);
+}
+
+}  // namespace
+}  // namespace unisono::diagnose
