@@ -8,6 +8,7 @@
 
 #include "bench_options.h"
 #include "bench_run.h"
+#include "doctor_command.h"
 #include "explain_command.h"
 #include "library_table.h"
 #include "topo_command.h"
@@ -64,6 +65,8 @@ int run(int argc, char** argv) {
   CLI::App* explain = unisono::explain::addExplainCommand(app, explainArguments);
   unisono::tune::TuneArguments tuneArguments;
   CLI::App* tune = unisono::tune::addTuneCommand(app, tuneArguments);
+  unisono::doctor::DoctorArguments doctorArguments;
+  CLI::App* doctor = unisono::doctor::addDoctorCommand(app, doctorArguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -75,6 +78,7 @@ int run(int argc, char** argv) {
     return kExitSuccess;
   }
   if (topo->parsed()) return unisono::topo::runTopo(topoOptions);
+  if (doctor->parsed()) return unisono::doctor::runDoctor(doctorArguments);
   if (explain->parsed()) return unisono::explain::runExplain(explainArguments);
   if (tune->parsed()) return unisono::tune::runTune(tuneArguments);
   if (bench->parsed()) return runBench(finishOptions(arguments));
