@@ -23,6 +23,7 @@
 
 #include <limits.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #if !defined(UNISONO_NO_CUDA_HEADERS) && defined(__has_include)
 #if __has_include(<cuda_runtime.h>)
@@ -318,6 +319,18 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags);
 
 // ---- Queries ----
+
+// Which statistic ncclCommMemStats returns. Since NCCL 2.30.
+typedef enum {
+  ncclStatGpuMemSuspend = 0,    // bytes of device memory that ncclCommSuspend would release
+  ncclStatGpuMemSuspended = 1,  // 1 while they are released, else 0
+  ncclStatGpuMemPersist = 2,    // bytes of device memory that stays
+  ncclStatGpuMemTotal = 3       // both together
+} ncclCommMemStat_t;
+
+// Returns how much device memory the communicator has allocated on this rank. Since NCCL 2.30.
+ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value);
+ncclResult_t pncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value);
 
 // Returns the error that occurred outside of a call, ncclInProgress while a nonblocking call has
 // not completed, or ncclSuccess.

@@ -337,6 +337,26 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
   });
 }
 
+// There is no ncclCommSuspend yet, so all memory stays.
+ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) {
+  return api::guarded([&] {
+    api::checkNotNull(value, "value");
+    const auto made = communicatorOf(comm);
+    switch (stat) {
+      case ncclStatGpuMemSuspend:
+      case ncclStatGpuMemSuspended:
+        *value = 0;
+        return;
+      case ncclStatGpuMemPersist:
+      case ncclStatGpuMemTotal:
+        *value = made->deviceBytes();
+        return;
+    }
+    throw invalidArgument("stat must be a value of ncclCommMemStat_t, got {}",
+                          static_cast<int>(stat));
+  });
+}
+
 }  // extern "C"
 
 UNISONO_ALIAS(ncclGetVersion);
@@ -359,3 +379,4 @@ UNISONO_ALIAS(ncclCommGetAsyncError);
 UNISONO_ALIAS(ncclCommCount);
 UNISONO_ALIAS(ncclCommCuDevice);
 UNISONO_ALIAS(ncclCommUserRank);
+UNISONO_ALIAS(ncclCommMemStats);

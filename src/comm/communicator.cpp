@@ -594,6 +594,17 @@ bool Communicator::isIdle() {
   return lastLaunch_->isReached();
 }
 
+uint64_t Communicator::deviceBytes() const {
+  uint64_t bytes = arena_->bytes();
+  for (const auto* buffer : {&staging_, &capturedStaging_}) {
+    if (*buffer != nullptr) bytes += (*buffer)->bytes();
+  }
+  for (const auto& buffer : earlierCapturedStaging_) {
+    if (buffer != nullptr) bytes += buffer->bytes();
+  }
+  return bytes;
+}
+
 std::string Communicator::description() const {
   return fmt::format("communicator{}{}, rank {} of {}", options_.name.empty() ? "" : " ",
                      options_.name, decision_.config.rank, decision_.config.ranks);

@@ -102,6 +102,9 @@ class Communicator {
   // Tells the other ranks that this one ends now with nothing in progress. `how` follows its name.
   void leave(std::string_view how) noexcept;
 
+  // The device memory that it has allocated. Not while connect() or prepare() run.
+  uint64_t deviceBytes() const;
+
   // Names the communicator and the rank in log lines.
   std::string description() const;
 

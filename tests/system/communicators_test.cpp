@@ -597,5 +597,54 @@ TEST(Memory, AllocatedRegisteredAndFreed) {
   EXPECT_OK(ncclMemFree(nullptr));
 }
 
+uint64_t memory(ncclComm_t comm, ncclCommMemStat_t stat) {
+  uint64_t value = ~uint64_t{0};
+  check(ncclCommMemStats(comm, stat, &value));
+  return value;
+}
+
+// Connections and the copy of the input of an all-to-all in place take memory.
+TEST(MemoryStatistics, FollowWhatIsAllocated) {
+  constexpr size_t kMiB = 1 << 20, kSmall = 4 * kMiB, kLarge = 16 * kMiB;
+  const Ranks ranks(2);
+  const auto total = [&](int rank) { return memory(ranks.comm(rank), ncclStatGpuMemTotal); };
+  const uint64_t made = total(0);
+  EXPECT_GT(made, 0u);
+  onThreads(2, [&](int rank) { useOnce(ranks.comm(rank), 300'000); });
+  const uint64_t connected = total(0);
+  EXPECT_GE(connected, made);
+  onThreads(2, [&](int rank) { useOnce(ranks.comm(rank), 300'000); });
+  EXPECT_EQ(total(0), connected);
+
+  const auto exchange = [&](size_t bytes) {
+    onThreads(2, [&](int rank) {
+      DeviceBuffer buffer(ranks.device(rank), bytes);
+      check(ncclAlltoAll(buffer.as(), buffer.as(), bytes / 2, ncclChar, ranks.comm(rank),
+                         ranks.stream(rank)));
+      device::synchronize(ranks.stream(rank));
+    });
+  };
+  exchange(kSmall);
+  const uint64_t small = total(0);
+  EXPECT_GE(small, connected + kSmall);
+  exchange(kLarge);
+  EXPECT_EQ(total(0), small + kLarge - kSmall);
+  for (int rank = 0; rank < 2; rank++) {
+    EXPECT_EQ(memory(ranks.comm(rank), ncclStatGpuMemPersist), total(rank));
+    EXPECT_EQ(memory(ranks.comm(rank), ncclStatGpuMemSuspend), 0u);
+    EXPECT_EQ(memory(ranks.comm(rank), ncclStatGpuMemSuspended), 0u);
+  }
+}
+
+TEST(MemoryStatistics, RefuseWrongArguments) {
+  const Ranks ranks(1);
+  uint64_t value = 7;
+  EXPECT_EQ(ncclCommMemStats(ranks.comm(0), ncclStatGpuMemTotal, nullptr), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommMemStats(nullptr, ncclStatGpuMemTotal, &value), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommMemStats(ranks.comm(0), static_cast<ncclCommMemStat_t>(4), &value),
+            ncclInvalidArgument);
+  EXPECT_EQ(value, 7u);
+}
+
 }  // namespace
 }  // namespace unisono::system_test
