@@ -313,6 +313,20 @@ ncclResult_t pncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 
+// Makes an id with which new ranks join the ranks of this communicator in ncclCommGrow. One rank
+// calls it, once for each growth, and passes the id to the new ranks. Since NCCL 2.29.
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId);
+ncclResult_t pncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId);
+
+// Creates a communicator of the ranks of an existing one, with the same numbers, and of new ranks
+// after them, nRanks together. An existing rank passes its communicator, rank -1 and, as uniqueId,
+// NULL or the id; a new rank passes no communicator, the id and its rank. Without a configuration
+// existing ranks use their communicator's. The existing communicator stays. Since NCCL 2.29.
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank,
+                          ncclComm_t* newcomm, ncclConfig_t* config);
+ncclResult_t pncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank,
+                           ncclComm_t* newcomm, ncclConfig_t* config);
+
 // Aborts running work but keeps the communicator, which can then be split, shrunk or destroyed.
 // revokeFlags: NCCL_REVOKE_DEFAULT.
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "api/aliases.h"
@@ -73,6 +74,12 @@ ncclResult_t inGroup(Body body) {
 bootstrap::UniqueId unpack(const ncclUniqueId& id) {
   return bootstrap::unpackUniqueId(
       std::as_bytes(std::span<const char, NCCL_UNIQUE_ID_BYTES>(id.internal)));
+}
+
+void copyId(const bootstrap::UniqueId& id, ncclUniqueId& to) {
+  const auto packed = bootstrap::packUniqueId(id);
+  static_assert(sizeof(packed) == sizeof(to.internal));
+  std::memcpy(to.internal, packed.data(), packed.size());
 }
 
 void checkRankOf(int rank, int ranks) {
@@ -168,10 +175,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId) {
   return api::guarded([&] {
     logVersion();
     api::checkNotNull(uniqueId, "uniqueId");
-    const auto packed =
-        bootstrap::packUniqueId(bootstrap::createUniqueId(settingsFromEnvironment()));
-    static_assert(sizeof(packed) == sizeof(uniqueId->internal));
-    std::memcpy(uniqueId->internal, packed.data(), packed.size());
+    copyId(bootstrap::createUniqueId(settingsFromEnvironment()), *uniqueId);
   });
 }
 
@@ -278,6 +282,43 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeR
   });
 }
 
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId) {
+  return api::guarded([&] {
+    api::checkNotNull(uniqueId, "uniqueId");
+    copyId(comm::findHandle(comm)->getActive()->createGrowId(), *uniqueId);
+  });
+}
+
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank,
+                          ncclComm_t* newcomm, ncclConfig_t* config) {
+  if (comm == nullptr && uniqueId != nullptr) {
+    return initRank(newcomm, nRanks, *uniqueId, rank, config);
+  }
+  return inGroup([&] {
+    api::checkNotNull(newcomm, "newcomm");
+    *newcomm = nullptr;
+    if (comm == nullptr) {
+      throw invalidArgument("Neither comm nor uniqueId is given")
+          .remedy(
+              "Pass the communicator on ranks that have one, and on new ranks the id from "
+              "ncclCommGetUniqueId");
+    }
+    if (rank != -1) {
+      throw invalidArgument("rank must be -1 on ranks of the communicator, got {}", rank)
+          .remedy("They keep their numbers");
+    }
+    auto handle = comm::findHandle(comm);
+    auto parent = handle->getActive();
+    const ncclConfig_t read = api::readConfig(config);
+    const comm::Options options = config == nullptr ? parent->options() : optionsOf(read);
+    const bool blocking = config == nullptr && parent->settings().blocking < 0
+                              ? handle->blocking()
+                              : isBlocking(parent->settings(), read);
+    const auto id = uniqueId == nullptr ? std::nullopt : std::optional(unpack(*uniqueId));
+    addInit(newcomm, parent->device(), blocking, comm::makeFromGrow(parent, nRanks, id, options));
+  });
+}
+
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
   return api::guarded([&] {
     if (comm == nullptr) return;
@@ -380,3 +421,5 @@ UNISONO_ALIAS(ncclCommCount);
 UNISONO_ALIAS(ncclCommCuDevice);
 UNISONO_ALIAS(ncclCommUserRank);
 UNISONO_ALIAS(ncclCommMemStats);
+UNISONO_ALIAS(ncclCommGetUniqueId);
+UNISONO_ALIAS(ncclCommGrow);

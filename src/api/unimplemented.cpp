@@ -60,8 +60,6 @@ UNISONO_NOT_IMPLEMENTED(ncclLLA2ACreateRequirement);
 UNISONO_NOT_IMPLEMENTED(ncclLsaBarrierCreateRequirement);
 
 // Life and properties of a communicator.
-UNISONO_NOT_IMPLEMENTED(ncclCommGetUniqueId);
-UNISONO_NOT_IMPLEMENTED(ncclCommGrow);
 UNISONO_NOT_IMPLEMENTED(ncclCommQueryProperties);
 UNISONO_NOT_IMPLEMENTED(ncclCommResume);
 UNISONO_NOT_IMPLEMENTED(ncclCommSuspend);

@@ -594,6 +594,29 @@ bool Communicator::isIdle() {
   return lastLaunch_->isReached();
 }
 
+bootstrap::UniqueId Communicator::createGrowId() {
+  const std::lock_guard lock(growMutex_);
+  if (growId_) {
+    throw invalidUsage("The communicator has an id from ncclCommGetUniqueId that was not used yet")
+        .rank(rank())
+        .remedy("Call ncclCommGetUniqueId once on one rank, then ncclCommGrow on all ranks");
+  }
+  Settings settings = settings_;
+  settings.commId.clear();
+  growId_ = bootstrap::createUniqueId(settings);
+  return *growId_;
+}
+
+std::optional<bootstrap::UniqueId> Communicator::growId() const {
+  const std::lock_guard lock(growMutex_);
+  return growId_;
+}
+
+void Communicator::dropGrowId() {
+  const std::lock_guard lock(growMutex_);
+  growId_.reset();
+}
+
 uint64_t Communicator::deviceBytes() const {
   uint64_t bytes = arena_->bytes();
   for (const auto* buffer : {&staging_, &capturedStaging_}) {

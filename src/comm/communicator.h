@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bootstrap/unique_id.h"
 #include "comm/agreement.h"
 #include "comm/health.h"
 #include "comm/turns.h"
@@ -65,6 +66,12 @@ class Communicator {
   const Health& health() const { return *health_; }
   // Numbers the shrinks of this communicator: all ranks that remain make them in the same order.
   uint64_t beginShrink() { return shrinks_++; }
+  // The id with which new ranks join the ranks of this communicator. Throws Error(invalidUsage)
+  // while there is one that was not used.
+  bootstrap::UniqueId createGrowId();
+  // That id, nothing on ranks that have not made one; and its end.
+  std::optional<bootstrap::UniqueId> growId() const;
+  void dropGrowId();
   // The order of collectives over bootstrap(), such as those of splits.
   Turns& turns() { return *turns_; }
   runtime::Runtime& runtime() { return runtime_; }
@@ -160,6 +167,8 @@ class Communicator {
   std::vector<transport::Connector::FifoCounters> counters_;  // of the FIFOs that are connected
 
   std::atomic<uint64_t> shrinks_{0};
+  mutable std::mutex growMutex_;
+  std::optional<bootstrap::UniqueId> growId_;
   bool launched_ = false, captured_ = false;
   uint64_t lastStream_ = 0;                     // runtime::Runtime::streamNumber
   std::unique_ptr<runtime::Event> lastLaunch_;  // recorded after it: its stream may be gone by now

@@ -2,6 +2,7 @@
 #include "comm/make.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <optional>
 #include <span>
@@ -35,6 +36,37 @@ std::shared_ptr<Communicator> join(runtime::Runtime& runtime, const bootstrap::U
 struct SplitChoice {
   int32_t color, key, rank;
 };
+
+// What a rank knows of a growth.
+struct GrowChoice {
+  int32_t ranks;
+  uint32_t ids;  // 1 on the rank that has made the id, else 0
+  std::array<std::byte, bootstrap::kUniqueIdBytes> id;
+};
+
+// The id of the one rank that has made it. Throws the same Error on all ranks.
+bootstrap::UniqueId agreeOnGrowth(const std::vector<GrowChoice>& choices) {
+  const GrowChoice* maker = nullptr;
+  for (size_t rank = 0; rank < choices.size(); rank++) {
+    if (choices[rank].ranks != choices.front().ranks) {
+      throw invalidArgument("nRanks of ncclCommGrow is {} on rank 0 and {} on rank {}",
+                            choices.front().ranks, choices[rank].ranks, rank)
+          .remedy("Pass the same number on all ranks");
+    }
+    if (choices[rank].ids == 0) continue;
+    if (maker != nullptr) {
+      throw invalidUsage("Ranks {} and {} have both called ncclCommGetUniqueId",
+                         maker - choices.data(), rank)
+          .remedy("Call it on one rank");
+    }
+    maker = &choices[rank];
+  }
+  if (maker == nullptr) {
+    throw invalidUsage("No rank has called ncclCommGetUniqueId before ncclCommGrow")
+        .remedy("Call it on one rank, and pass the id to the new ranks");
+  }
+  return bootstrap::unpackUniqueId(maker->id);
+}
 
 // Messages about new communicators, numbered from here.
 constexpr uint64_t kSplitTag = uint64_t{0x73706c6974} << 16;
@@ -122,6 +154,37 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
     turn->end();
     return join(parent->runtime(), id, rank, static_cast<int>(members.size()), parent->device(),
                 settings, options, std::move(health), parent.get());
+  };
+}
+
+Handle::InitFunction makeFromGrow(const std::shared_ptr<Communicator>& parent, int ranks,
+                                  const std::optional<bootstrap::UniqueId>& id,
+                                  const Options& options) {
+  if (ranks <= parent->ranks()) {
+    throw invalidArgument("nRanks must be more than the {} ranks of the communicator, got {}",
+                          parent->ranks(), ranks)
+        .remedy("Pass the number of existing and new ranks together");
+  }
+  const std::optional<bootstrap::UniqueId> own = parent->growId();
+  if (own && id && *own != *id) {
+    throw invalidArgument("uniqueId is not the one that this rank has from ncclCommGetUniqueId")
+        .rank(parent->rank())
+        .remedy("Pass that one, or NULL");
+  }
+  return [=, turn = parent->turns().announce()](std::shared_ptr<Health> health) {
+    if (!turn->await([&] { return health->signal().raised() || parent->aborted(); })) {
+      throw invalidUsage("The growth was aborted").rank(parent->rank());
+    }
+    GrowChoice mine{ranks, own ? 1u : 0u, {}};
+    if (own) mine.id = bootstrap::packUniqueId(*own);
+    const bootstrap::UniqueId agreed =
+        agreeOnGrowth(parent->bootstrap().allGather(mine, checkOf(health)));
+    turn->end();
+    if (own) parent->dropGrowId();  // it serves one rendezvous, also if that fails
+    Settings settings = parent->settings();
+    settings.commId.clear();
+    return join(parent->runtime(), agreed, parent->rank(), ranks, parent->device(), settings,
+                options, std::move(health), parent.get());
   };
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "bootstrap/unique_id.h"
@@ -29,5 +30,12 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
 // rank or a rank that does not exist is excluded.
 Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
                                     std::span<const int> excluded, const Options& options);
+
+// Joins all ranks of `parent`, with the same numbers, and new ranks that makeFromId() joins with
+// the id that one of them has from Communicator::createGrowId(). `id`: that id, or nothing. Throws
+// Error(invalidArgument) when there are no new ranks, or the id is another one than this rank's.
+Handle::InitFunction makeFromGrow(const std::shared_ptr<Communicator>& parent, int ranks,
+                                  const std::optional<bootstrap::UniqueId>& id,
+                                  const Options& options);
 
 }  // namespace unisono::comm

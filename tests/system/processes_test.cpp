@@ -340,5 +340,39 @@ TEST(ProcessesThatDie, BeforeTheFirstCall) {
   EXPECT_EQ(results, std::vector<int>({0, 0}));
 }
 
+// A process takes others in, one after the other.
+TEST(ProcessesThatJoin, MakeACommunicatorGrow) {
+  constexpr int kProcesses = 3;
+  const Pipe ids[kProcesses];
+  const std::vector<int> results = runChildren(kProcesses, [&](int process) {
+    check(unisonoHostSetDevice(process));
+    ncclComm_t comm = nullptr;
+    if (process == 0) check(ncclCommInitRank(&comm, 1, newId(), 0));
+    for (int ranks = 2; ranks <= kProcesses; ranks++) {
+      const int newcomer = ranks - 1;
+      ncclUniqueId id;
+      ncclComm_t grown = nullptr;
+      if (process == 0) {
+        check(ncclCommGetUniqueId(comm, &id));
+        ids[newcomer].write(id);
+      }
+      if (process > newcomer) continue;
+      if (process == newcomer) {
+        id = ids[newcomer].read<ncclUniqueId>();
+        check(ncclCommGrow(nullptr, ranks, &id, process, &grown, nullptr));
+      } else {
+        check(ncclCommGrow(comm, ranks, process == 0 ? &id : nullptr, -1, &grown, nullptr));
+        useOnce(comm);
+        check(ncclCommDestroy(comm));
+      }
+      comm = grown;
+      useOnce(comm);
+      useOnce(comm, 300'000);
+    }
+    check(ncclCommDestroy(comm));
+  });
+  EXPECT_EQ(results, std::vector<int>(kProcesses, 0));
+}
+
 }  // namespace
 }  // namespace unisono::system_test

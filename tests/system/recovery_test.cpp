@@ -156,5 +156,143 @@ TEST(Splits, ThatOneRankGivesUpByDestroyingTheChild) {
   });
 }
 
+ncclUniqueId growId(ncclComm_t comm) {
+  ncclUniqueId id;
+  check(ncclCommGetUniqueId(comm, &id));
+  return id;
+}
+
+void expectRank(ncclComm_t comm, int rank, int ranks) {
+  int count = 0, number = -1;
+  check(ncclCommCount(comm, &count));
+  check(ncclCommUserRank(comm, &number));
+  EXPECT_EQ(count, ranks);
+  EXPECT_EQ(number, rank);
+}
+
+// Existing ranks keep their numbers and their communicator. The rank that has made the id passes it
+// or nothing, as NCCL's header and its guide have it.
+TEST(Grows, ByNewRanks) {
+  const Ranks ranks(2);
+  for (const bool passesId : {true, false}) {
+    const ncclUniqueId id = growId(ranks.comm(1));
+    onThreads(5, [&](int rank) {
+      ncclComm_t grown = nullptr;
+      if (rank < 2) {
+        check(ncclCommGrow(ranks.comm(rank), 5, rank == 1 && passesId ? &id : nullptr, -1, &grown,
+                           nullptr));
+      } else {
+        check(ncclCommGrow(nullptr, 5, &id, rank, &grown, nullptr));
+      }
+      expectRank(grown, rank, 5);
+      useOnce(grown);
+      useOnce(grown, 300'000);
+      check(ncclCommDestroy(grown));
+    });
+    onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+  }
+}
+
+// One rank becomes two, then three: each time the last communicator grows.
+TEST(Grows, AgainAndAgain) {
+  const Ranks one(1);
+  std::vector<ncclComm_t> comms{one.comm(0)};
+  for (int total = 2; total <= 4; total++) {
+    const ncclUniqueId id = growId(comms.front());
+    std::vector<ncclComm_t> grown(static_cast<size_t>(total));
+    onThreads(total, [&](int rank) {
+      const bool isNew = rank == total - 1;
+      ncclComm_t& to = grown[static_cast<size_t>(rank)];
+      check(ncclCommGrow(isNew ? nullptr : comms[static_cast<size_t>(rank)], total,
+                         isNew ? &id : nullptr, isNew ? rank : -1, &to, nullptr));
+      if (!isNew && total > 2) check(ncclCommDestroy(comms[static_cast<size_t>(rank)]));
+      useOnce(to);
+    });
+    comms = grown;
+  }
+  for (const ncclComm_t comm : comms) EXPECT_OK(ncclCommDestroy(comm));
+}
+
+TEST(Grows, NonblockingAndInAGroup) {
+  const Ranks ranks(1);
+  const ncclUniqueId id = growId(ranks.comm(0));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t grown[2] = {};
+  ASSERT_OK(ncclGroupStart());
+  device::use(deviceOf(0));
+  EXPECT_OK(ncclCommGrow(ranks.comm(0), 2, nullptr, -1, &grown[0], &config));
+  device::use(deviceOf(1));
+  EXPECT_OK(ncclCommGrow(nullptr, 2, &id, 1, &grown[1], &config));
+  EXPECT_EQ(ncclGroupEnd(), ncclInProgress);
+  for (const ncclComm_t comm : grown) {
+    while (stateOf(comm) == ncclInProgress) std::this_thread::yield();
+    EXPECT_EQ(stateOf(comm), ncclSuccess);
+  }
+  for (int rank = 0; rank < 2; rank++) {
+    expectRank(grown[rank], rank, 2);
+    EXPECT_OK(ncclCommDestroy(grown[rank]));
+  }
+}
+
+// What is wrong on all ranks is found on all, and the communicator can still be used and grown.
+TEST(Grows, RefuseWrongArguments) {
+  const Ranks ranks(2);
+  ncclComm_t grown = nullptr;
+  ncclUniqueId id{};
+  EXPECT_EQ(ncclCommGetUniqueId(ranks.comm(0), nullptr), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommGetUniqueId(nullptr, &id), ncclInvalidArgument);
+  const auto grow = [&](int total, const ncclUniqueId* with, int rank) {
+    return ncclCommGrow(ranks.comm(0), total, with, rank, &grown, nullptr);
+  };
+  EXPECT_EQ(grow(2, nullptr, -1), ncclInvalidArgument);
+  EXPECT_EQ(grow(3, nullptr, 0), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommGrow(ranks.comm(0), 3, nullptr, -1, nullptr, nullptr), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommGrow(nullptr, 3, nullptr, 2, &grown, nullptr), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommGrow(nullptr, 3, &id, 2, &grown, nullptr), ncclInvalidArgument);  // no id
+  const auto expectOnBoth = [&](ncclResult_t result, int totalOfRank1) {
+    onThreads(2, [&](int rank) {
+      ncclComm_t none = nullptr;
+      EXPECT_EQ(
+          ncclCommGrow(ranks.comm(rank), rank == 0 ? 3 : totalOfRank1, nullptr, -1, &none, nullptr),
+          result);
+      EXPECT_EQ(none, nullptr);
+      EXPECT_EQ(stateOf(ranks.comm(rank)), ncclSuccess);
+    });
+  };
+  expectOnBoth(ncclInvalidUsage, 3);  // nobody has made an id
+
+  id = growId(ranks.comm(0));
+  ncclUniqueId second;
+  EXPECT_EQ(ncclCommGetUniqueId(ranks.comm(0), &second), ncclInvalidUsage);
+  const ncclUniqueId other = newId();
+  EXPECT_EQ(grow(3, &other, -1), ncclInvalidArgument);
+  expectOnBoth(ncclInvalidArgument, 4);  // another number of ranks
+  EXPECT_EQ(grown, nullptr);
+
+  onThreads(3, [&](int rank) {
+    ncclComm_t made = nullptr;
+    check(rank < 2 ? ncclCommGrow(ranks.comm(rank), 3, nullptr, -1, &made, nullptr)
+                   : ncclCommGrow(nullptr, 3, &id, rank, &made, nullptr));
+    useOnce(made);
+    check(ncclCommDestroy(made));
+  });
+}
+
+// A new rank never comes. The communicator stays, and can grow with another id.
+TEST(Grows, ThatFailLeaveTheCommunicator) {
+  const Setting limit("UNISONO_BOOTSTRAP_TIMEOUT", "4");
+  const Ranks ranks(2);
+  growId(ranks.comm(0));
+  onThreads(2, [&](int rank) {
+    ncclComm_t grown = nullptr;
+    EXPECT_NE(ncclCommGrow(ranks.comm(rank), 3, nullptr, -1, &grown, nullptr), ncclSuccess);
+    EXPECT_EQ(grown, nullptr);
+    EXPECT_EQ(stateOf(ranks.comm(rank)), ncclSuccess);
+    useOnce(ranks.comm(rank));
+  });
+  growId(ranks.comm(0));  // the first one is used up
+}
+
 }  // namespace
 }  // namespace unisono::system_test

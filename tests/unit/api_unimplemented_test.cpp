@@ -52,9 +52,6 @@ WITH_TWIN(Team, ncclTeamRail, ncclComm_t);
 WITH_TWIN(Team, ncclTeamWorld, ncclComm_t);
 WITH_TWIN(int, ncclTeamRankToLsa, ncclComm_t, Team, int);
 WITH_TWIN(int, ncclTeamRankToWorld, ncclComm_t, Team, int);
-WITH_TWIN(ncclResult_t, ncclCommGetUniqueId, ncclComm_t, ncclUniqueId*);
-WITH_TWIN(ncclResult_t, ncclCommGrow, ncclComm_t, int, const ncclUniqueId*, int, ncclComm_t*,
-          ncclConfig_t*);
 WITH_TWIN(ncclResult_t, ncclCommQueryProperties, ncclComm_t, void*);
 WITH_TWIN(ncclResult_t, ncclCommResume, ncclComm_t);
 WITH_TWIN(ncclResult_t, ncclCommSuspend, ncclComm_t, int);
@@ -137,9 +134,6 @@ class ApiUnimplemented : public testing::Test {
   } while (false)
 
 TEST_F(ApiUnimplemented, Communicators) {
-  EXPECT_NOT_IMPLEMENTED(ncclCommGetUniqueId, nullptr, out<ncclUniqueId>());
-  EXPECT_NOT_IMPLEMENTED(ncclCommGrow, nullptr, 4, out<ncclUniqueId>(), 3, out<ncclComm_t>(),
-                         nullptr);
   EXPECT_NOT_IMPLEMENTED(ncclCommQueryProperties, nullptr, out<void>());
   EXPECT_NOT_IMPLEMENTED(ncclCommResume, nullptr);
   EXPECT_NOT_IMPLEMENTED(ncclCommSuspend, nullptr, 1);
