@@ -107,7 +107,7 @@ void DeviceTables::setMulticast(const device::MulticastLayout& layout, int head,
       layout, head, reinterpret_cast<device::MulticastChannel*>(base + channelOffset)};
   write(multicast.channels, table.data(), std::span(table).size_bytes());
   write(onDevice, &multicast, sizeof(multicast));
-  write(&communicator_->multicast, &onDevice, sizeof(onDevice));
+  write(&communicator_->multicast, &onDevice, std::span(&onDevice, 1).size_bytes());
 }
 
 void DeviceTables::setPeer(bool sends, int peer, int firstChannel,
