@@ -216,8 +216,8 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.rank = rank;
   config.ranks = static_cast<int>(ranks.size());
   config.channels = decision.joined.channels();
-  uint32_t& simple = config.slotBytes[plan::indexOf(device::Protocol::simple)];
-  simple = slotBytes(&RankFacts::bufferBytes, defaults.slotBytes);
+  const uint32_t simple = slotBytes(&RankFacts::bufferBytes, defaults.slotBytes);
+  config.slotBytes.fill(simple);
   config.slotBytes[plan::indexOf(device::Protocol::ll)] =
       slotBytes(&RankFacts::llBufferBytes, defaults.llSlotBytes);
   config.slotBytes[plan::indexOf(device::Protocol::ll128)] =

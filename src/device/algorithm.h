@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 // The names that a choice, a work item and a kernel table share.
 namespace unisono::device {
@@ -21,9 +22,51 @@ enum class Algorithm : uint8_t {
 inline constexpr int kAlgorithms = 9;
 inline constexpr int kNcclAlgorithms = 7;
 
+// As NCCL spells it; empty for a number that is none.
+constexpr std::string_view nameOf(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::tree:
+      return "Tree";
+    case Algorithm::ring:
+      return "Ring";
+    case Algorithm::collNetDirect:
+      return "CollNetDirect";
+    case Algorithm::collNetChain:
+      return "CollNetChain";
+    case Algorithm::nvls:
+      return "NVLS";
+    case Algorithm::nvlsTree:
+      return "NVLSTree";
+    case Algorithm::pat:
+      return "PAT";
+    case Algorithm::direct:
+      return "Direct";
+    case Algorithm::twoShot:
+      return "TwoShot";
+  }
+  return "";
+}
+static_assert(nameOf(static_cast<Algorithm>(kAlgorithms)).empty(),
+              "kAlgorithms is the number of algorithms");
+
 // Numbered as NCCL_PROTO_*.
 enum class Protocol : uint8_t { ll = 0, ll128, simple };
 inline constexpr int kProtocols = 3;
+inline constexpr int kNcclProtocols = 3;
+
+constexpr std::string_view nameOf(Protocol protocol) {
+  switch (protocol) {
+    case Protocol::ll:
+      return "LL";
+    case Protocol::ll128:
+      return "LL128";
+    case Protocol::simple:
+      return "Simple";
+  }
+  return "";
+}
+static_assert(nameOf(static_cast<Protocol>(kProtocols)).empty(),
+              "kProtocols is the number of protocols");
 
 // What the kernel for collectives has: every one of these algorithms with every one of these
 // protocols.

@@ -45,8 +45,20 @@ inline constexpr int kReductions = 6;
 
 // Whether the pair exists. Averages of floating-point types are pre-multiplied sums.
 constexpr bool isReduction(DataType type, Reduction reduction) {
-  return reduction != Reduction::sumPostDivide || !isFloatingPoint(type);
+  switch (reduction) {
+    case Reduction::sum:
+    case Reduction::prod:
+    case Reduction::max:
+    case Reduction::min:
+    case Reduction::preMulSum:
+      return true;
+    case Reduction::sumPostDivide:
+      return !isFloatingPoint(type);
+  }
+  return false;
 }
+static_assert(!isReduction(DataType::int32, static_cast<Reduction>(kReductions)),
+              "kReductions is the number of operators");
 
 // A reduction with its operands. `scalar` holds the bits of the factor (preMulSum, in the type that
 // `type` accumulates in: float for the 16-bit and 8-bit ones) or of the divisor (sumPostDivide, an

@@ -228,7 +228,7 @@ int TunerPlugin::advise(const tuning::Question& question, tuning::TimeTable& tim
   if (rejected_) return 0;
   const TunerInterface& interface = library_->interface();
   const int operation = numberOf(question.operation);
-  constexpr int kRows = device::kNcclAlgorithms, kColumns = device::kProtocols;
+  constexpr int kRows = device::kNcclAlgorithms, kColumns = device::kNcclProtocols;
   tuning::TimeTable answer = times;
   // The interface passes the table as one block.
   auto** table = reinterpret_cast<float**>(answer.data());

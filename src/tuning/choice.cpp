@@ -24,7 +24,7 @@ constexpr int kMaxExactRing = 8;
 constexpr double kLossy = 1024;
 
 // By log2(bytes / 64): the part of its bandwidth that a tree reaches.
-constexpr double kTreeCorrection[device::kProtocols][24] = {
+constexpr double kTreeCorrection[device::kNcclProtocols][24] = {
     {1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1, 1, 1},
     {1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .6, .6, .6, .8, .9, .9, .9, .9, 1, 1, 1},
     {.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5,
@@ -79,7 +79,7 @@ double modelTime(const CostModel& model, const Question& question, Algorithm alg
   const auto& facts = model.facts;
   const bool allReduce = question.operation == Operation::allReduce;
   const int log = std::bit_width(question.bytes >> 6) - 1;
-  const auto& correction = kTreeCorrection[static_cast<size_t>(protocol)];
+  const auto& correction = kTreeCorrection[costColumn(protocol)];
   const bool blackwellOnX86 =
       facts.machine.lowestSm >= 100 &&
       facts.machine.cpuArchitecture == static_cast<int>(topology::CpuArchitecture::x86);
@@ -172,19 +172,27 @@ void chooseByModel(const CostModel& model, const Question& question, Choice& cho
   }
 }
 
+// Whether tuner plug-ins know both.
+bool isAdvised(Algorithm algorithm, Protocol protocol) {
+  return static_cast<int>(algorithm) < device::kNcclAlgorithms &&
+         static_cast<int>(protocol) < device::kNcclProtocols;
+}
+
 // Among what the user allows, with the times of a plug-in.
 bool chooseByAdvice(const CostModel& model, const Question& question, const TimeTable& before,
                     const TimeTable& advised, Choice& choice) {
   const auto time = [&](Algorithm algorithm, Protocol protocol) -> double {
     const auto a = static_cast<size_t>(algorithm), p = static_cast<size_t>(protocol);
-    return a < advised.size() ? advised[a][p] : timeOf(model, question, algorithm, protocol);
+    return isAdvised(algorithm, protocol) ? advised[a][p]
+                                          : timeOf(model, question, algorithm, protocol);
   };
   const auto isIn = [&](const CostModel::Candidate& candidate) {
     if (!candidate.allowed()) return false;
     const auto a = static_cast<size_t>(candidate.algorithm);
     const auto p = static_cast<size_t>(candidate.protocol);
-    if (a < advised.size() && advised[a][p] < 0) return false;
-    return (a < advised.size() && advised[a][p] != before[a][p]) ||
+    const bool isKnown = isAdvised(candidate.algorithm, candidate.protocol);
+    if (isKnown && advised[a][p] < 0) return false;
+    return (isKnown && advised[a][p] != before[a][p]) ||
            preferenceOf(model, question, candidate) == Exclusion::none;
   };
   return before != advised && chooseFrom(model, question, isIn, time, choice);
@@ -243,7 +251,7 @@ TimeTable tableFor(const CostModel& model, const Question& question) {
        model.candidates[static_cast<size_t>(question.operation)]) {
     const auto [algorithm, protocol] = std::pair(candidate.algorithm, candidate.protocol);
     const auto a = static_cast<size_t>(algorithm);
-    if (a >= table.size() || !candidate.allowed()) continue;
+    if (!isAdvised(algorithm, protocol) || !candidate.allowed()) continue;
     if (callExclusion(model, question, algorithm, protocol) != Exclusion::none) continue;
     table[a][static_cast<size_t>(protocol)] =
         static_cast<float>(timeOf(model, question, algorithm, protocol));

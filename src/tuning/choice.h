@@ -42,7 +42,7 @@ struct Choice {
 // Times by device::Algorithm and device::Protocol, in microseconds; kExcluded for what cannot carry
 // the call.
 constexpr float kExcluded = -1;
-using TimeTable = std::array<std::array<float, device::kProtocols>, device::kNcclAlgorithms>;
+using TimeTable = std::array<std::array<float, device::kNcclProtocols>, device::kNcclAlgorithms>;
 
 // Someone who knows better than the model: a tuner plug-in.
 class Advisor {

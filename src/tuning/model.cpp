@@ -192,7 +192,7 @@ class Formulas {
 
   double latency(Operation operation, Algorithm algorithm, Protocol protocol) const {
     const GraphFacts& graph = graphOf(facts_, algorithm);
-    const size_t p = at(protocol);
+    const size_t p = costColumn(protocol);
     const auto hop = [&](size_t hardware, Algorithm of) {
       return constants_.hopLatency[hardware][at(of)][p];
     };
@@ -400,11 +400,16 @@ void setThreads(const ModelInput& input, CostModel& model) {
     bytes[at(Protocol::ll)] = algorithm == Algorithm::ring ? 8 * int64_t{facts.ranks} : 8;
     bytes[at(Protocol::ll128)] = 8;
     bytes[at(Protocol::simple)] = collnet ? 512 : 64;
+    for (int p = device::kNcclProtocols; p < device::kProtocols; p++) {
+      threads[p] = simple;
+      bytes[p] = bytes[at(Protocol::simple)];
+    }
   }
   for (int i = 0; i < TuningSettings::kThresholds; i++) {
     const int64_t value = input.settings.thresholds[static_cast<size_t>(i)];
     // Trees first, then rings, as device::Algorithm numbers them.
-    if (value >= 0) model.bytesPerThread[i / device::kProtocols][i % device::kProtocols] = value;
+    if (value >= 0)
+      model.bytesPerThread[i / device::kNcclProtocols][i % device::kNcclProtocols] = value;
   }
 }
 

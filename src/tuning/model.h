@@ -18,7 +18,7 @@ namespace unisono::tuning {
 // The numbers of the model that a tuner plug-in may change (ABI v5 and later): the layout is that
 // of the plug-in interface. Times in microseconds, bandwidths in GB/s.
 struct CostConstants {
-  using ByProtocol = std::array<double, device::kProtocols>;
+  using ByProtocol = std::array<double, device::kNcclProtocols>;
   using ByAlgorithm = std::array<ByProtocol, device::kNcclAlgorithms>;
   using ByScale = std::array<double, 3>;        // one node, two, more
   using ByGeneration = std::array<ByScale, 4>;  // Volta, Ampere, Hopper, Blackwell
@@ -31,6 +31,12 @@ struct CostConstants {
   bool operator==(const CostConstants&) const = default;
 };
 const CostConstants& defaultConstants();
+
+// The column of a protocol in NCCL's tables. One that NCCL does not have counts as Simple.
+constexpr size_t costColumn(Protocol protocol) {
+  const auto column = static_cast<size_t>(protocol);
+  return column < device::kNcclProtocols ? column : static_cast<size_t>(Protocol::simple);
+}
 
 // What the user may set. Plain data; all ranks must have the same. The names are NCCL's variables.
 struct TuningSettings {

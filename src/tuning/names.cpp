@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <strings.h>
 
+#include <array>
 #include <span>
 
 namespace unisono::tuning {
@@ -11,10 +12,14 @@ namespace {
 
 constexpr std::string_view kOperationNames[kCollectives] = {"AllReduce", "AllGather",
                                                             "ReduceScatter", "Broadcast", "Reduce"};
-constexpr std::string_view kAlgorithmNames[device::kAlgorithms] = {
-    "Tree",     "Ring", "CollNetDirect", "CollNetChain", "NVLS",
-    "NVLSTree", "PAT",  "Direct",        "TwoShot"};
-constexpr std::string_view kProtocolNames[device::kProtocols] = {"LL", "LL128", "Simple"};
+template <typename Kind, size_t kCount>
+constexpr std::array<std::string_view, kCount> namesOf() {
+  std::array<std::string_view, kCount> names;
+  for (size_t i = 0; i < kCount; i++) names[i] = device::nameOf(static_cast<Kind>(i));
+  return names;
+}
+constexpr auto kAlgorithmNames = namesOf<Algorithm, device::kAlgorithms>();
+constexpr auto kProtocolNames = namesOf<Protocol, device::kProtocols>();
 
 using Names = std::span<const std::string_view>;
 
@@ -32,12 +37,6 @@ int find(Names names, std::string_view name) {
 
 std::string_view nameOf(Operation operation) {
   return kOperationNames[static_cast<int>(operation)];
-}
-std::string_view nameOf(Algorithm algorithm) {
-  return kAlgorithmNames[static_cast<int>(algorithm)];
-}
-std::string_view nameOf(Protocol protocol) {
-  return kProtocolNames[static_cast<int>(protocol)];
 }
 
 int findOperation(std::string_view name) {

@@ -18,8 +18,7 @@ using device::Protocol;
 inline constexpr int kCollectives = 5;
 
 std::string_view nameOf(Operation operation);  // "AllReduce"
-std::string_view nameOf(Algorithm algorithm);  // "CollNetDirect"
-std::string_view nameOf(Protocol protocol);    // "LL128"
+using device::nameOf;                          // "CollNetDirect", "LL128"
 
 // The index of the operation, algorithm or protocol with this name; -1 if there is none.
 int findOperation(std::string_view name);
