@@ -170,17 +170,24 @@ Needs directNeeds(const CommConfig& config, Call call) {
   return needs;
 }
 
-// What a collective over rings, trees or multicast needs.
-bool& needOf(device::Algorithm algorithm, Needs& needs) {
+// What a collective of the kernel for collectives, or over multicast, needs.
+constexpr bool Needs::*needOf(device::Algorithm algorithm) {
   switch (algorithm) {
+    case device::Algorithm::ring:
+      return &Needs::rings;
     case device::Algorithm::tree:
-      return needs.trees;
+      return &Needs::trees;
     case device::Algorithm::nvls:
-      return needs.multicast;
+      return &Needs::multicast;
     default:
-      return needs.rings;
+      return nullptr;
   }
 }
+template <device::Algorithm... kList>
+constexpr bool haveNeeds(device::AlgorithmList<kList...>) {
+  return ((needOf(kList) != nullptr) && ...);
+}
+static_assert(haveNeeds(device::CollectiveAlgorithms()), "an algorithm is missing in needOf");
 
 // A run of collectives that share launches, of blocks with `groups` thread groups.
 void planRun(const CommConfig& config, std::span<const ChosenCall> run, int groups, Plan& plan) {
@@ -208,7 +215,7 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, int grou
       packer.place(trafficOf(config, *call.task), work);
       cut(config, call.choice.chunkBytes, work);
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
-      if (config.ranks > 1) needOf(work.algorithm, plan.needs) = true;
+      if (config.ranks > 1) plan.needs.*needOf(work.algorithm) = true;
     }
   }
 }

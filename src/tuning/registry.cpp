@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tuning/registry.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace unisono::tuning {
 namespace {
 
@@ -29,6 +32,24 @@ constexpr Implemented kOnlyForced[] = {
     {Algorithm::nvls,   Protocol::simple, {true,    true,     true,         false,    false}},
 };
 // clang-format on
+
+// Whether there is a row for each algorithm and protocol that the kernel for collectives has.
+constexpr bool isEntered(Algorithm algorithm, Protocol protocol) {
+  const auto isIt = [&](const Implemented& row) {
+    return row.algorithm == algorithm && row.protocol == protocol;
+  };
+  return std::any_of(std::begin(kImplemented), std::end(kImplemented), isIt) ||
+         std::any_of(std::begin(kOnlyForced), std::end(kOnlyForced), isIt);
+}
+template <Algorithm kAlgorithm, Protocol... kList>
+constexpr bool areEntered(device::ProtocolList<kList...>) {
+  return (isEntered(kAlgorithm, kList) && ...);
+}
+template <Algorithm... kList>
+constexpr bool areEntered(device::AlgorithmList<kList...>) {
+  return (areEntered<kList>(device::CollectiveProtocols()) && ...);
+}
+static_assert(areEntered(device::CollectiveAlgorithms()), "an algorithm or protocol has no row");
 
 }  // namespace
 
