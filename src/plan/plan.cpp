@@ -351,7 +351,7 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
     run.clear();
   };
   auto endDirect = [&] {
-    for (DirectLaunch& launch : direct.take()) plan.launches.emplace_back(std::move(launch));
+    for (const DirectLaunch& launch : direct.take()) plan.launches.emplace_back(launch);
   };
   for (const Task& task : tasks) {
     if (isMessage(task.call)) {

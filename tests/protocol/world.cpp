@@ -217,10 +217,11 @@ void World::nameMulticast(int rank) const {
       runtime.nameMemory(channel.own + offset, bytes,
                          fmt::format("{} at {}, channel {}", what, rank, c));
     };
-    name(layout.contributed(), sizeof(uint64_t), "contributed");
-    name(layout.gathered(), sizeof(uint64_t), "gathered");
+    name(device::MulticastLayout::contributed(), sizeof(uint64_t), "contributed");
+    name(device::MulticastLayout::gathered(), sizeof(uint64_t), "gathered");
     for (int head = 0; head < ranks(); head++) {
-      name(layout.reduced(head), sizeof(uint64_t), fmt::format("reduced by {}", head));
+      name(device::MulticastLayout::reduced(head), sizeof(uint64_t),
+           fmt::format("reduced by {}", head));
       name(layout.broadcast(head), sizeof(uint64_t), fmt::format("broadcast by {}", head));
       for (uint64_t slot = 0; slot < layout.slots; slot++) {
         name(layout.contribution(head, slot), layout.slotBytes,
@@ -431,10 +432,10 @@ void World::resetMulticast(Random& random) {
       const auto set = [&](uint64_t offset, uint64_t value) {
         *reinterpret_cast<uint64_t*>(channel.own + offset) = value;
       };
-      set(layout.contributed(), up);
-      set(layout.gathered(), down);
+      set(device::MulticastLayout::contributed(), up);
+      set(device::MulticastLayout::gathered(), down);
       for (int head = 0; head < ranks(); head++) {
-        set(layout.reduced(head), up);
+        set(device::MulticastLayout::reduced(head), up);
         set(layout.broadcast(head), down);
       }
       channel.step[device::kScatterStep] = channel.step[device::kReduceStep] = up;
