@@ -234,13 +234,13 @@ class NvlsCollective {
     uint64_t step = block_.channel.step[kScatterStep];
     forEachStep([&](const Step& all) {
       waitForHeads("a free contribution slot", step, layout.slots,
-                   [&](int h) { return layout.reduced(h); });
+                   [&](int h) { return MulticastLayout::reduced(h); });
       for (int h = 0; h < heads_; h++) {
         if (!group_.isWorker() || group_.aborted()) continue;
         const Piece piece = pieceOf(all, h);
         copy(input(piece.first), block_.channel.own + layout.contribution(h, step), piece.count);
       }
-      post(layout.contributed(), step);
+      post(MulticastLayout::contributed(), step);
       step++;
     });
     save(kScatterStep, step);
@@ -256,9 +256,10 @@ class NvlsCollective {
     uint64_t reduceStep = block_.channel.step[kReduceStep];
     uint64_t broadcastStep = block_.channel.step[kBroadcastStep];
     forEachStep([&](const Step& all) {
-      if (reduces) waitForAll(0, "contributions", reduceStep, 0, layout.contributed());
+      if (reduces) waitForAll(0, "contributions", reduceStep, 0, MulticastLayout::contributed());
       if (broadcasts) {
-        waitForAll(1, "a free result slot", broadcastStep, layout.slots, layout.gathered());
+        waitForAll(1, "a free result slot", broadcastStep, layout.slots,
+                   MulticastLayout::gathered());
       }
       group_.syncReady();
       if (group_.isWorker() && !group_.aborted()) {
@@ -275,7 +276,7 @@ class NvlsCollective {
         if (move.bytes > 0) moveHead(move, work.reduction);
       }
       group_.syncDone();
-      if (reduces) postToAll(0, layout.reduced(block_.head), reduceStep++);
+      if (reduces) postToAll(0, MulticastLayout::reduced(block_.head), reduceStep++);
       if (broadcasts) postToAll(1, layout.broadcast(block_.head), broadcastStep++);
     });
     save(kReduceStep, reduceStep);
@@ -292,7 +293,7 @@ class NvlsCollective {
         const Piece piece = pieceOf(all, h);
         copy(block_.channel.own + layout.result(h, step), output(piece.first), piece.count);
       }
-      post(layout.gathered(), step);
+      post(MulticastLayout::gathered(), step);
       step++;
     });
     save(kGatherStep, step);
