@@ -319,9 +319,14 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
 }
 
 void Communicator::enter(const std::vector<StreamTask>& tasks, Prepared& prepared) {
-  // Nobody can say how often a graph is launched.
-  if (journal_ == nullptr || prepared.captured) return;
+  if (journal_ == nullptr) return;
+  if (prepared.captured) {
+    // Nobody can say how often a graph is launched.
+    journal_->noteCapture();
+    return;
+  }
   for (const StreamTask& task : tasks) {
+    if (task.task.count == 0) continue;  // other ranks need not make calls of nothing
     prepared.lastCall = journal_->enter(task.task);
     if (prepared.firstCall == 0) prepared.firstCall = prepared.lastCall;
   }
@@ -440,7 +445,8 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   prepared.needs.messages = prepared.plan.needs.peers;
   prepared.needs.collectives =
       static_cast<uint64_t>(std::count_if(tasks.begin(), tasks.end(), [](const StreamTask& task) {
-        return task.task.call != plan::Call::send && task.task.call != plan::Call::receive;
+        return task.task.count != 0 && task.task.call != plan::Call::send &&
+               task.task.call != plan::Call::receive;
       }));
   return prepared;
 }

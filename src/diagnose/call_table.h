@@ -14,7 +14,7 @@
 // own tables; everybody else only reads them, at any time, so that all that changes is atomic.
 namespace unisono::diagnose {
 
-inline constexpr uint32_t kTableLayout = 1;
+inline constexpr uint32_t kTableLayout = 2;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
@@ -90,6 +90,7 @@ struct CallTable {
   std::atomic<uint64_t> started, finished;
   std::atomic<int64_t> changed;
   std::atomic<uint32_t> links;
+  std::atomic<uint32_t> captures;  // 1: calls of graphs, which nobody counts, are missing here
   alignas(64) CallRecord calls[kCalls];
   LinkRecord link[kLinks];
 };

@@ -129,6 +129,7 @@ void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots
     number->store(1, kRelease);
   }
   table_.links.store(0, kRelease);
+  table_.captures.store(0, kRelease);
   table_.changed.store(steadyNow(), kRelease);
   table_.id.store(id, kRelease);
 }

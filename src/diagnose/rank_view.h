@@ -25,6 +25,7 @@ struct RankView {
   int64_t silentFor = 0;  // nanoseconds since its watchdog looked last
   uint64_t entered = 0, launched = 0, started = 0, finished = 0;
   int64_t changed = 0;
+  bool captures = false;    // calls of graphs are not among these
   std::vector<Call> calls;  // the last ones, oldest first
   std::vector<Link> links;
   std::string elsewhere;  // the call of another communicator that the same process waits in
@@ -69,7 +70,8 @@ struct Mismatch {
   int rankA, rankB;
   Call a, b;
 };
-// Compares the collectives of both, and the messages from `a` to `b`.
+// Compares the collectives of both, and the messages from `a` to `b`. Where either has captured
+// calls their numbers tell nothing.
 std::optional<Mismatch> findMismatch(const RankView& a, const RankView& b);
 std::string describe(const Mismatch& mismatch);
 

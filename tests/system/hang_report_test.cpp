@@ -370,6 +370,30 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& instance) { return std::string(instance.param.name); });
 
 // What NCCL lets work: types of equal size in copies, unsigned sums of signed numbers.
+// What has no elements does nothing, so that a rank may leave it out.
+TEST(MatchingCalls, MayLeaveOutCallsOfNothing) {
+  const Log log;
+  const Pipe pipe;
+  expectAllPass(runChildren(2, [&](int process) {
+    const Rank rank(log, pipe, process, 2, "30");
+    if (process == 0) {
+      check(rank.sum(0));
+      check(ncclSend(rank.buffer.as(), 0, ncclInt, 1, rank.comm, rank.stream));
+    }
+    for (const size_t count : {64, 128, 64}) {
+      check(rank.sum(count));
+      check(process == 0 ? ncclSend(rank.buffer.as(), count, ncclInt, 1, rank.comm, rank.stream)
+                         : ncclRecv(rank.buffer.as(), count, ncclInt, 0, rank.comm, rank.stream));
+      check(unisonoHostStreamSynchronize(rank.stream));
+    }
+    std::this_thread::sleep_for(milliseconds(1500));  // the watchdogs compare within a second
+    ncclResult_t state = ncclSuccess;
+    check(ncclCommGetAsyncError(rank.comm, &state));
+    EXPECT_EQ(state, ncclSuccess) << ncclGetLastError(rank.comm);
+    rank.finish();
+  }));
+}
+
 TEST(MatchingCalls, MayDifferInTypesThatDoNotMatter) {
   const Log log;
   const Pipe pipe;
