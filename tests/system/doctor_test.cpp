@@ -115,7 +115,7 @@ TEST(Doctor, SaysWhatItCannotShow) {
   EXPECT_EQ(other.status, 1);
   EXPECT_THAT(other.text, HasSubstr("uses no NCCL"));
 
-  const Output none = doctor("2147483647");
+  const Output none = doctor("4194304");
   EXPECT_EQ(none.status, 2);
   EXPECT_THAT(none.text, HasSubstr("does not exist"));
 

@@ -89,6 +89,7 @@ TEST(Options, AreRead) {
   EXPECT_EQ(parse({"broadcast", "-d", "all"}).types.size(), size_t{kElementTypes});
   EXPECT_EQ(parse({"all_gather", "-o", "all"}).reductions.size(), 1u);
   EXPECT_EQ(parse({"reduce", "--against", "y.so"}).repeatCount(), 5);
+  EXPECT_EQ(parse({"reduce", "-e", "1K", "-e", "2K"}).maxBytes, size_t{2048});
 }
 
 TEST(Options, AreRefusedWithWhatIsAllowed) {

@@ -199,6 +199,8 @@ CLI::App* addBenchCommand(CLI::App& app, BenchArguments& arguments) {
       "bench",
       "Measure a collective and check its results. Exit status: 0 success, 1 wrong results, "
       "2 wrong options, 3 the library failed");
+  // As in nccl-tests: scripts have defaults in front of what their user adds.
+  bench->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   bench->add_option("operation", arguments.operation, "One of " + operationNames())->required();
 
   const char* sizes = "Sizes";

@@ -138,6 +138,8 @@ void showRank(const std::vector<diagnose::RankView>& ranks, const diagnose::Rank
   }
 }
 
+constexpr int kMaxPid = 1 << 22;  // of Linux: /proc/sys/kernel/pid_max can be no larger
+
 }  // namespace
 
 CLI::App* addDoctorCommand(CLI::App& app, DoctorArguments& arguments) {
@@ -145,7 +147,7 @@ CLI::App* addDoctorCommand(CLI::App& app, DoctorArguments& arguments) {
       "doctor", "Show what a process that uses NCCL is doing, and why its calls do not end");
   command->add_option("pid", arguments.pid, "Process to look at")
       ->required()
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, kMaxPid));
   command->add_flag("--json", arguments.json, "Print one line of JSON for each call in progress");
   return command;
 }
