@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -165,12 +166,11 @@ TEST(Windows, TakeTheResultsOfCollectives) {
 
 TEST(Windows, MemoryThatIsAllocatedAgainIsAnotherWindow) {
   inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
-    void* first = nullptr;
+    std::set<void*> addresses;
     int again = 0;
     for (int i = 0; i < 12; i++) {
       DeviceBuffer into(process, bytesOf(process));
-      if (first == nullptr) first = into.as();
-      again += first == into.as() ? 1 : 0;
+      again += addresses.insert(into.as()).second ? 0 : 1;
       exchanger.exchange(into);
       // Sometimes the mapping of the new memory is there, sometimes that of the old memory still
       // is.
@@ -179,7 +179,7 @@ TEST(Windows, MemoryThatIsAllocatedAgainIsAnotherWindow) {
       exchanger.exchange(into);
       exchanger.exchange(into);
     }
-    EXPECT_GT(again, 5) << "the allocator does not use addresses again";
+    EXPECT_GT(again, 0) << "the allocator does not use addresses again";
   });
 }
 
