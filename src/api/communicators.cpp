@@ -378,7 +378,7 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
   });
 }
 
-// There is no ncclCommSuspend yet, so all memory stays.
+// ncclCommSuspend is not implemented, so no memory can be released.
 ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) {
   return api::guarded([&] {
     api::checkNotNull(value, "value");

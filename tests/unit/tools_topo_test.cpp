@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <pugixml.hpp>
 #include <set>
-#include <sstream>
 
+#include "program_testing.h"
 #include "topo_view.h"
 #include "topology/presets.h"
 #include "topology/validate.h"
@@ -23,46 +21,15 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::read;
 
-std::string read(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
-
-class TopoProgram : public ::testing::Test {
+class TopoProgram : public testing::Program {
  protected:
-  struct Run {
-    int status = -1;
-    std::string out, err;
-  };
-
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "unisono-topo-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override {
-    std::error_code error;
-    std::filesystem::remove_all(folder_, error);
-  }
-
-  // A fake root keeps the files of the machine that the test runs on out of it.
-  Run topo(const std::string& arguments) {
-    const std::string command =
-        std::string(UNISONO_PROGRAM) + " topo " + arguments + " >" + at("out") + " 2>" + at("err");
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(at("out")), read(at("err"))};
-  }
-  std::string at(const std::string& name) const { return (folder_ / name).string(); }
+  Run topo(const std::string& arguments) { return run("topo " + arguments); }
   std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ / name) << text;
+    std::ofstream(at(name)) << text;
     return at(name);
   }
-
- private:
-  std::filesystem::path folder_;
 };
 
 View viewOf(const std::string& preset, int nodes) {

@@ -167,6 +167,14 @@ size_t parseSize(std::string_view text) {
   return static_cast<size_t>(bytes);
 }
 
+size_t parseSize(const char* option, std::string_view text) {
+  try {
+    return parseSize(text);
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("{}: {}", option, error.what()));
+  }
+}
+
 std::string sizeText(size_t bytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;

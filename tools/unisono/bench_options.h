@@ -64,6 +64,8 @@ struct BenchOptions {
 // Parses "8", "1K", "4M", "1G" (powers of 1024; also "4MB", "4MiB" and lower case). Throws
 // UsageError.
 size_t parseSize(std::string_view text);
+// The same for the value of `option`, which errors name.
+size_t parseSize(const char* option, std::string_view text);
 
 // Formats a size for messages and table headings: "1 KiB".
 std::string sizeText(size_t bytes);

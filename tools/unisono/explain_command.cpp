@@ -66,14 +66,6 @@ BenchReduction parseReduction(const std::string& text) {
                                fmt::join(names, ", ")));
 }
 
-uint64_t parseBytes(const char* option, const std::string& text) {
-  try {
-    return bench::parseSize(text);
-  } catch (const UsageError& error) {
-    throw UsageError(fmt::format("{}: {}", option, error.what()));
-  }
-}
-
 // What kernels compute for an operator of the API.
 device::Reduction deviceReduction(BenchReduction reduction, const bench::ElementInfo& type) {
   switch (reduction) {
@@ -150,9 +142,9 @@ int show(const ExplainArguments& arguments) {
   const bench::ElementInfo& type = parseType(arguments.type);
   const BenchReduction reduction = parseReduction(arguments.reduction);
   ExplainReport report;
-  report.minBytes = parseBytes("--min", arguments.minSize);
-  report.maxBytes = parseBytes("--max", arguments.maxSize);
-  const uint64_t bytes = parseBytes("--size", arguments.size);
+  report.minBytes = bench::parseSize("--min", arguments.minSize);
+  report.maxBytes = bench::parseSize("--max", arguments.maxSize);
+  const uint64_t bytes = bench::parseSize("--size", arguments.size);
   if (report.minBytes > report.maxBytes) {
     throw UsageError(fmt::format("--min {} is larger than --max {}", bytesText(report.minBytes),
                                  bytesText(report.maxBytes)));

@@ -272,18 +272,11 @@ std::string choicesText(Plan plan, const MeasuredTable& table, uint64_t minBytes
 }
 
 void tune(const TuneArguments& arguments) {
-  const auto parse = [](const char* option, const std::string& text) {
-    try {
-      return bench::parseSize(text);
-    } catch (const UsageError& error) {
-      throw UsageError(fmt::format("{}: {}", option, error.what()));
-    }
-  };
   const bool simulates = Tuner::isSimulated(arguments);
-  const uint64_t minBytes = parse("--min", arguments.minSize);
-  const uint64_t maxBytes = parse("--max", !arguments.maxSize.empty() ? arguments.maxSize
-                                           : simulates                ? "256K"
-                                                                      : "64M");
+  const uint64_t minBytes = bench::parseSize("--min", arguments.minSize);
+  const uint64_t maxBytes = bench::parseSize("--max", !arguments.maxSize.empty() ? arguments.maxSize
+                                                      : simulates                ? "256K"
+                                                                                 : "64M");
   if (minBytes == 0 || minBytes > maxBytes) {
     throw UsageError(fmt::format("--min {} is not from 1 B to --max {}",
                                  explain::bytesText(minBytes), explain::bytesText(maxBytes)));

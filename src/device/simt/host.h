@@ -45,8 +45,8 @@ template <typename T>
 void storeRelease(T* address, T value) {
   runtime::host::store(address, value, std::memory_order_release);
 }
-// For the CPU, which may read the word at any time. No other task looks at it, so it is no step of
-// a schedule.
+// For the CPU, which may read the word at any time. Not a scheduling point, because no other task
+// reads it.
 inline void storeForCpu(uint64_t* address, uint64_t value) {
   std::atomic_ref<uint64_t>(*address).store(value, std::memory_order_relaxed);
 }
