@@ -24,22 +24,6 @@ LogLevel levelFromEnvironment() {
   return LogLevel::none;
 }
 
-std::string expandFileName(std::string_view pattern) {
-  std::string name;
-  for (size_t i = 0; i < pattern.size(); i++) {
-    if (pattern[i] == '%' && i + 1 < pattern.size() && pattern[i + 1] == 'h') {
-      name += hostName();
-      i++;
-    } else if (pattern[i] == '%' && i + 1 < pattern.size() && pattern[i + 1] == 'p') {
-      name += std::to_string(::getpid());
-      i++;
-    } else {
-      name += pattern[i];
-    }
-  }
-  return name;
-}
-
 std::atomic<int> cachedLevel{-1};
 std::mutex writeMutex;
 std::FILE* output = nullptr;

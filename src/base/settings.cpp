@@ -122,6 +122,9 @@ constexpr Row kRows[] = {
      Number{&S::hangSeconds, 0, kLongestSeconds, OutOfRange::useDefault, "seconds"}, "30",
      "after how long without progress of a call a report says why; 0: no reports, and calls that "
      "differ between ranks are not found"},
+    {"UNISONO_TRACE", Text{&S::traceFile, "file"}, "none",
+     "file to write a timeline of the calls to, for Perfetto; %h stands for the host, %p for the "
+     "process id, %r for the rank"},
     {"UNISONO_COMM_KEY_FILE", Text{&S::commKeyFile, "file"}, "none",
      "file with a secret that protects NCCL_COMM_ID: at least 16 bytes, the same on all ranks, "
      "readable only by its owner"},

@@ -34,6 +34,7 @@ struct Settings {
   std::string commKeyFile;                                // UNISONO_COMM_KEY_FILE
   int64_t failureGraceMilliseconds = 500;                 // UNISONO_FAILURE_GRACE
   int64_t hangSeconds = 30;                               // UNISONO_HANG_SECONDS; 0: no watchdog
+  std::string traceFile;                                  // UNISONO_TRACE
 
   // Topology.
   std::string topologyFile;        // NCCL_TOPO_FILE

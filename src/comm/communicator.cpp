@@ -55,6 +55,7 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
                                                    int device, const Settings& settings,
                                                    const Options& options,
                                                    std::shared_ptr<Health> health) {
+  const int64_t begin = diagnose::steadyNow();
   runtime::DeviceScope scope(runtime, device);
   std::shared_ptr<Communicator> communicator(
       new Communicator(runtime, std::move(bootstrap), device, settings, options, std::move(health)),
@@ -73,6 +74,9 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
   // Not announced: every rank finds the same by itself, and reports it as its own error.
   checkFacts(ranks);
   announceFailure([&] { communicator->agree(std::move(ranks)); });
+  communicator->profile_ = CallProfile::create(
+      runtime, settings,
+      {device, options.name, communicator->description(), communicator->decision_.config, begin});
   return communicator;
 }
 
@@ -117,6 +121,7 @@ void Communicator::release(Communicator* communicator) noexcept {
 Communicator::~Communicator() {
   if (windows_ != nullptr) windows_->close(abort_->aborted());
   if (abort_->aborted()) {
+    if (profile_ != nullptr) profile_->close();
     stopWatching();
     return;
   }
@@ -130,6 +135,7 @@ Communicator::~Communicator() {
   } catch (const Error& error) {
     logInfo("A communicator ended before all its peers were connected: {}", error.what());
   }
+  if (profile_ != nullptr) profile_->close();
   stopWatching();
   leave("was destroyed");
 }
@@ -514,6 +520,7 @@ bool Communicator::isConnected(const Prepared& prepared) const {
 
 void Communicator::connect(const Prepared& prepared) {
   health_->check(prepared.needs);
+  const GroupProfile::Step step(prepared.profile.get(), "connect");
   runtime::DeviceScope scope(runtime_, device_);
   connector_->connect(prepared.plan.needs);
   const std::lock_guard lock(countersMutex_);
@@ -530,6 +537,7 @@ void Communicator::launch(Prepared& prepared) {
     }
   };
   if (prepared.plan.launches.empty()) return note();
+  const GroupProfile::Step step(prepared.profile.get(), "launch");
   runtime::DeviceScope scope(runtime_, device_);
   const runtime::Stream stream = prepared.streams.front();
   // Launches of one communicator share counters and buffers, so they run in call order, also when
@@ -545,6 +553,7 @@ void Communicator::launch(Prepared& prepared) {
   // Only now are all streams of a capture in it.
   if (prepared.captured) lastLaunch_->makeGraphWait(stream);
   const transport::LaunchContext context = launchContext(counts ? launchNumber : 0);
+  if (prepared.profile != nullptr) prepared.profile->beginLaunches(stream, prepared.captured);
   for (const Prepared::Copy& copy : prepared.copies) {
     // A kernel, which looks for an abort first: the user may have freed the memory by the time that
     // a copy of the stream would begin.
@@ -554,6 +563,7 @@ void Communicator::launch(Prepared& prepared) {
   for (plan::Launch& launch : prepared.plan.launches) {
     transport::launch(runtime_, context, launch, stream);
   }
+  if (prepared.profile != nullptr) prepared.profile->endLaunches(stream);
   if (prepared.streams.size() > 1) {
     join_->record(stream);
     for (size_t i = 1; i < prepared.streams.size(); i++) join_->makeWait(prepared.streams[i]);

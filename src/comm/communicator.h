@@ -11,6 +11,7 @@
 
 #include "bootstrap/unique_id.h"
 #include "comm/agreement.h"
+#include "comm/call_profile.h"
 #include "comm/health.h"
 #include "comm/turns.h"
 #include "diagnose/watchdog.h"
@@ -76,6 +77,11 @@ class Communicator {
   Turns& turns() { return *turns_; }
   runtime::Runtime& runtime() { return runtime_; }
 
+  // The profile of a group of calls that begins now; null if nobody wants to know.
+  std::shared_ptr<GroupProfile> beginProfile() {
+    return profile_ == nullptr ? nullptr : profile_->beginGroup();
+  }
+
   // The three stages of a group of calls. A failure of the first changes nothing.
   struct Prepared {
     plan::Plan plan;
@@ -83,6 +89,7 @@ class Communicator {
     CallNeeds needs;
     uint64_t firstCall = 0, lastCall = 0;  // in the journal, once they are entered
     bool captured = false;                 // into a graph
+    std::shared_ptr<GroupProfile> profile;
     struct Copy {
       void* to;
       const void* from;
@@ -162,7 +169,8 @@ class Communicator {
   // Null if hangs are not to be diagnosed, or cannot be.
   std::shared_ptr<diagnose::Journal> journal_;
   std::shared_ptr<diagnose::Watched> watched_;
-  uint64_t launches_ = 1;  // the number of the last launch
+  std::shared_ptr<CallProfile> profile_;  // null if nobody wants to know
+  uint64_t launches_ = 1;                 // the number of the last launch
   std::mutex countersMutex_;
   std::vector<transport::Connector::FifoCounters> counters_;  // of the FIFOs that are connected
 

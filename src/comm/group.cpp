@@ -45,6 +45,24 @@ void runTogether(const std::vector<std::function<void()>>& jobs) {
 
 }  // namespace
 
+// Tells the profiles of a group that its end returns to the user.
+class CallGroup::ProfiledReturn {
+ public:
+  explicit ProfiledReturn(const std::vector<Calls>& calls) {
+    for (const Calls& entry : calls) {
+      if (entry.profile != nullptr) profiles_.push_back(entry.profile);
+    }
+  }
+  ~ProfiledReturn() {
+    for (const auto& profile : profiles_) profile->returned();
+  }
+  ProfiledReturn(const ProfiledReturn&) = delete;
+  ProfiledReturn& operator=(const ProfiledReturn&) = delete;
+
+ private:
+  std::vector<std::shared_ptr<GroupProfile>> profiles_;
+};
+
 CallGroup& CallGroup::current() {
   thread_local CallGroup group;
   return group;
@@ -60,10 +78,12 @@ void CallGroup::add(HandleId communicator, const StreamTask& task) {
   if (entry == calls_.end()) {
     auto handle = findHandle(communicator);
     auto made = handle->getActive();
-    calls_.push_back({communicator, std::move(handle), std::move(made), {}});
+    auto profile = made->beginProfile();
+    calls_.push_back({communicator, std::move(handle), std::move(made), {}, std::move(profile)});
     entry = calls_.end() - 1;
   }
   entry->tasks.push_back(task);
+  if (entry->profile != nullptr) entry->profile->add(task.task, task.stream);
 }
 
 void CallGroup::refuse(const Error& error) {
@@ -83,12 +103,17 @@ bool CallGroup::end() {
   auto initJobs = std::exchange(initJobs_, {});
   auto calls = std::exchange(calls_, {});
   auto error = std::exchange(error_, {});
+  const ProfiledReturn profiledReturn(calls);
   try {
     if (error) throw *error;
     checkBlocking(initJobs, calls);
     // One of them may have been aborted since its call was added.
     for (const Calls& entry : calls) entry.handle->getActive();
-    for (Calls& entry : calls) entry.prepared = entry.communicator->prepare(entry.tasks);
+    for (Calls& entry : calls) {
+      const GroupProfile::Step step(entry.profile.get(), "plan");
+      entry.prepared = entry.communicator->prepare(entry.tasks);
+      entry.prepared.profile = entry.profile;
+    }
     const bool complete = initAll(initJobs);
     for (Calls& entry : calls) entry.communicator->enter(entry.tasks, entry.prepared);
     return runAll(std::move(calls)) && complete;

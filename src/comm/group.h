@@ -65,8 +65,11 @@ class CallGroup {
     std::shared_ptr<Handle> handle;
     std::shared_ptr<Communicator> communicator;
     std::vector<StreamTask> tasks;
+    std::shared_ptr<GroupProfile> profile;  // null if nobody wants to know
     Communicator::Prepared prepared{};
   };
+
+  class ProfiledReturn;
 
   void refuse(const Error& error);
   static void drop(std::vector<InitJob>& initJobs);

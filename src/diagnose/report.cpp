@@ -8,6 +8,8 @@
 #include <map>
 #include <set>
 
+#include "base/system.h"
+
 namespace unisono::diagnose {
 namespace {
 
@@ -354,21 +356,6 @@ class Inquiry {
   Report report_;
 };
 
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char letter : text) {
-    if (letter == '"' || letter == '\\') {
-      result += '\\';
-      result += letter;
-    } else if (static_cast<unsigned char>(letter) < 0x20) {
-      result += fmt::format("\\u{:04x}", static_cast<unsigned char>(letter));
-    } else {
-      result += letter;
-    }
-  }
-  return result + '"';
-}
-
 const char* nameOf(Verdict verdict) {
   static constexpr const char* kNames[] = {"different_calls", "not_arrived", "not_connected",
                                            "outside", "in_kernel"};
@@ -425,18 +412,18 @@ std::string Report::json(const RankView& self) const {
     edges.push_back(fmt::format("[{},{}]", waiter, peer));
   }
   std::vector<std::string> quotedDetails;
-  for (const std::string& detail : details) quotedDetails.push_back(quoted(detail));
+  for (const std::string& detail : details) quotedDetails.push_back(quoteJson(detail));
   return fmt::format(
       "{{\"unisono_hang\":{{\"verdict\":\"{}\",\"headline\":{},\"communicator\":{},\"id\":\"{:x}\","
       "\"ranks\":{},\"rank\":{},\"call\":\"{}\",\"sequence\":{},\"count\":{},\"type\":\"{}\","
       "\"reduction\":{},\"peer\":{},\"seconds\":{:.1f},\"not_arrived\":[{}],\"waiting\":[{}],"
       "\"finished\":[{}],\"waits\":[{}],\"cycle\":[{}],\"details\":[{}],\"next\":{}}}}}",
-      nameOf(verdict), quoted(headline), quoted(self.name), self.id, self.ranks, rank,
+      nameOf(verdict), quoteJson(headline), quoteJson(self.name), self.id, self.ranks, rank,
       diagnose::nameOf(call.call), call.sequence, call.count, diagnose::nameOf(call.type),
-      call.reduces() ? quoted(diagnose::nameOf(call.reduction)) : "null",
+      call.reduces() ? quoteJson(diagnose::nameOf(call.reduction)) : "null",
       call.isMessage() || call.hasRoot() ? fmt::format("{}", call.peer) : "null", seconds,
       fmt::join(missing, ","), fmt::join(waiting, ","), fmt::join(finished, ","),
-      fmt::join(edges, ","), fmt::join(cycle, ","), fmt::join(quotedDetails, ","), quoted(next));
+      fmt::join(edges, ","), fmt::join(cycle, ","), fmt::join(quotedDetails, ","), quoteJson(next));
 }
 
 }  // namespace unisono::diagnose

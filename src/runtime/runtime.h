@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -117,6 +118,16 @@ class Event {
   // graphs have nothing to do.
   virtual void makeGraphWait(Stream stream) { static_cast<void>(stream); }
   virtual void recordInGraph(Stream stream) { static_cast<void>(stream); }
+};
+
+// A point in a stream, and when the stream came to it.
+class TimedPoint {
+ public:
+  virtual ~TimedPoint() = default;
+  virtual void record(Stream stream) = 0;
+  // Nanoseconds of std::chrono::steady_clock; nothing while the stream has not come to the recorded
+  // point. May be called from any thread. Throws what the device reports.
+  virtual std::optional<int64_t> reachedAt() = 0;
 };
 
 struct PointerInfo {
@@ -252,6 +263,7 @@ class Runtime {
   // after its end.
   virtual uint64_t streamNumber(Stream stream) = 0;
   virtual std::unique_ptr<Event> createEvent(int device) = 0;
+  virtual std::unique_ptr<TimedPoint> createTimedPoint(int device) = 0;
   virtual void synchronize(Stream stream) = 0;
   // Whether all work of the stream is done; throws as synchronize() does.
   virtual bool query(Stream stream) = 0;

@@ -108,6 +108,9 @@ class CudaRuntime final : public Runtime {
   std::shared_ptr<void> createStream(int device) override;
   uint64_t streamNumber(Stream stream) override;
   std::unique_ptr<Event> createEvent(int device) override { return createCudaEvent(device); }
+  std::unique_ptr<TimedPoint> createTimedPoint(int device) override {
+    return createCudaTimedPoint(device);
+  }
   void synchronize(Stream stream) override;
   bool query(Stream stream) override;
   CaptureState captureState(Stream stream) override;

@@ -4,7 +4,11 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -126,7 +130,92 @@ void CudaEvent::recordInGraph(Stream stream) {
   point->recorded = std::move(capture.tail);
 }
 
+// Turns the times of CUDA events into those of the steady clock. CUDA tells only the time between
+// two events, as a float, so that one event whose time is known is recorded again every second.
+class EventClock {
+ public:
+  // Of a device of this process.
+  static EventClock& of(int device) {
+    static auto* mutex = new std::mutex;
+    static auto* clocks = new std::map<int, EventClock>;
+    const std::lock_guard lock(*mutex);
+    return clocks->try_emplace(device, device).first->second;
+  }
+  explicit EventClock(int device) : device_(device) {}
+
+  // When `event`, which its stream has come to, was reached.
+  int64_t timeOf(cudaEvent_t event) {
+    const std::lock_guard lock(mutex_);
+    if (known_ == nullptr || now() - knownTime_ > kSecond) renew();
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, known_, event), "cudaEventElapsedTime", device_);
+    return knownTime_ + static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
+  }
+
+ private:
+  static constexpr int64_t kSecond = 1'000'000'000;
+  // The event is reached between two looks at the clock. When the GPU is busy, that takes longer.
+  static constexpr int64_t kExact = 50'000;
+  static constexpr int kAttempts = 5;
+
+  static int64_t now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+  void renew() {
+    if (known_ == nullptr) {
+      check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags",
+            device_);
+      check(cudaEventCreate(&known_), "cudaEventCreate", device_);
+    }
+    for (int i = 0; i < kAttempts; i++) {
+      const int64_t before = now();
+      check(cudaEventRecord(known_, stream_), "cudaEventRecord", device_);
+      check(cudaEventSynchronize(known_), "cudaEventSynchronize", device_);
+      const int64_t after = now();
+      knownTime_ = before + (after - before) / 2;
+      if (after - before < kExact) return;
+    }
+  }
+
+  const int device_;
+  std::mutex mutex_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t known_ = nullptr;
+  int64_t knownTime_ = 0;
+};
+
+class CudaTimedPoint final : public TimedPoint {
+ public:
+  explicit CudaTimedPoint(int device) : device_(device) {
+    check(cudaEventCreate(&event_), "cudaEventCreate", device);
+  }
+  ~CudaTimedPoint() override {
+    releaseOn(device_, [this] { quietly(cudaEventDestroy(event_)); });
+  }
+  void record(Stream stream) override {
+    check(cudaEventRecord(event_, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+  }
+  std::optional<int64_t> reachedAt() override {
+    const DeviceCallScope scope(device_);
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) {
+      quietly(status);
+      return std::nullopt;
+    }
+    check(status, "cudaEventQuery", device_);
+    return EventClock::of(device_).timeOf(event_);
+  }
+
+ private:
+  const int device_;
+  cudaEvent_t event_ = nullptr;
+};
+
 }  // namespace
+
+std::unique_ptr<TimedPoint> createCudaTimedPoint(int device) {
+  DeviceCallScope scope(device);
+  return std::make_unique<CudaTimedPoint>(device);
+}
 
 std::unique_ptr<Event> createCudaEvent(int device) {
   DeviceCallScope scope(device);

@@ -7,7 +7,8 @@
 
 namespace unisono::runtime {
 
-// See Runtime::createEvent.
+// See Runtime::createEvent and createTimedPoint.
 std::unique_ptr<Event> createCudaEvent(int device);
+std::unique_ptr<TimedPoint> createCudaTimedPoint(int device);
 
 }  // namespace unisono::runtime

@@ -63,6 +63,25 @@ class HostEvent final : public Event {
   std::shared_ptr<EventPoint> point_;
 };
 
+class HostTimedPoint final : public TimedPoint {
+ public:
+  explicit HostTimedPoint(HostRuntime& runtime) : runtime_(runtime) {}
+
+  void record(Stream stream) override {
+    point_ = std::make_shared<EventPoint>();
+    runtime_.enqueue(RecordOperation{point_}, stream);
+  }
+  std::optional<int64_t> reachedAt() override {
+    if (point_ == nullptr || !point_->isReached.load(std::memory_order_acquire))
+      return std::nullopt;
+    return point_->time.load(std::memory_order_relaxed);
+  }
+
+ private:
+  HostRuntime& runtime_;
+  std::shared_ptr<EventPoint> point_;
+};
+
 HostRuntime::HostRuntime(const Settings& settings)
     : forks_(forkCount()), executor_(createExecutor(settings)) {
   for (DeviceProperties& properties : simulatedDevices(settings)) {
@@ -219,6 +238,11 @@ std::shared_ptr<void> HostRuntime::createStream(int device) {
 std::unique_ptr<Event> HostRuntime::createEvent(int device) {
   deviceAt(device);
   return std::make_unique<HostEvent>(*this);
+}
+
+std::unique_ptr<TimedPoint> HostRuntime::createTimedPoint(int device) {
+  deviceAt(device);
+  return std::make_unique<HostTimedPoint>(*this);
 }
 
 void HostRuntime::synchronize(Stream stream) {

@@ -57,6 +57,7 @@ class HostRuntime final : public Runtime {
   // A stream lives until its work is done.
   uint64_t streamNumber(Stream stream) override { return reinterpret_cast<uint64_t>(stream); }
   std::unique_ptr<Event> createEvent(int device) override;
+  std::unique_ptr<TimedPoint> createTimedPoint(int device) override;
   // Throws what a task of the stream threw, once; see HostStream.
   void synchronize(Stream stream) override;
   bool query(Stream stream) override;
@@ -93,6 +94,7 @@ class HostRuntime final : public Runtime {
 
  private:
   friend class HostEvent;
+  friend class HostTimedPoint;
   struct Device {
     DeviceProperties properties;
     std::atomic<uint64_t> virtualClock{0};

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "base/math.h"
@@ -99,6 +100,9 @@ void HostStream::perform(Operation& operation) {
                  },
                  [this](RecordOperation& record) {
                    record.point->clock.store(clock_, std::memory_order_relaxed);
+                   record.point->time.store(
+                       std::chrono::steady_clock::now().time_since_epoch().count(),
+                       std::memory_order_relaxed);
                    record.point->isReached.store(true, std::memory_order_release);
                    record.point->reached.arrive();
                  },

@@ -23,6 +23,7 @@ struct EventPoint {
   Latch reached{1};
   std::atomic<bool> isReached{false};  // for threads that do not wait
   std::atomic<uint64_t> clock{0};
+  std::atomic<int64_t> time{0};  // of the steady clock, in ns; set before isReached
 };
 
 struct CopyOperation {
