@@ -90,6 +90,35 @@ void checkTuning(const RankFacts& first, const RankFacts& facts, size_t rank) {
   }
 }
 
+// On several nodes the heads are those that the search found.
+transport::MulticastGraph multicastGraphOf(const topology::Joined& joined, int rank) {
+  transport::MulticastGraph graph;
+  const int node = joined.nodeOf(rank);
+  for (int r = 0; r < joined.ranks(); r++) {
+    if (joined.nodeOf(r) == node) graph.node.push_back(r);
+  }
+  if (joined.nodes() == 1) {
+    graph.heads = joined.ranks();
+    graph.head = rank;
+    return graph;
+  }
+  graph.heads = static_cast<int>(joined.nvlsHeads().size());
+  for (size_t tree = 0; tree < graph.trees.size(); tree++) {
+    graph.trees[tree].resize(static_cast<size_t>(joined.ranks()));
+  }
+  for (int head = 0; head < graph.heads; head++) {
+    const std::vector<int>& ranks = joined.nvlsHeads()[static_cast<size_t>(head)];
+    if (ranks[static_cast<size_t>(node)] == rank) graph.head = head;
+    for (const int member : ranks) {
+      for (size_t tree = 0; tree < graph.trees.size(); tree++) {
+        graph.trees[tree][static_cast<size_t>(member)] =
+            joined.nvlsTreePlace(head, static_cast<int>(tree), member);
+      }
+    }
+  }
+  return graph;
+}
+
 }  // namespace
 
 void checkFacts(const std::vector<RankFacts>& ranks) {
@@ -231,8 +260,11 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts = tuning::factsOf(decision.joined);
   tuning::setLimits(allReach, input.facts);
   config.directLineBits = input.facts.reachAll ? tuning::directLineBits(config.ranks) : 0;
-  input.facts.multicast =
-      multicast && allReach && input.facts.maxRanksPerNode <= device::kMaxMulticastRanks;
+  decision.nodes = decision.joined.nodes();
+  decision.graphs.multicast = multicastGraphOf(decision.joined, rank);
+  config.multicastHeads = decision.graphs.multicast.heads;
+  input.facts.multicast = multicast && allReach && config.multicastHeads > 0 &&
+                          input.facts.maxRanksPerNode <= device::kMaxMulticastRanks;
   input.facts.nvlsChannels = std::min(input.facts.nvlsChannels, config.channels);
   if (input.facts.multicast) {
     config.multicastChannels = input.facts.nvlsChannels;
@@ -258,12 +290,6 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.minBytesPerPart = defaults.minBytesPerPart;
   config.directBytes = kDirectBytes;
   decision.slots = defaults.slots;
-  decision.nodes = decision.joined.nodes();
-  for (int r = 0; r < config.ranks; r++) {
-    if (decision.joined.nodeOf(r) == decision.joined.nodeOf(rank)) {
-      decision.graphs.node.push_back(r);
-    }
-  }
   for (int c = 0; c < decision.joined.channels(); c++) {
     std::vector<int>& ring = decision.graphs.rings.emplace_back(decision.joined.ringOrder(c));
     // A ring reduces in its order.

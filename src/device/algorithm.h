@@ -83,6 +83,7 @@ constexpr int groupsOf(Algorithm algorithm) {
     case Algorithm::tree:
       return 2;  // one reduces up while the other broadcasts down
     case Algorithm::nvls:
+    case Algorithm::nvlsTree:
       return 3;  // device/multicast.h
     default:
       return 1;

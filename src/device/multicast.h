@@ -7,9 +7,9 @@
 #include "device/algorithm.h"
 #include "device/work.h"
 
-// What the ranks of a node share for NVLS. Each rank has a buffer for each channel, all of the same
-// layout, and all buffers of a channel together have a multicast address: a store there reaches
-// every buffer, a load reduces what all of them hold.
+// What the ranks of a node share for NVLS and NVLSTree. Each rank has a buffer for each channel,
+// all of the same layout, and all buffers of a channel together have a multicast address: a store
+// there reaches every buffer, a load reduces what all of them hold.
 //
 // Every step of a channel has a piece for each head, a rank that reduces or broadcasts this piece
 // for all. Three thread groups of a block work at once, each through all steps in order:
@@ -24,6 +24,15 @@
 // A reduce-scatter has no gather, an all-gather no scatter: heads store to their own output, or
 // load from their own input. So contributions and results are counted apart. Every step has a piece
 // of every head, which may be empty. Each word has one writer; all polls but the head's are local.
+//
+// With NVLSTree the heads of all nodes for one piece form a binary tree, whose edges are FIFOs of
+// protocol Simple. A head then makes a step in two moves:
+//   up:   combines the contributions with what its children send, for its parent
+//   down: passes the result from its parent to the results of its node and to its children
+// The root does both in one move. The moves up of the other heads are up to twice as many as there
+// are slots ahead of their moves down, so that all levels of the tree work at once. With one more,
+// a child of the root could wait for a slot that the root returns in a move for which this child
+// has yet to return a slot.
 namespace unisono::device {
 
 inline constexpr int kMaxMulticastRanks = 32;  // a lane of a warp for each
@@ -37,7 +46,9 @@ struct MulticastChannel {
   std::byte* own;  // its address
   std::byte* all;  // the multicast address of the buffers of all ranks
   uint64_t step[kMulticastSteps];
+  Tree tree;  // of the heads for this rank's piece; no edges inside one node
 };
+inline constexpr int kMaxHeadChildren = 2;
 
 // Where everything is in a buffer, in bytes. Each counter has a line of its own.
 struct MulticastLayout {
@@ -69,7 +80,7 @@ struct MulticastLayout {
 // In device memory; null where a communicator has no multicast.
 struct Multicast {
   MulticastLayout layout;
-  int32_t head;  // the piece of which this rank is the head
+  int32_t head;  // the piece of which this rank is the head; -1: none
   MulticastChannel* channels;
 };
 

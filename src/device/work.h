@@ -146,8 +146,9 @@ struct Tree {
   int32_t down[kMaxTreeChildren];  // those that exist come first
 };
 
-// A channel from one rank's view.
-inline constexpr int kMaxConnections = 2 + 1 + kMaxTreeChildren;
+// A channel from one rank's view. Its connections are those of a ring, a tree, and a tree of the
+// heads of nodes (device/multicast.h).
+inline constexpr int kMaxConnections = 2 + (1 + kMaxTreeChildren) + (1 + 2);
 struct Channel {
   Ring ring;
   Tree tree;

@@ -104,11 +104,13 @@ class ChannelPacker {
 // Cuts the parts of a work into chunks of `chunkBytes` bytes and slices.
 void cut(const CommConfig& config, uint64_t chunkBytes, CollectiveWork& work) {
   const auto size = static_cast<uint32_t>(device::elementBytes(work.reduction.type));
-  const uint64_t ranks = static_cast<uint64_t>(config.ranks);
-  const bool multicast = work.algorithm == device::Algorithm::nvls;
-  const bool circulates =
-      work.operation == Operation::allReduce &&
-      (work.algorithm == device::Algorithm::ring || multicast);  // a chunk for each rank at once
+  const bool multicast = device::groupsOf(work.algorithm) == device::kMulticastGroups;
+  const bool circulates = work.operation == Operation::allReduce &&
+                          (work.algorithm == device::Algorithm::ring || multicast);
+  // What moves at once: a chunk for each rank, or for each head.
+  const auto chunks = circulates
+                          ? static_cast<uint64_t>(multicast ? config.multicastHeads : config.ranks)
+                          : uint64_t{1};
   const uint32_t slotBytes =
       multicast ? config.multicastSlotBytes
                 : device::payloadOf(work.protocol, config.slotBytes[indexOf(work.protocol)]);
@@ -117,10 +119,10 @@ void cut(const CommConfig& config, uint64_t chunkBytes, CollectiveWork& work) {
   if (multicast) chunkBytes = std::min<uint64_t>(chunkBytes, slotBytes);
   work.chunkElements = static_cast<uint32_t>(chunkBytes) / size;
 
-  const uint64_t round = work.chunkElements * (circulates ? ranks : 1);
+  const uint64_t round = work.chunkElements * chunks;
   auto lastChunk = [&](uint64_t part) {
     const uint64_t grain = 16 / size;
-    const uint64_t even = ceilDivide(part % round, circulates ? ranks : 1);
+    const uint64_t even = ceilDivide(part % round, chunks);
     return static_cast<uint32_t>(std::min<uint64_t>(roundUp(even, grain), work.chunkElements));
   };
   work.lastLow = lastChunk(work.low);
@@ -178,6 +180,7 @@ constexpr bool Needs::*needOf(device::Algorithm algorithm) {
     case device::Algorithm::tree:
       return &Needs::trees;
     case device::Algorithm::nvls:
+    case device::Algorithm::nvlsTree:
       return &Needs::multicast;
     default:
       return nullptr;

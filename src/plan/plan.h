@@ -61,9 +61,10 @@ struct CommConfig {
   int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels
   uint64_t minBytesPerPart = 1;  // of a message on one of its channels
   uint64_t directBytes = 0;      // messages and results of at least this size need an offer
-  // NVLS; 0: the ranks have no multicast address.
+  // NVLS and NVLSTree; 0: the ranks have no multicast address.
   int multicastChannels = 0;
   uint32_t multicastSlotBytes = 0;
+  int multicastHeads = 0;  // of each node
   // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks cannot
   // map each other's memory.
   int directLineBits = 0;

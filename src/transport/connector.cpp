@@ -15,7 +15,8 @@ namespace {
 // down stores to another.
 constexpr size_t kLineBytes = 128;
 
-constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kMapped = 4, kTree = 5, kMulticast = 6;
+constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kMapped = 4, kTree = 5, kMulticast = 6,
+                   kHeadTree = 7;
 
 // Per channel, the sender's memory has a line with the head counter of each FIFO and one with the
 // receiver's offer (of protocol Simple), the receiver's memory one with the tail counter of each
@@ -265,16 +266,19 @@ void Connector::connectRings() {
   ringsConnected_ = true;
 }
 
+void Connector::addTreeHops(Hops& hops, int channel, const std::vector<topology::TreePlace>& tree) {
+  for (size_t rank = 0; rank < tree.size(); rank++) {
+    const int child = static_cast<int>(rank), parent = tree[rank].up;
+    if (parent < 0) continue;
+    addHop(hops, channel, child, parent);
+    addHop(hops, channel, parent, child);
+  }
+}
+
 void Connector::connectTrees() {
   Hops hops;
   for (size_t channel = 0; channel < graphs_.trees.size(); channel++) {
-    const auto& tree = graphs_.trees[channel];
-    for (size_t rank = 0; rank < tree.size(); rank++) {
-      const int child = static_cast<int>(rank), parent = tree[rank].up;
-      if (parent < 0) continue;
-      addHop(hops, static_cast<int>(channel), child, parent);
-      addHop(hops, static_cast<int>(channel), parent, child);
-    }
+    addTreeHops(hops, static_cast<int>(channel), graphs_.trees[channel]);
   }
   connectHops(kTree, hops);
   for (size_t channel = 0; channel < graphs_.trees.size(); channel++) {
@@ -326,27 +330,35 @@ void Connector::completeForMessages(const ConnectionGroup& link) {
                   plan::firstMessageChannel(config_, link.sender, link.receiver), complete(link));
 }
 
-// One buffer per rank for all channels.
+// One buffer per rank for all channels, and the FIFOs between the heads of different nodes.
 void Connector::connectMulticast() {
-  const device::MulticastLayout layout{static_cast<uint32_t>(graphs_.node.size()), slots_,
+  const MulticastGraph& graph = graphs_.multicast;
+  Hops hops;
+  std::array<topology::TreePlace, 2> places;
+  for (size_t tree = 0; tree < places.size() && !graph.trees[tree].empty(); tree++) {
+    places[tree] = graph.trees[tree][static_cast<size_t>(config_.rank)];
+  }
+  for (int channel = 0; channel < config_.multicastChannels; channel++) {
+    addTreeHops(hops, channel, graph.trees[static_cast<size_t>(channel) % graph.trees.size()]);
+  }
+  connectHops(kHeadTree, hops);
+  const device::MulticastLayout layout{static_cast<uint32_t>(graph.heads), slots_,
                                        config_.multicastSlotBytes};
   const size_t bytes = layout.bytes() * static_cast<size_t>(config_.multicastChannels);
   const memory::Block own = arena_.allocate(bytes);
   const auto link = [](int from, int to) { return ConnectionGroup{from, to, kMulticast, {}, {}}; };
-  for (const int rank : graphs_.node) {
+  for (const int rank : graph.node) {
     if (rank != config_.rank) sendBlock(rank, link(config_.rank, rank), true, own);
   }
   std::vector<std::byte*> members;
-  for (const int rank : graphs_.node) {
+  for (const int rank : graph.node) {
     members.push_back(rank == config_.rank ? own.address
                                            : receiveBlock(rank, link(rank, config_.rank), true));
   }
   const int device = places_[static_cast<size_t>(config_.rank)].device;
   auto address = runtime_.mapMulticast(device, members, bytes);
-  const auto place = std::find(graphs_.node.begin(), graphs_.node.end(), config_.rank);
-  tables_.setMulticast(layout, static_cast<int>(place - graphs_.node.begin()),
-                       config_.multicastChannels, own.address,
-                       static_cast<std::byte*>(address->address()));
+  tables_.setMulticast(layout, graph.head, config_.multicastChannels, own.address,
+                       static_cast<std::byte*>(address->address()), places);
   multicast_ = std::move(address);
 }
 

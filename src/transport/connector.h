@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <set>
@@ -33,11 +34,21 @@ struct PeerLink {
 // an entry has the default link, where senders push.
 using PeerLinks = std::map<std::pair<int, int>, PeerLink>;
 
+// The ranks of this rank's node, which share multicast, and the heads.
+struct MulticastGraph {
+  std::vector<int32_t> node;  // in order
+  int heads = 0;              // of each node, the same number everywhere
+  int head = -1;              // the number of this rank among them; -1: it is none
+  // The heads of the same number on all nodes: their places in two trees, by tree and rank. Empty
+  // inside one node.
+  std::array<std::vector<topology::TreePlace>, 2> trees;
+};
+
 // The rings and trees of all channels.
 struct ChannelGraphs {
   std::vector<std::vector<int32_t>> rings;              // [channel][position]: rank
   std::vector<std::vector<topology::TreePlace>> trees;  // [channel][rank]
-  std::vector<int32_t> node;  // the ranks of this rank's node, in order, which share multicast
+  MulticastGraph multicast;
 };
 
 // Connects a rank to its peers when a plan first needs them: all channels of an algorithm at once,
@@ -108,6 +119,7 @@ class Connector {
   void connectHops(uint64_t purpose, const Hops& hops);
   void connectRings();
   void connectTrees();
+  void addTreeHops(Hops& hops, int channel, const std::vector<topology::TreePlace>& tree);
   void connectPeers(const std::vector<plan::PeerUse>& uses);
   void connectDirect(device::DirectPeers peers);
   void connectMulticast();

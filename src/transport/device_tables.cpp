@@ -84,19 +84,28 @@ void DeviceTables::setRing(int channel, int previous, int next, const std::vecto
   write(&channels_[channel].ring, &ring, sizeof(ring));
 }
 
-void DeviceTables::setTree(int channel, const topology::TreePlace& place) {
+device::Tree DeviceTables::treeAt(int channel, const topology::TreePlace& place) {
   device::Tree tree{place.up < 0 ? -1 : connectionTo(channel, place.up), {}};
   for (size_t i = 0; i < device::kMaxTreeChildren; i++) {
     tree.down[i] = i < place.down.size() ? connectionTo(channel, place.down[i]) : -1;
   }
+  return tree;
+}
+
+void DeviceTables::setTree(int channel, const topology::TreePlace& place) {
+  const device::Tree tree = treeAt(channel, place);
   write(&channels_[channel].tree, &tree, sizeof(tree));
 }
 
 void DeviceTables::setMulticast(const device::MulticastLayout& layout, int head, int channels,
-                                std::byte* own, std::byte* all) {
+                                std::byte* own, std::byte* all,
+                                const std::array<topology::TreePlace, 2>& tree) {
   std::vector<device::MulticastChannel> table(static_cast<size_t>(channels));
   for (size_t c = 0; c < table.size(); c++) {
-    table[c] = {own + c * layout.bytes(), all + c * layout.bytes(), {}};
+    table[c] = {own + c * layout.bytes(),
+                all + c * layout.bytes(),
+                {},
+                treeAt(static_cast<int>(c), tree[c % tree.size()])};
   }
   Pieces pieces;
   const size_t headOffset = pieces.add<device::Multicast>(1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 #include <vector>
@@ -42,12 +43,14 @@ class DeviceTables {
   // Neighbours in the tree of a channel, by rank.
   void setTree(int channel, const topology::TreePlace& place);
   // This rank's buffers of NVLS, one after another for all channels, and their multicast address.
+  // `tree`: its places in the trees of heads, for even and odd channels.
   void setMulticast(const device::MulticastLayout& layout, int head, int channels, std::byte* own,
-                    std::byte* all);
+                    std::byte* all, const std::array<topology::TreePlace, 2>& tree);
   // The FIFOs for messages to or from a peer, on consecutive channels.
   void setPeer(bool sends, int peer, int firstChannel, std::span<const device::Fifo> fifos);
 
  private:
+  device::Tree treeAt(int channel, const topology::TreePlace& place);
   void write(void* destination, const void* source, size_t bytes);
 
   runtime::Runtime& runtime_;

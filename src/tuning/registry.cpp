@@ -30,6 +30,7 @@ constexpr Implemented kOnlyForced[] = {
     {Algorithm::tree,   Protocol::simple, {true,    false,    false,        false,    false}},
     {Algorithm::ring,   Protocol::ll128,  {true,    true,     true,         true,     true}},
     {Algorithm::nvls,   Protocol::simple, {true,    true,     true,         false,    false}},
+    {Algorithm::nvlsTree, Protocol::simple, {true,  false,    false,        false,    false}},
 };
 // clang-format on
 

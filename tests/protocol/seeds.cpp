@@ -134,6 +134,16 @@ const std::vector<Geometry>& geometries() {
        .algorithms = "tree",
        .protocols = "LL128"},
       {.name = "NVLS", .multicast = true, .algorithms = "NVLS"},
+      {.name = "NVLS tree", .multicast = true, .ranksPerNode = 2, .algorithms = "NVLSTree,NVLS"},
+      // Most nodes have ranks that are no heads.
+      {.name = "NVLS tree on links",
+       .channels = 2,
+       .slots = 4,
+       .minBytesPerChannel = 512,
+       .multicast = true,
+       .ranksPerNode = 3,
+       .algorithms = "NVLSTree,NVLS",
+       .links = true},
       // What NVLS cannot do goes over trees and rings.
       {.name = "NVLS and others",
        .channels = 3,

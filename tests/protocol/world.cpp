@@ -20,6 +20,7 @@
 #include "plan/direct_plan.h"
 #include "runtime/host/schedule.h"
 #include "support/model.h"
+#include "topology/double_tree.h"
 
 namespace unisono::protocol {
 namespace {
@@ -219,7 +220,7 @@ void World::nameMulticast(int rank) const {
     };
     name(device::MulticastLayout::contributed(), sizeof(uint64_t), "contributed");
     name(device::MulticastLayout::gathered(), sizeof(uint64_t), "gathered");
-    for (int head = 0; head < ranks(); head++) {
+    for (int head = 0; head < static_cast<int>(layout.heads); head++) {
       name(device::MulticastLayout::reduced(head), sizeof(uint64_t),
            fmt::format("reduced by {}", head));
       name(layout.broadcast(head), sizeof(uint64_t), fmt::format("broadcast by {}", head));
@@ -246,6 +247,7 @@ void World::makeMember(int rank, int ranks) {
   if (geometry_.multicast && ranks > 1) {
     config.multicastChannels = geometry_.channels;
     config.multicastSlotBytes = geometry_.slotBytes;
+    config.multicastHeads = makeMulticastGraph(rank, ranks).heads;
   }
   config.slotBytes.fill(geometry_.slotBytes);
   config.peerSlotBytes = geometry_.slotBytes;
@@ -256,6 +258,7 @@ void World::makeMember(int rank, int ranks) {
   config.directBytes = geometry_.directBytes;
   unisono::testing::setModel(config, {.minBytesPerChannel = geometry_.minBytesPerChannel,
                                       .lowLatencyTraffic = geometry_.lowLatencyMaxBytes,
+                                      .nodes = nodesOf(ranks),
                                       .algorithms = geometry_.algorithms,
                                       .protocols = geometry_.protocols});
 
@@ -291,7 +294,7 @@ void World::makeMember(int rank, int ranks) {
   }
   member.connector = std::make_unique<transport::Connector>(
       runtime, network(rank), *member.arena, *member.mappings, *member.tables, config,
-      geometry_.slots, std::move(places), std::move(links), makeGraphs(ranks));
+      geometry_.slots, std::move(places), std::move(links), makeGraphs(rank, ranks));
   member.connector->connectThrough();
 
   plan::Needs everything;
@@ -307,9 +310,9 @@ void World::makeMember(int rank, int ranks) {
 
 // Every channel's ring is another one: forwards, backwards, and by strides where they exist. The
 // trees have one to three children per rank.
-transport::ChannelGraphs World::makeGraphs(int ranks) const {
+transport::ChannelGraphs World::makeGraphs(int rank, int ranks) const {
   transport::ChannelGraphs graphs;
-  for (int rank = 0; rank < ranks; rank++) graphs.node.push_back(rank);
+  graphs.multicast = makeMulticastGraph(rank, ranks);
   for (int channel = 0; channel < geometry_.channels; channel++) {
     std::vector<int32_t> order(index(ranks));
     for (int i = 0; i < ranks; i++) {
@@ -327,6 +330,39 @@ transport::ChannelGraphs World::makeGraphs(int ranks) const {
     graphs.trees.push_back(tree);
   }
   return graphs;
+}
+
+// Nodes have as many heads as the smallest of them has ranks, each node others.
+transport::MulticastGraph World::makeMulticastGraph(int rank, int ranks) const {
+  const int nodes = nodesOf(ranks);
+  const auto sizeOf = [&](int node) {
+    return std::min(geometry_.ranksPerNode, ranks - node * geometry_.ranksPerNode);
+  };
+  const auto headOf = [&](int node, int head) {
+    return node < 0 ? -1 : node * geometry_.ranksPerNode + (head + node) % sizeOf(node);
+  };
+  transport::MulticastGraph graph;
+  graph.heads = sizeOf(nodes - 1);
+  for (int r = 0; r < ranks; r++) {
+    if (nodeOf(r) == nodeOf(rank)) graph.node.push_back(r);
+  }
+  for (size_t tree = 0; tree < graph.trees.size(); tree++) {
+    if (nodes > 1) graph.trees[tree].resize(index(ranks));
+  }
+  for (int head = 0; head < graph.heads; head++) {
+    if (headOf(nodeOf(rank), head) == rank) graph.head = head;
+    for (int node = 0; node < nodes && nodes > 1; node++) {
+      for (size_t tree = 0; tree < graph.trees.size(); tree++) {
+        const topology::TreeLinks links = topology::doubleTree(nodes, node, static_cast<int>(tree));
+        topology::TreePlace& place = graph.trees[tree][index(headOf(node, head))];
+        place.up = headOf(links.up, head);
+        for (const int below : links.down) {
+          if (below >= 0) place.down.push_back(headOf(below, head));
+        }
+      }
+    }
+  }
+  return graph;
 }
 
 transport::PeerLink World::link(int a, int b) const {
@@ -423,9 +459,12 @@ void World::resetDirect(Random& random) {
 void World::resetMulticast(Random& random) {
   if (tables(0).multicast == nullptr) return;
   for (int c = 0; c < geometry_.channels; c++) {
-    const uint64_t up = random() >> below(random, 64) >> 1,
-                   down = random() >> below(random, 64) >> 1;
+    uint64_t up = 0, down = 0;
     for (int rank = 0; rank < ranks(); rank++) {
+      if (rank == 0 || nodeOf(rank) != nodeOf(rank - 1)) {
+        up = random() >> below(random, 64) >> 1;
+        down = random() >> below(random, 64) >> 1;
+      }
       device::MulticastChannel& channel = tables(rank).multicast->channels[c];
       const device::MulticastLayout& layout = tables(rank).multicast->layout;
       std::memset(channel.own, static_cast<int>(below(random, 256)), layout.bytes());
@@ -434,7 +473,7 @@ void World::resetMulticast(Random& random) {
       };
       set(device::MulticastLayout::contributed(), up);
       set(device::MulticastLayout::gathered(), down);
-      for (int head = 0; head < ranks(); head++) {
+      for (int head = 0; head < static_cast<int>(layout.heads); head++) {
         set(device::MulticastLayout::reduced(head), up);
         set(layout.broadcast(head), down);
       }

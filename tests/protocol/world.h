@@ -55,7 +55,8 @@ struct Geometry {
   uint64_t minBytesPerPart = 1 << 20;
   uint64_t directBytes = 1 << 30;
   int directLineBits = 0;
-  bool multicast = false;  // NVLS on as many channels, with the same slots
+  bool multicast = false;         // NVLS on as many channels, with the same slots
+  int ranksPerNode = kMostRanks;  // consecutive ranks, fewer on the last node
   // NCCL_ALGO and NCCL_PROTO, and the limit of LL where they leave a choice.
   const char* algorithms = "";
   const char* protocols = "";
@@ -130,7 +131,10 @@ class World {
   static size_t index(int rank) { return static_cast<size_t>(rank); }
   uint32_t* abortFlag(int rank) const;
   void makeMember(int rank, int ranks);
-  transport::ChannelGraphs makeGraphs(int ranks) const;
+  transport::ChannelGraphs makeGraphs(int rank, int ranks) const;
+  transport::MulticastGraph makeMulticastGraph(int rank, int ranks) const;
+  int nodesOf(int ranks) const { return ceilDivide(ranks, geometry_.ranksPerNode); }
+  int nodeOf(int rank) const { return rank / geometry_.ranksPerNode; }
   // The two ends of every FIFO: `visit(send, receive, slotBytes, hasLines, name)`, where
   // `hasLines` tells FIFOs of protocol LL.
   template <typename Visit>

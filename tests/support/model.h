@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "base/math.h"
 #include "plan/plan.h"
 #include "tuning/model.h"
 
@@ -12,6 +13,7 @@ namespace unisono::testing {
 struct ModelOptions {
   uint64_t minBytesPerChannel = 4096;  // of every algorithm and protocol
   uint64_t lowLatencyTraffic = 0;      // LL is only forced
+  int nodes = 1;
   const char* algorithms = "";
   const char* protocols = "";
 };
@@ -20,7 +22,9 @@ inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
                                        const ModelOptions& options = {}) {
   tuning::ModelInput input;
   tuning::CommFacts& facts = input.facts;
-  facts.ranks = facts.maxRanksPerNode = config.ranks;
+  facts.ranks = config.ranks;
+  facts.nodes = options.nodes;
+  facts.maxRanksPerNode = ceilDivide(config.ranks, options.nodes);
   facts.channels = config.channels;
   facts.ring.channels = facts.tree.channels = config.channels;
   facts.ring.typeIntra = facts.tree.typeIntra = static_cast<int>(topology::PathType::nvl);

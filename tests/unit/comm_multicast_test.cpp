@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -63,15 +64,17 @@ class Multicast : public testing::Test {
     std::shared_ptr<runtime::DeviceMemory> input, output;
   };
 
-  // Rank `reluctant`, if any, forbids NVLS.
-  void makeRanks(int reluctant = -1) {
+  // Rank `reluctant`, if any, forbids NVLS. `ranksPerNode` consecutive ranks are on a node.
+  void makeRanks(int reluctant = -1, int ranksPerNode = kRanks) {
     runtime::Runtime& runtime = hostRuntime();
     const bootstrap::UniqueId id = bootstrap::createUniqueId(settingsOf(2));
     onEveryRank([&](int rank) {
       Rank& mine = ranks_[static_cast<size_t>(rank)];
       mine.health = std::make_shared<Health>(runtime, rank);
-      mine.communicator = makeFromId(runtime, id, rank, kRanks, rank,
-                                     settingsOf(rank == reluctant ? 0 : 2), {})(mine.health);
+      Settings settings = settingsOf(rank == reluctant ? 0 : 2);
+      settings.hostId = "node " + std::to_string(rank / ranksPerNode);
+      if (ranksPerNode < kRanks) settings.algorithm = "NVLSTree";
+      mine.communicator = makeFromId(runtime, id, rank, kRanks, rank, settings, {})(mine.health);
       mine.stream = runtime.createStream(rank);
       mine.input = runtime.allocate(rank, kCount * kRanks * sizeof(int32_t));
       mine.output = runtime.allocate(rank, kCount * kRanks * sizeof(int32_t));
@@ -136,6 +139,19 @@ TEST_F(Multicast, CarriesCallsAndEndsWithItsCommunicators) {
     }
   }
   EXPECT_EQ(multicastRanges(), static_cast<size_t>(kRanks));
+  onEveryRank([&](int rank) { ranks_[static_cast<size_t>(rank)].communicator.reset(); });
+  EXPECT_EQ(multicastRanges(), 0u);
+}
+
+// Each node has a multicast address of its own; heads exchange the rest.
+TEST_F(Multicast, CarriesAllReduceBetweenNodes) {
+  makeRanks(-1, 2);
+  onEveryRank([&](int rank) { run(rank, plan::Call::allReduce); });
+  EXPECT_EQ(multicastRanges(), static_cast<size_t>(kRanks));
+  for (int rank = 0; rank < kRanks; rank++) {
+    for (size_t i = 0; i < kCount; i++) ASSERT_EQ(output(rank)[i], sumAt(i)) << rank << " " << i;
+    EXPECT_FALSE(prepare(rank, plan::Call::allGather).plan.needs.multicast);
+  }
   onEveryRank([&](int rank) { ranks_[static_cast<size_t>(rank)].communicator.reset(); });
   EXPECT_EQ(multicastRanges(), 0u);
 }

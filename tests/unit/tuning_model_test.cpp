@@ -91,7 +91,9 @@ TEST(Model, SaysWhyAnAlgorithmIsExcluded) {
   EXPECT_EQ(exclusionOf(one, Algorithm::tree, simple, Operation::reduce), Exclusion::operation);
   two.facts.multicast = true;
   EXPECT_EQ(exclusionOf(two, Algorithm::nvls, simple), Exclusion::noCollnet);
-  EXPECT_EQ(exclusionOf(two, Algorithm::nvlsTree, simple), Exclusion::notImplemented);
+  EXPECT_EQ(exclusionOf(two, Algorithm::nvlsTree, simple), Exclusion::none);
+  EXPECT_EQ(exclusionOf(two, Algorithm::nvlsTree, simple, Operation::allGather),
+            Exclusion::operation);
   one.facts.reachAll = false;
   EXPECT_EQ(exclusionOf(one, Algorithm::direct, Protocol::ll), Exclusion::unreachable);
   one.facts.reachAll = true;

@@ -9,13 +9,11 @@
 namespace unisono::device::UNISONO_TARGET {
 
 // The state of a thread group, in block-shared memory on a GPU.
-struct MulticastBlock {
-  CollectiveWork work;
+struct MulticastBlock : Block {
   MulticastLayout layout;
-  MulticastChannel channel;
+  MulticastChannel buffer;
   MulticastChannel* saved;  // where the steps are kept for the next work
-  int32_t rank, head, channelIndex;
-  const uint32_t* abortFlag;
+  int32_t head;
 };
 
 enum MulticastGroup { kScatterGroup, kHeadGroup, kGatherGroup };
@@ -25,21 +23,32 @@ constexpr int groupOf(MulticastStep step) {
   return step == kScatterStep ? kScatterGroup : step == kGatherStep ? kGatherGroup : kHeadGroup;
 }
 
-// The vectors that a head moves in one step.
+// The vectors that a head moves at once. Slots are whole vectors. What is behind the data in the
+// last one is moved along.
 struct HeadMove {
   int lane, lanes;
   std::byte* all;                 // the multicast address of the buffers
-  const std::byte* input;         // null: the contributions of all ranks
-  std::byte* output;              // null: the results of all ranks
+  const std::byte* input;         // null: the contributions of all ranks and what was received
+  std::byte* output;              // or null
+  bool broadcasts;                // to the results of all ranks
   uint64_t contribution, result;  // offsets
+  const std::byte* received[kMaxHeadChildren];  // slots, or null
+  std::byte* sent[kMaxHeadChildren];            // slots, or null
   uint64_t bytes;
 
-  // Combines the contributions.
+  // Combines the operands.
   template <typename R>
   UNISONO_DEVICE void run() const {
     const MulticastView view(all);
     view.noteReads(contribution, roundedBytes());
-    moveVectors(view, [&](uint64_t offset) { return loadReduced<R>(view, contribution + offset); });
+    forEach(received, [&](const std::byte* slot) { noteRead(slot, roundedBytes()); });
+    moveVectors(view, [&](uint64_t offset) {
+      Vector16 value = loadReduced<R>(view, contribution + offset);
+      forEach(received, [&](const std::byte* slot) {
+        value = combineVectors<R>(value, loadVector(slot + offset));
+      });
+      return value;
+    });
   }
   // Moves the input.
   UNISONO_DEVICE void copy() const {
@@ -49,17 +58,22 @@ struct HeadMove {
   }
 
  private:
-  // Slots are whole vectors. What is behind the data in the last one is moved along.
   UNISONO_DEVICE uint64_t roundedBytes() const { return (bytes + 15) / 16 * 16; }
+
+  template <typename Slot, typename Visit>
+  UNISONO_DEVICE static void forEach(Slot* const (&slots)[kMaxHeadChildren], Visit visit) {
+    UNISONO_UNROLL
+    for (int i = 0; i < kMaxHeadChildren; i++) {
+      if (slots[i] != nullptr) visit(slots[i]);
+    }
+  }
 
   template <typename Load>
   UNISONO_DEVICE void moveVectors(const MulticastView& view, Load load) const {
     constexpr int kVectors = 4;
-    if (output == nullptr) {
-      view.noteWrites(result, roundedBytes());
-    } else {
-      noteWrite(output, bytes);
-    }
+    if (broadcasts) view.noteWrites(result, roundedBytes());
+    if (output != nullptr) noteWrite(output, bytes);
+    forEach(sent, [&](std::byte* slot) { noteWrite(slot, roundedBytes()); });
     for (Rounds<kVectors> rounds(lane, lanes, roundedBytes()); rounds.more(); rounds.next()) {
       Vector16 value[kVectors];
       UNISONO_UNROLL
@@ -70,11 +84,9 @@ struct HeadMove {
       for (int u = 0; u < kVectors; u++) {
         if (!rounds.has(u)) continue;
         const uint64_t offset = rounds.offset() + rounds.distance(u);
-        if (output == nullptr) {
-          view.storeVector(result + offset, value[u]);
-        } else {
-          storeUpTo16(offset, value[u]);
-        }
+        if (broadcasts) view.storeVector(result + offset, value[u]);
+        if (output != nullptr) storeUpTo16(offset, value[u]);
+        forEach(sent, [&](std::byte* slot) { storeVector(slot + offset, value[u]); });
       }
     }
   }
@@ -111,6 +123,75 @@ UNISONO_DEVICE_CALL void moveHead(const HeadMove& move, const ReductionSpec& spe
   }
 }
 
+// Loads the ends of the FIFOs to the heads of other nodes: place 0 of both arrays is the parent,
+// the children follow.
+UNISONO_DEVICE void loadHeadEnds(ThreadGroup& group, Block& block, Channel& channel,
+                                 const Tree& tree) {
+  static_assert(kMaxFan == 1 + kMaxHeadChildren);
+  for (int i = 0; i < kMaxFan; i++) {
+    const int connection = i == 0 ? tree.up : tree.down[i - 1];
+    const bool exists = connection >= 0;
+    Connection& peer = channel.connections[exists ? connection : 0];
+    constexpr auto kSimple = static_cast<int>(Protocol::simple);
+    if (group.isLoader(i)) {
+      loadEnd(block.receive[i], exists ? &peer.receive[kSimple] : nullptr, exists ? peer.peer : -1);
+    }
+    if (group.isLoader(kMaxFan + i)) {
+      loadEnd(block.send[i], exists ? &peer.send[kSimple] : nullptr, exists ? peer.peer : -1);
+    }
+  }
+}
+
+// The FIFOs of a head.
+class HeadFifos : public FifoEnds<kMaxFan, kMaxFan> {
+ public:
+  static constexpr Peers kParent = 1;
+
+  UNISONO_DEVICE HeadFifos(ThreadGroup& group, Block& block) : FifoEnds(group, block) {
+    UNISONO_UNROLL
+    for (int i = 1; i < kMaxFan; i++) {
+      if (block.receive[i].origin != nullptr) children_ |= Peers{1} << i;
+    }
+  }
+  UNISONO_DEVICE bool hasParent() const { return block_.receive[0].origin != nullptr; }
+  UNISONO_DEVICE Peers children() const { return children_; }
+
+  // By the waiter.
+  UNISONO_DEVICE void wait(Peers receive, Peers send) {
+    forEachReceive(receive, [&](int i) {
+      if (!group_.isWaiter(i) || group_.aborted()) return;
+      const End& end = block_.receive[i];
+      const FifoCursor& cursor = receive_[i];
+      if (!waitUntil(block_.abortFlag, cursor.dataSubject(block_, end),
+                     [&] { return cursor.hasData(end); })) {
+        group_.setAborted();
+      }
+      loadAcquire(end.fifo.tail);  // the poll is relaxed
+    });
+    waitForCredit(send);
+  }
+  UNISONO_DEVICE void setSlots(Peers receive, Peers send, HeadMove& move) const {
+    const auto place = [](int i) { return i == 0 ? 0 : i - 1; };
+    forEachReceive(receive, [&](int i) {
+      move.received[place(i)] = receive_[i].slot(block_, block_.receive[i]);
+    });
+    forEachSend(send, [&](int i) { move.sent[place(i)] = send_[i].slot(block_, block_.send[i]); });
+  }
+  // After the barrier of the workers and the poster.
+  UNISONO_DEVICE void post(Peers receive, Peers send) {
+    forEachSend(send, [&](int i) {
+      if (group_.isPoster(i) && !group_.aborted()) send_[i].postData(block_.send[i]);
+    });
+    forEachReceive(receive, [&](int i) {
+      if (group_.isPoster(i) && !group_.aborted()) receive_[i].postCredit(block_.receive[i]);
+    });
+    advance(receive, send);
+  }
+
+ private:
+  Peers children_ = kNobody;
+};
+
 class NvlsCollective {
  public:
   UNISONO_DEVICE NvlsCollective(ThreadGroup& group, MulticastBlock& block)
@@ -122,7 +203,7 @@ class NvlsCollective {
   UNISONO_DEVICE void run(int groupIndex) {
     const Operation operation = block_.work.operation;
     if (groupIndex == kScatterGroup && operation != Operation::allGather) scatter();
-    if (groupIndex == kHeadGroup) reduceAndBroadcast();
+    if (groupIndex == kHeadGroup && block_.head >= 0) reduceAndBroadcast();
     if (groupIndex == kGatherGroup && operation != Operation::reduceScatter) gather();
   }
 
@@ -142,28 +223,33 @@ class NvlsCollective {
     return {first, step.end - first < step.count ? step.end - first : step.count};
   }
 
-  // Calls body(step) for each step. The pieces of an all-reduce follow each other, those of the
-  // other operations are in the shares of their heads.
+  // The elements of all pieces of a step but the last one. The pieces of an all-reduce follow each
+  // other, those of the other operations are in the shares of their heads.
+  UNISONO_DEVICE uint64_t stepElements() const {
+    const uint64_t chunk = block_.work.chunkElements;
+    return follow() ? chunk * static_cast<uint64_t>(heads_) : chunk;
+  }
+  UNISONO_DEVICE bool follow() const { return block_.work.operation == Operation::allReduce; }
+  UNISONO_DEVICE bool isStep(uint64_t index) const {
+    return index * stepElements() < block_.work.part(block_.channel).count;
+  }
+  UNISONO_DEVICE Step stepAt(uint64_t index) const {
+    const CollectiveWork& work = block_.work;
+    const ChannelPart part = work.part(block_.channel);
+    const uint64_t chunk = work.chunkElements, all = stepElements(), done = index * all;
+    const uint64_t first = part.offset + done, left = part.count - done;
+    if (!follow()) return {first, left < chunk ? left : chunk, work.count, ~uint64_t{0}};
+    const uint64_t size = left < all ? part.lastChunk : chunk;
+    return {first, size, size, first + (left < all ? left : all)};
+  }
+  // Calls body(step) for each step.
   template <typename Body>
   UNISONO_DEVICE void forEachStep(Body body) {
-    const CollectiveWork& work = block_.work;
-    const ChannelPart part = work.part(block_.channelIndex);
-    const bool follow = work.operation == Operation::allReduce;
-    const uint64_t chunk = work.chunkElements;
-    const uint64_t all = follow ? chunk * static_cast<uint64_t>(heads_) : chunk;
-    for (uint64_t done = 0; done < part.count; done += all) {
-      const uint64_t first = part.offset + done, left = part.count - done;
-      if (follow) {
-        const uint64_t size = left < all ? part.lastChunk : chunk;
-        body(Step{first, size, size, first + (left < all ? left : all)});
-      } else {
-        body(Step{first, left < chunk ? left : chunk, work.count, ~uint64_t{0}});
-      }
-    }
+    for (uint64_t i = 0; isStep(i); i++) body(stepAt(i));
   }
 
   UNISONO_DEVICE uint64_t* counter(uint64_t offset) const {
-    return reinterpret_cast<uint64_t*>(block_.channel.own + offset);
+    return reinterpret_cast<uint64_t*>(block_.buffer.own + offset);
   }
   UNISONO_DEVICE const std::byte* input(uint64_t index) const {
     return static_cast<const std::byte*>(block_.work.input) + index * elementBytes_;
@@ -185,7 +271,7 @@ class NvlsCollective {
     for (int h = 0; h < heads_; h++) {
       if (!group_.isWaiter(h) || group_.aborted()) continue;
       const uint64_t* from = counter(offset(h));
-      const WaitSubject subject{what, block_.rank, h, block_.channelIndex, from, step + 1 - ahead};
+      const WaitSubject subject{what, block_.rank, h, block_.channel, from, step + 1 - ahead};
       if (!waitUntil(block_.abortFlag, subject, [&] { return loadRelaxed(from) + ahead > step; })) {
         group_.setAborted();
       }
@@ -199,8 +285,8 @@ class NvlsCollective {
   UNISONO_DEVICE void waitForAll(int lane, const char* what, uint64_t step, uint64_t ahead,
                                  uint64_t offset) {
     if (!group_.isWaiter(lane) || group_.aborted()) return;
-    const MulticastView view(block_.channel.all);
-    const WaitSubject subject{what, block_.rank, -1, block_.channelIndex};
+    const MulticastView view(block_.buffer.all);
+    const WaitSubject subject{what, block_.rank, -1, block_.channel};
     if (!waitUntil(block_.abortFlag, subject,
                    [&] { return view.loadMin(offset) + ahead > step; })) {
       group_.setAborted();
@@ -219,7 +305,7 @@ class NvlsCollective {
   UNISONO_DEVICE void postToAll(int lane, uint64_t offset, uint64_t step) {
     if (!group_.isPoster(lane) || group_.aborted()) return;
     fenceAliases();
-    MulticastView(block_.channel.all).storeRelease(offset, step + 1);
+    MulticastView(block_.buffer.all).storeRelease(offset, step + 1);
   }
 
   UNISONO_DEVICE void copy(const std::byte* from, std::byte* to, uint64_t elements) {
@@ -231,14 +317,14 @@ class NvlsCollective {
 
   UNISONO_DEVICE void scatter() {
     const MulticastLayout& layout = block_.layout;
-    uint64_t step = block_.channel.step[kScatterStep];
+    uint64_t step = block_.buffer.step[kScatterStep];
     forEachStep([&](const Step& all) {
       waitForHeads("a free contribution slot", step, layout.slots,
                    [&](int h) { return MulticastLayout::reduced(h); });
       for (int h = 0; h < heads_; h++) {
         if (!group_.isWorker() || group_.aborted()) continue;
         const Piece piece = pieceOf(all, h);
-        copy(input(piece.first), block_.channel.own + layout.contribution(h, step), piece.count);
+        copy(input(piece.first), block_.buffer.own + layout.contribution(h, step), piece.count);
       }
       post(MulticastLayout::contributed(), step);
       step++;
@@ -247,51 +333,75 @@ class NvlsCollective {
   }
 
   UNISONO_DEVICE void reduceAndBroadcast() {
+    const Operation operation = block_.work.operation;
+    const bool reduces = operation != Operation::allGather;
+    const bool broadcasts = operation != Operation::reduceScatter;
+    HeadFifos fifos(group_, block_);
+    const Peers children = fifos.children();
+    reduceStep_ = block_.buffer.step[kReduceStep];
+    broadcastStep_ = block_.buffer.step[kBroadcastStep];
+    if (!fifos.hasParent()) {
+      forEachStep(
+          [&](const Step& all) { move(fifos, all, reduces, broadcasts, children, children); });
+    } else {
+      uint64_t up = 0, down = 0;
+      while (isStep(down)) {
+        if (isStep(up) && up - down < 2 * uint64_t{block_.slots}) {
+          move(fifos, stepAt(up++), true, false, children, HeadFifos::kParent);
+        } else {
+          move(fifos, stepAt(down++), false, true, HeadFifos::kParent, children);
+        }
+      }
+    }
+    fifos.finish();
+    save(kReduceStep, reduceStep_);
+    save(kBroadcastStep, broadcastStep_);
+  }
+  // Moves the piece of a head: combines the contributions and what is received, if it `reduces`;
+  // stores the results, if it `broadcasts`; and sends.
+  UNISONO_DEVICE void move(HeadFifos& fifos, const Step& all, bool reduces, bool broadcasts,
+                           Peers receive, Peers send) {
     const MulticastLayout& layout = block_.layout;
     const CollectiveWork& work = block_.work;
-    const bool reduces = work.operation != Operation::allGather;
-    const bool broadcasts = work.operation != Operation::reduceScatter;
-    // In the buffer of one share.
-    const uint64_t share = static_cast<uint64_t>(block_.head) * work.count;
-    uint64_t reduceStep = block_.channel.step[kReduceStep];
-    uint64_t broadcastStep = block_.channel.step[kBroadcastStep];
-    forEachStep([&](const Step& all) {
-      if (reduces) waitForAll(0, "contributions", reduceStep, 0, MulticastLayout::contributed());
-      if (broadcasts) {
-        waitForAll(1, "a free result slot", broadcastStep, layout.slots,
-                   MulticastLayout::gathered());
-      }
-      group_.syncReady();
-      if (group_.isWorker() && !group_.aborted()) {
-        const Piece piece = pieceOf(all, block_.head);
-        HeadMove move{};
-        move.lane = group_.rank();
-        move.lanes = group_.size();
-        move.all = block_.channel.all;
-        if (!reduces) move.input = input(piece.first - share);
-        if (!broadcasts) move.output = output(piece.first - share);
-        move.contribution = layout.contribution(block_.head, reduceStep);
-        move.result = layout.result(block_.head, broadcastStep);
-        move.bytes = piece.count * elementBytes_;
-        if (move.bytes > 0) moveHead(move, work.reduction);
-      }
-      group_.syncDone();
-      if (reduces) postToAll(0, MulticastLayout::reduced(block_.head), reduceStep++);
-      if (broadcasts) postToAll(1, layout.broadcast(block_.head), broadcastStep++);
-    });
-    save(kReduceStep, reduceStep);
-    save(kBroadcastStep, broadcastStep);
+    if (reduces) waitForAll(0, "contributions", reduceStep_, 0, MulticastLayout::contributed());
+    if (broadcasts) {
+      waitForAll(1, "a free result slot", broadcastStep_, layout.slots,
+                 MulticastLayout::gathered());
+    }
+    fifos.wait(receive, send);
+    group_.syncReady();
+    if (group_.isWorker() && !group_.aborted()) {
+      const Piece piece = pieceOf(all, block_.head);
+      // In the buffer of one share.
+      const uint64_t place = piece.first - static_cast<uint64_t>(block_.head) * work.count;
+      HeadMove move{};
+      move.lane = group_.rank();
+      move.lanes = group_.size();
+      move.all = block_.buffer.all;
+      fifos.setSlots(receive, send, move);
+      if (!reduces) move.input = receive != kNobody ? move.received[0] : input(place);
+      if (work.operation == Operation::reduceScatter) move.output = output(place);
+      move.broadcasts = broadcasts;
+      move.contribution = layout.contribution(block_.head, reduceStep_);
+      move.result = layout.result(block_.head, broadcastStep_);
+      move.bytes = piece.count * elementBytes_;
+      if (move.bytes > 0) moveHead(move, work.reduction);
+    }
+    group_.syncDone();
+    if (reduces) postToAll(0, MulticastLayout::reduced(block_.head), reduceStep_++);
+    if (broadcasts) postToAll(1, layout.broadcast(block_.head), broadcastStep_++);
+    fifos.post(receive, send);
   }
 
   UNISONO_DEVICE void gather() {
     const MulticastLayout& layout = block_.layout;
-    uint64_t step = block_.channel.step[kGatherStep];
+    uint64_t step = block_.buffer.step[kGatherStep];
     forEachStep([&](const Step& all) {
       waitForHeads("results", step, 0, [&](int h) { return layout.broadcast(h); });
       for (int h = 0; h < heads_; h++) {
         if (!group_.isWorker() || group_.aborted()) continue;
         const Piece piece = pieceOf(all, h);
-        copy(block_.channel.own + layout.result(h, step), output(piece.first), piece.count);
+        copy(block_.buffer.own + layout.result(h, step), output(piece.first), piece.count);
       }
       post(MulticastLayout::gathered(), step);
       step++;
@@ -303,6 +413,7 @@ class NvlsCollective {
   MulticastBlock& block_;
   int heads_;
   uint64_t elementBytes_;
+  uint64_t reduceStep_ = 0, broadcastStep_ = 0;  // of a head
 };
 
 // What one group of a block does: the works that cover its channel, in order.
@@ -312,14 +423,13 @@ UNISONO_DEVICE void multicastBlock(ThreadGroup& group, MulticastBlock& block, in
   const Multicast& multicast = *communicator.multicast;
   if (group.isPoster()) markStart(arguments.mark, channelIndex, groupIndex);
   if (group.isLoader(0)) {
+    loadCommunicator(block, communicator, channelIndex);
+    block.slotBytes = communicator.slotBytes[static_cast<int>(Protocol::simple)];
     block.layout = multicast.layout;
-    block.rank = communicator.rank;
     block.head = multicast.head;
-    block.channelIndex = channelIndex;
-    block.abortFlag = communicator.abortFlag;
     block.saved = &multicast.channels[channelIndex];
-    block.channel.own = block.saved->own;
-    block.channel.all = block.saved->all;
+    block.buffer.own = block.saved->own;
+    block.buffer.all = block.saved->all;
   }
   stayStopped(group, communicator, arguments.launchFlag);
   for (int w = 0; w < arguments.works; w++) {
@@ -332,8 +442,12 @@ UNISONO_DEVICE void multicastBlock(ThreadGroup& group, MulticastBlock& block, in
       for (int s = 0; s < kMulticastSteps; s++) {
         if (groupOf(static_cast<MulticastStep>(s)) != groupIndex) continue;
         noteRead(&block.saved->step[s], sizeof(block.saved->step[s]));
-        block.channel.step[s] = block.saved->step[s];
+        block.buffer.step[s] = block.saved->step[s];
       }
+    }
+    if (groupIndex == kHeadGroup) {
+      const Tree& tree = multicast.channels[channelIndex].tree;
+      loadHeadEnds(group, block, communicator.channels[channelIndex], tree);
     }
     group.syncAll();
     NvlsCollective(group, block).run(groupIndex);

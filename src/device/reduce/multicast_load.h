@@ -95,6 +95,20 @@ Vector16 loadReduced(const MulticastView& view, uint64_t offset) {
 }
 #endif
 
+// Two vectors, combined.
+template <typename R>
+UNISONO_DEVICE Vector16 combineVectors(const Vector16& a, const Vector16& b) {
+  using Element = typename R::Element;
+  Element left[16 / sizeof(Element)], right[16 / sizeof(Element)];
+  memcpy(left, &a, sizeof(left));
+  memcpy(right, &b, sizeof(right));
+  UNISONO_UNROLL
+  for (unsigned e = 0; e < 16 / sizeof(Element); e++) {
+    left[e] = R::Traits::narrow(R::combine(R::Traits::widen(left[e]), R::Traits::widen(right[e])));
+  }
+  return bitsAs<Vector16>(left);
+}
+
 // Calls visit.template run<R>() for the reducer R of a pair that multicast has.
 template <int kIndex = 0, typename Visit>
 UNISONO_DEVICE void visitMulticastReducer(const ReductionSpec& spec, const Visit& visit) {
