@@ -15,9 +15,11 @@
 
 namespace unisono::comm {
 
+using transport::TransportKind;
+
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 488 && bootstrap::kProtocolVersion == 8,
+static_assert(sizeof(RankFacts) == 496 && bootstrap::kProtocolVersion == 9,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -233,9 +235,11 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 
   tuning::Allowed allowed = ranks.front().allowed;
   bool allReach = true, multicast = true;
+  uint32_t transports = 0;
   for (const RankFacts& facts : ranks) {
     allowed = tuning::intersect(allowed, facts.allowed);
-    allReach = allReach && facts.reachesPeers != 0;
+    allReach = allReach && facts.reach.peers != 0;
+    transports |= facts.reach.transports;
     multicast = multicast && facts.multicast != 0;
   }
 
@@ -270,6 +274,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
     config.multicastChannels = input.facts.nvlsChannels;
     config.multicastSlotBytes = std::min(simple, defaults.multicastSlotBytes);
   }
+  input.facts.slotsOfHost = (transports >> static_cast<int>(TransportKind::hostMemory) & 1) != 0;
   input.facts.chunkBytes = plan::chunkBytesOf(config);
   input.allowed = allowed;
   input.settings = ranks.front().tuning;

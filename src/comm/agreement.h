@@ -18,6 +18,12 @@
 // told each other.
 namespace unisono::comm {
 
+// How a rank reaches the others. Plain data.
+struct Reach {
+  int32_t peers;        // 1: its device reaches the memory of all others directly
+  uint32_t transports;  // bit k: TransportKind k joins it to some rank of its node
+};
+
 // What a rank says of itself in the first all-gather. Plain data; text is NUL-terminated.
 struct RankFacts {
   uint32_t layout;  // of this structure: differs between versions of the library
@@ -47,12 +53,11 @@ struct RankFacts {
   uint64_t sharedMemory;  // device of /dev/shm: equal where processes can share host memory
   uint64_t fabric;        // NVLink fabric across hosts: equal where GPUs are in the same; 0: none
   diagnose::TablePlace calls;  // where the others see what this rank does
-  // Second look: whether this rank's device reaches all others directly.
-  int32_t reachesPeers;
-  int32_t multicast;  // 1: the device has multicast addresses, and the user wants them
+  int32_t multicast;           // 1: the device has multicast addresses, and the user wants them
+  Reach reach;                 // second look
 };
 
-inline constexpr uint32_t kRankFactsLayout = 6 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 7 << 16 | sizeof(RankFacts);
 
 // Throws Error(invalidUsage) when the ranks cannot form a communicator: different versions or
 // backends, two ranks on one device (unless allowed), machines with no transport between them,

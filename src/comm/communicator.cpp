@@ -194,28 +194,33 @@ RankFacts Communicator::facts() {
 void Communicator::agree(std::vector<RankFacts> ranks) {
   // Whether this device reaches every other one can be said only now. A device that this process
   // does not see is left to the attempt to map its memory.
-  int32_t reachesPeers = 1;
+  Reach reach{.peers = 1, .transports = 0};
   for (int device = 0; device < runtime_.deviceCount(); device++) {
     if (device == device_ || runtime_.canAccessPeer(device_, device)) continue;
     const auto uuid = runtime_.properties(device).uuid;
     const auto isThere = [&](const RankFacts& peer) { return peer.deviceUuid == uuid; };
-    if (std::ranges::any_of(ranks, isThere)) reachesPeers = 0;
+    if (std::ranges::any_of(ranks, isThere)) reach.peers = 0;
   }
-  const auto setReaches = [&ranks](const std::vector<int32_t>& all) {
-    for (size_t r = 0; r < all.size(); r++) ranks[r].reachesPeers = all[r];
+  const auto shareReach = [&] {
+    const std::vector<Reach> all = bootstrap_->allGather(reach);
+    for (size_t r = 0; r < all.size(); r++) ranks[r].reach = all[r];
   };
-  setReaches(bootstrap_->allGather(reachesPeers));
-  // Only the node's topology shows which pairs meet on a third GPU: they do not reach each other,
-  // and the decision must know it on every rank.
+  shareReach();
+  // Only the node's topology shows which pairs meet on a third GPU or in host memory: they do not
+  // reach each other, and the decision must know it on every rank.
   NodePlace found = findPlace(ranks, bootstrap_->rank(), settings_);
   // Host memory and threads of this communicator belong near its GPU. The host backend simulates
   // GPUs of another machine.
   const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
-  const ScopedCpuAffinity nearGpu(hasGpu ? found.cpuAffinity : "", settings_.ignoreCpuAffinity);
+  if (hasGpu) cpuAffinity_ = found.cpuAffinity;
+  const ScopedCpuAffinity nearGpu(cpuAffinity_, settings_.ignoreCpuAffinity);
+  const int rank = bootstrap_->rank();
   for (const auto& [pair, link] : found.links) {
-    if (link.through >= 0) reachesPeers = 0;
+    if (pair.first != rank && pair.second != rank && link.through != rank) continue;
+    if (link.through >= 0 || link.transport != transport::TransportKind::peer) reach.peers = 0;
+    reach.transports |= 1u << static_cast<int>(link.transport);
   }
-  setReaches(bootstrap_->allGather(reachesPeers));
+  shareReach();
   const std::vector<topology::RankPlace> places = bootstrap_->allGather(found.place);
   tuning::CostConstants constants = tuning::defaultConstants();
   const auto advisor = makeTuner(ranks, places, constants);
@@ -374,7 +379,8 @@ void Communicator::makeWindows(const std::vector<RankFacts>& ranks,
   for (size_t peer = 0; peer < ranks.size(); peer++) {
     const auto entry = links.find(std::minmax(options.rank, static_cast<int>(peer)));
     const transport::PeerLink link = entry == links.end() ? transport::PeerLink{} : entry->second;
-    options.peers.push_back(ranks[peer].process != process && link.through < 0 && link.atomics);
+    options.peers.push_back(ranks[peer].process != process && link.through < 0 && link.atomics &&
+                            link.transport == transport::TransportKind::peer);
     any |= options.peers.back();
   }
   if (!any) return;
@@ -522,6 +528,7 @@ void Communicator::connect(const Prepared& prepared) {
   health_->check(prepared.needs);
   const GroupProfile::Step step(prepared.profile.get(), "connect");
   runtime::DeviceScope scope(runtime_, device_);
+  const ScopedCpuAffinity nearGpu(cpuAffinity_, settings_.ignoreCpuAffinity);
   connector_->connect(prepared.plan.needs);
   const std::lock_guard lock(countersMutex_);
   counters_ = connector_->fifoCounters();

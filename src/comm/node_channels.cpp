@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -14,6 +15,7 @@
 #include "detect/detect.h"
 #include "topology/graph_xml.h"
 #include "topology/settings.h"
+#include "transport/transports.h"
 
 namespace unisono::comm {
 namespace {
@@ -28,12 +30,17 @@ struct NodeDomain {
   std::vector<int> deviceOf;  // by node of the topology: index of the device, -1 for other nodes
 };
 
+// What two devices can do for each other.
+struct DevicePair {
+  topology::PeerVerdict peer;  // `through` is a device
+  topology::Verdict sharedMemory;
+};
+
 struct NodeChannels {
   std::vector<NodeDomain> domains;
   std::vector<int> domainOf;            // by device
   std::vector<std::string> affinityOf;  // by device: cores near it, see cpuAffinityOf
-  // By devices, the lower first; `through` is a device.
-  std::map<std::pair<size_t, size_t>, topology::PeerVerdict> links;
+  std::map<std::pair<size_t, size_t>, DevicePair> pairs;  // by devices, the lower first
 };
 
 // Also says whether two nodes look alike to all ranks and communicators of this process.
@@ -112,13 +119,15 @@ NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopolog
   for (size_t a = 0; a < devices.size(); a++) {
     node.affinityOf.push_back(topology::cpuAffinityOf(machine, static_cast<int>(a)));
     for (size_t b = a + 1; b < devices.size(); b++) {
-      topology::PeerVerdict verdict =
-          topology::checkPeer(machine.topology, machine.paths, machine.settings,
-                              machine.topology.gpuOfRank(static_cast<int>(a)),
-                              machine.topology.gpuOfRank(static_cast<int>(b)));
+      const int gpuA = machine.topology.gpuOfRank(static_cast<int>(a));
+      const int gpuB = machine.topology.gpuOfRank(static_cast<int>(b));
+      topology::PeerVerdict peer =
+          topology::checkPeer(machine.topology, machine.paths, machine.settings, gpuA, gpuB);
       reportRefusal(machine, static_cast<int>(a), static_cast<int>(b));
-      if (verdict.through >= 0) verdict.through = machine.topology.node(verdict.through).gpu.rank;
-      node.links.emplace(std::pair(a, b), std::move(verdict));
+      if (peer.through >= 0) peer.through = machine.topology.node(peer.through).gpu.rank;
+      topology::Verdict sharedMemory =
+          topology::checkSharedMemory(machine.topology, machine.settings, gpuA, gpuB);
+      node.pairs.emplace(std::pair(a, b), DevicePair{std::move(peer), std::move(sharedMemory)});
     }
   }
   return node;
@@ -160,24 +169,41 @@ std::shared_ptr<const NodeChannels> nodeChannels(const Settings& settings,
   return node;
 }
 
+// The link of the ranks of two devices. Nothing for the default.
+std::optional<transport::PeerLink> linkOf(const DevicePair& pair, const Settings& settings,
+                                          const std::vector<NodeDevice>& devices, int a, int b) {
+  const auto& [peer, sharedMemory] = pair;
+  const auto chosen = transport::chooseTransport({peer.allowed, sharedMemory.allowed});
+  if (!chosen) {
+    // Containers with different /dev/shm may still reach each other's device memory.
+    if (!peer.byUser && !settings.shmDisable) return std::nullopt;
+    throw invalidUsage(
+        "Ranks {} and {} may use neither each other's memory ({}) nor shared host memory ({}), and "
+        "there is no network transport yet",
+        a, b, peer.reason, sharedMemory.reason)
+        .remedy("Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL, or NCCL_SHM_DISABLE");
+  }
+  if (*chosen != transport::TransportKind::peer) {
+    logInfo("ranks {} and {} exchange data through {}: no peer-to-peer access, as {}", a, b,
+            transport::nameOf(*chosen), peer.reason);
+    return transport::PeerLink{.atomics = false, .transport = *chosen};
+  }
+  if (!peer.read && peer.through < 0 && peer.nvlink) return std::nullopt;
+  const int through =
+      peer.through < 0 ? -1 : devices[static_cast<size_t>(peer.through)].ranks.front();
+  if (through >= 0) logInfo("ranks {} and {} meet in the memory of rank {}", a, b, through);
+  return transport::PeerLink{.read = peer.read, .through = through, .atomics = peer.nvlink};
+}
+
 // From pairs of devices to pairs of ranks.
-transport::PeerLinks linksOf(const NodeChannels& node, const std::vector<NodeDevice>& devices) {
+transport::PeerLinks linksOf(const NodeChannels& node, const Settings& settings,
+                             const std::vector<NodeDevice>& devices) {
   transport::PeerLinks links;
-  for (const auto& [pair, verdict] : node.links) {
-    for (const int a : devices[pair.first].ranks) {
-      for (const int b : devices[pair.second].ranks) {
-        if (verdict.byUser) {
-          throw invalidUsage(
-              "Ranks {} and {} may not reach each other's memory ({}), and there is no other "
-              "transport between GPUs of one host yet",
-              a, b, verdict.reason)
-              .remedy("Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL");
-        }
-        if (!verdict.allowed || (!verdict.read && verdict.through < 0 && verdict.nvlink)) continue;
-        const int through =
-            verdict.through < 0 ? -1 : devices[static_cast<size_t>(verdict.through)].ranks.front();
-        if (through >= 0) logInfo("ranks {} and {} meet in the memory of rank {}", a, b, through);
-        links[std::minmax(a, b)] = {verdict.read, through, verdict.nvlink};
+  for (const auto& [places, pair] : node.pairs) {
+    for (const int a : devices[places.first].ranks) {
+      for (const int b : devices[places.second].ranks) {
+        const auto link = linkOf(pair, settings, devices, a, b);
+        if (link) links[std::minmax(a, b)] = *link;
       }
     }
   }
@@ -227,7 +253,7 @@ NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Setting
   topology::RankPlace place =
       topology::placeOf(domain.graphs, ranksOf, rank, static_cast<uint64_t>(first));
   place.machine = topology::machineFactsOf(domain.topology);
-  return {place, linksOf(*node, devices), node->affinityOf[own]};
+  return {place, linksOf(*node, settings, devices), node->affinityOf[own]};
 }
 
 }  // namespace unisono::comm

@@ -162,7 +162,7 @@ std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, int r
           {busId, facts.computeCapability, true, facts.sharedMemory, facts.fabric, {}});
       device = devices.end() - 1;
     }
-    device->reachesPeers = device->reachesPeers && facts.reachesPeers != 0;
+    device->reachesPeers = device->reachesPeers && facts.reach.peers != 0;
     device->ranks.push_back(static_cast<int>(r));
   }
   std::sort(devices.begin(), devices.end(),

@@ -12,8 +12,8 @@ namespace {
 constexpr size_t kAlignment = 4096;
 }
 
-Arena::Arena(runtime::Runtime& runtime, int device, size_t slabBytes)
-    : runtime_(runtime), device_(device), slabBytes_(slabBytes) {}
+Arena::Arena(runtime::Runtime& runtime, int device, size_t slabBytes, Place place)
+    : runtime_(runtime), device_(device), slabBytes_(slabBytes), place_(place) {}
 
 Block Arena::allocate(size_t bytes) {
   bytes = roundUp<size_t>(bytes, kAlignment);
@@ -21,7 +21,8 @@ Block Arena::allocate(size_t bytes) {
   auto slab = std::find_if(slabs_.begin(), slabs_.end(), fits);
   if (slab == slabs_.end()) {
     const size_t slabs = std::max<size_t>((bytes + slabBytes_ - 1) / slabBytes_, 1);
-    auto memory = runtime_.allocate(device_, slabs * slabBytes_);
+    auto memory = place_ == Place::host ? runtime_.allocateShared(device_, slabs * slabBytes_)
+                                        : runtime_.allocate(device_, slabs * slabBytes_);
     const auto handle = runtime_.exportMemory(memory->address(), memory->bytes());
     announceLocal(handle, memory);
     slabs_.push_back({std::move(memory), handle, 0});

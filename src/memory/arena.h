@@ -19,17 +19,20 @@ struct Block {
   SharedBlock shared;
 };
 
-// Device memory of one communicator that other ranks map, allocated in multiples of `slabBytes`, so
+// Memory of one communicator that other ranks map, allocated in multiples of `slabBytes`, so
 // that a peer maps a few large ranges instead of many small ones and no memory is lost to the
 // granularity of the device. Blocks live as long as the arena.
 class Arena {
  public:
-  Arena(runtime::Runtime& runtime, int device, size_t slabBytes);
+  // Of the device, or of its host.
+  enum class Place { device, host };
+
+  Arena(runtime::Runtime& runtime, int device, size_t slabBytes, Place place = Place::device);
 
   // Zero-filled, aligned to 4 KiB.
   Block allocate(size_t bytes);
 
-  // Device memory in use, in bytes.
+  // Memory in use, in bytes.
   size_t bytes() const;
 
  private:
@@ -42,6 +45,7 @@ class Arena {
   runtime::Runtime& runtime_;
   int device_;
   size_t slabBytes_;
+  Place place_;
   std::vector<Slab> slabs_;
 };
 

@@ -49,7 +49,7 @@ class DeviceMemory {
 // Plain data that lets another rank map a range: in this process, in another one of this host by
 // `kind`, in any one of this NVLink domain by `fabric`. Valid while the exported memory lives.
 struct MemoryHandle {
-  enum class Kind : uint32_t { none, descriptor, legacyIpc };
+  enum class Kind : uint32_t { none, descriptor, legacyIpc, hostMemory };
   Kind kind;
   uint32_t hasFabric;  // 1 if `fabric` is there
   int32_t device;      // ordinal in the exporting process
@@ -209,6 +209,9 @@ class Runtime {
 
   virtual std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes) = 0;
   virtual std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) = 0;
+  // Memory of the host that kernels of `device` can use, at the address that they know it by. Other
+  // processes of the host map it as they do memory of a device. It is near the calling thread.
+  virtual std::shared_ptr<DeviceMemory> allocateShared(int device, size_t bytes) = 0;
   // A flag for kernels of `device`, initially 0.
   virtual std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) = 0;
 

@@ -15,24 +15,9 @@
 #include "plan/plan.h"
 #include "topology/join.h"
 #include "transport/device_tables.h"
+#include "transport/transport.h"
 
 namespace unisono::transport {
-
-// What a rank knows about another one when it connects to it.
-struct PeerPlace {
-  uint64_t process;  // runtime::processToken of the rank
-  int device;        // ordinal in its process
-};
-
-// How two ranks exchange data (topology::checkPeer).
-struct PeerLink {
-  bool read = false;    // the receiver pulls data out of the sender's memory
-  int through = -1;     // the rank whose memory both use, as neither reaches the other's; -1: none
-  bool atomics = true;  // kernels can make atomic operations on each other's memory
-};
-// By ranks, the lower one first. Both ends and the rank between have the same entry; a pair without
-// an entry has the default link, where senders push.
-using PeerLinks = std::map<std::pair<int, int>, PeerLink>;
 
 // The ranks of this rank's node, which share multicast, and the heads.
 struct MulticastGraph {
@@ -54,12 +39,7 @@ struct ChannelGraphs {
 // Connects a rank to its peers when a plan first needs them: all channels of an algorithm at once,
 // all channels of a peer at once, so that a later plan never waits for a peer because it moves more
 // data. Each rank sends what it allocated before it waits for what its peers allocated, so no order
-// of ranks can deadlock.
-//
-// All channels from one rank to another share one block of memory at each end. Counters are in the
-// memory of the rank that polls them. Slots are in the receiver's memory, or in the sender's where
-// receivers read. Where two ranks do not reach each other, everything is in the memory of the rank
-// between them.
+// of ranks can deadlock. The FIFOs between two ranks are made by the transport of their link.
 class Connector {
  public:
   Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap, memory::Arena& arena,
@@ -75,10 +55,8 @@ class Connector {
   void connect(const plan::Needs& needs);
   bool isConnected(const plan::Needs& needs) const;
 
-  // Waits until every peer has mapped the blocks that were sent to it. Memory must not be freed
-  // before that, but may be freed afterwards although peers still use it. Throws what the bootstrap
-  // throws.
-  void waitUntilMapped();
+  // As BlockExchange::waitUntilMapped.
+  void waitUntilMapped() { blocks_.waitUntilMapped(); }
 
   // The counters of a FIFO of protocol Simple that this rank uses, as it addresses them.
   struct FifoCounters {
@@ -92,26 +70,15 @@ class Connector {
   const device::DirectMemory& direct() const { return direct_; }
 
  private:
-  // All channels of one purpose from one rank to another. This rank is one of the two, or the one
-  // between them.
-  struct ConnectionGroup {
-    int sender, receiver;
-    uint64_t purpose;
-    std::vector<int> channels;
-    // Of the FIFOs of a channel: one for each protocol, or one for messages.
-    std::vector<uint32_t> slotBytes;
-    memory::Block own{};  // of this rank's end, unless the rank between provides it
+  struct Making {
+    ConnectionGroup group;
+    std::unique_ptr<PendingConnection> pending;
   };
-  PeerLink linkBetween(int a, int b) const;
-  memory::Block makeBlock(const ConnectionGroup& link, bool ofSender);
-  void sendBlock(int peer, const ConnectionGroup& link, bool ofSender, const memory::Block& block);
-  std::byte* receiveBlock(int peer, const ConnectionGroup& link, bool ofSender);
-  void offer(ConnectionGroup& link);
-  std::vector<device::Fifo> complete(const ConnectionGroup& link);
-  bool isSameProcess(int peer) const;
-  bool isDirect(int peer) const;
-  ConnectionGroup makeLinkForMessages(int from, int to);
-  void completeForMessages(const ConnectionGroup& link);
+  Transport& transportOf(const ConnectionGroup& group);
+  Making begin(ConnectionGroup group);
+  std::vector<device::Fifo> complete(const Making& making);
+  ConnectionGroup makeGroupForMessages(int from, int to);
+  void completeForMessages(const Making& making);
 
   // Channels by sender and receiver, in increasing order.
   using Hops = std::map<std::pair<int, int>, std::vector<int>>;
@@ -125,15 +92,16 @@ class Connector {
   void connectMulticast();
 
   runtime::Runtime& runtime_;
-  bootstrap::Bootstrap& bootstrap_;
   memory::Arena& arena_;
-  memory::MappingCache& mappings_;
   DeviceTables& tables_;
-  plan::CommConfig config_;
-  uint32_t slots_;
-  std::vector<PeerPlace> places_;
-  PeerLinks links_;
+  const plan::CommConfig config_;
+  const uint32_t slots_;
+  const std::vector<PeerPlace> places_;
+  const PeerLinks links_;
   ChannelGraphs graphs_;
+  BlockExchange blocks_;
+  const TransportContext context_;
+  std::array<std::unique_ptr<Transport>, kTransportKinds> transports_;  // those in use
 
   std::set<std::tuple<int, int, int>> connectedHops_;  // channel, sender, receiver
   bool ringsConnected_ = false, treesConnected_ = false;
@@ -143,7 +111,6 @@ class Connector {
   memory::Block directWindow_{};
   device::DirectMemory direct_{};
   std::vector<FifoCounters> fifoCounters_;
-  std::vector<int> unconfirmed_;  // peers, once for each block sent to them
 };
 
 }  // namespace unisono::transport

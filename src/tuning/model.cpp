@@ -343,8 +343,9 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
     return estimate;
   }
   estimate.exclusion = machineExclusion(input, operation, algorithm);
-  if (estimate.exclusion == Exclusion::none && protocol == Protocol::ll128 && !forced &&
-      !keepsLinesWhole(facts, input.settings, algorithm)) {
+  // PCIe splits stores of 128 bytes as it likes.
+  if (estimate.exclusion == Exclusion::none && protocol == Protocol::ll128 &&
+      (facts.slotsOfHost || (!forced && !keepsLinesWhole(facts, input.settings, algorithm)))) {
     estimate.exclusion = Exclusion::splitLines;
   }
   const bool has = input.registry->has(operation, algorithm, protocol);

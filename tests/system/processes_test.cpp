@@ -21,11 +21,24 @@
 namespace unisono::system_test {
 namespace {
 
+enum class Between { peers, nodes, hostMemory };
+
 struct Layout {
   int processes;
   int ranksEach;
-  bool ownNodes;  // each process counts as a node
+  Between between;  // processes
+  const char* algorithm = "";
+  const char* protocol = "";
 };
+
+// Whether this process maps memory of the host that several GPUs use.
+bool mapsHostMemory() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:unisono-host-memory") != std::string::npos) return true;
+  }
+  return false;
+}
 
 // One process's ranks, each on a thread.
 void runRanks(const Layout& layout, int process, const ncclUniqueId& id) {
@@ -50,6 +63,7 @@ void runRanks(const Layout& layout, int process, const ncclUniqueId& id) {
         buffers.verify();
       }
     }
+    EXPECT_EQ(mapsHostMemory(), layout.between == Between::hostMemory);
     ncclComm_t child = nullptr;
     check(ncclCommSplit(member.comm, rank % 2, -rank, &child, nullptr));
     useOnce(child);
@@ -63,7 +77,12 @@ TEST_P(Processes, EveryCall) {
   const Layout layout = GetParam();
   const Pipe pipe, done;
   const std::vector<int> results = runChildren(layout.processes, [&](int process) {
-    if (layout.ownNodes) ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
+    if (layout.between == Between::nodes) {
+      ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
+    }
+    if (layout.between == Between::hostMemory) ::setenv("NCCL_P2P_DISABLE", "1", 1);
+    ::setenv("NCCL_ALGO", layout.algorithm, 1);
+    ::setenv("NCCL_PROTO", layout.protocol, 1);
     runRanks(layout, process, sharedId(pipe, process, layout.processes));
     // The root's process lives until all have joined; the others may go when they like.
     if (process != 0) {
@@ -77,16 +96,22 @@ TEST_P(Processes, EveryCall) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, Processes,
-                         ::testing::Values(Layout{2, 1, false}, Layout{3, 1, false},
-                                           Layout{4, 1, false}, Layout{2, 2, false},
-                                           Layout{4, 2, false}, Layout{2, 2, true},
-                                           Layout{4, 1, true}),
-                         [](const auto& test) {
-                           return std::to_string(test.param.processes) + "x" +
-                                  std::to_string(test.param.ranksEach) +
-                                  (test.param.ownNodes ? "Nodes" : "");
-                         });
+std::string nameOf(const ::testing::TestParamInfo<Layout>& test) {
+  constexpr const char* kNames[] = {"", "Nodes", "HostMemory"};
+  return std::to_string(test.param.processes) + "x" + std::to_string(test.param.ranksEach) +
+         kNames[static_cast<int>(test.param.between)] + test.param.algorithm + test.param.protocol;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, Processes,
+    ::testing::Values(Layout{2, 1, Between::peers}, Layout{3, 1, Between::peers},
+                      Layout{4, 1, Between::peers}, Layout{2, 2, Between::peers},
+                      Layout{4, 2, Between::peers}, Layout{2, 2, Between::nodes},
+                      Layout{4, 1, Between::nodes}, Layout{2, 1, Between::hostMemory},
+                      Layout{3, 2, Between::hostMemory},
+                      Layout{3, 1, Between::hostMemory, "tree", "Simple"},
+                      Layout{2, 1, Between::hostMemory, "ring", "LL"}),
+    nameOf);
 
 bool canEnterNetworkNamespace() {
   return runChildren(1, [](int) { ::_exit(::unshare(CLONE_NEWNET) == 0 ? 0 : 1); }).front() == 0;

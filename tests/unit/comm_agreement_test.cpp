@@ -28,7 +28,7 @@ std::vector<RankFacts> factsOf(int ranks) {
     facts.deviceUuid[0] = static_cast<std::byte>(rank + 1);
     std::snprintf(facts.hostName.data(), facts.hostName.size(), "box");
     std::snprintf(facts.busId.data(), facts.busId.size(), "0000:%02x:00.0", rank);
-    facts.reachesPeers = 1;
+    facts.reach.peers = 1;
   }
   return all;
 }
@@ -168,7 +168,7 @@ TEST(Decision, IsTheSameOnEveryRank) {
       if (random() % 4 == 0) {
         facts.bufferBytes = static_cast<int64_t>((uint64_t{random()} << random() % 31)) - 5;
       }
-      if (random() % 8 == 0) facts.reachesPeers = 0;
+      if (random() % 8 == 0) facts.reach.peers = 0;
       if (random() % 8 == 0) facts.allowed = tuning::parseAllowed("ring", "");
     }
     std::vector<DecisionSummary> summaries;
@@ -230,9 +230,24 @@ TEST(Decision, SettingsOfTheWeakestRankHold) {
   const int ll = static_cast<int>(device::Protocol::ll);
   EXPECT_EQ(lines.config.model->facts.chunkBytes[ll], (1u << 15) / lines.slots / 2);
   EXPECT_GT(decideFrom(ranks, 0).config.directLineBits, 0);
-  ranks[0].reachesPeers = 0;
+  ranks[0].reach.peers = 0;
   EXPECT_EQ(decideFrom(ranks, 0).config.directLineBits, 0);
   EXPECT_EQ(decideFrom(factsOf(17), 0).config.directLineBits, 0);
+}
+
+// Lines of 128 bytes may arrive in pieces there, even where the user asks for them.
+TEST(Decision, SlotsInHostMemoryExcludeLl128) {
+  auto ranks = factsOf(2);
+  for (RankFacts& facts : ranks) facts.allowed = tuning::parseAllowed("ring", "LL128");
+  const auto exclusion = [&] {
+    return decideFrom(ranks, 0)
+        .config.model
+        ->of(device::Operation::allReduce, device::Algorithm::ring, device::Protocol::ll128)
+        .exclusion;
+  };
+  EXPECT_EQ(exclusion(), tuning::Exclusion::none);
+  ranks[1].reach.transports = 1u << static_cast<int>(transport::TransportKind::hostMemory);
+  EXPECT_EQ(exclusion(), tuning::Exclusion::splitLines);
 }
 
 TEST(Decision, ChannelsOfMessagesStayWithinTheirBounds) {
@@ -310,7 +325,7 @@ TEST(Decision, SmallCallsStaySmall) {
     SCOPED_TRACE(backend == 0 ? "host" : "CUDA");
     auto ranks = factsOf(8);
     for (RankFacts& facts : ranks) facts.backend = backend;
-    ranks.front().reachesPeers = 0;  // nothing is direct
+    ranks.front().reach.peers = 0;  // nothing is direct
     const plan::CommConfig config = decideFrom(ranks, 0).config;
     auto channelsFor = [&](uint64_t bytes) {
       const auto made = makePlan(config, {{Call::broadcast, memory, memory, bytes, spec, 0, true}});

@@ -24,7 +24,7 @@ std::vector<RankFacts> factsOf(int ranks, int gpusPerHost, int firstBus = 1) {
     facts = {};
     facts.computeCapability = 90;
     facts.host = static_cast<uint64_t>(rank / gpusPerHost) + 100;
-    facts.reachesPeers = 1;
+    facts.reach.peers = 1;
     std::snprintf(facts.busId.data(), facts.busId.size(), "0000:%02x:00.0",
                   static_cast<unsigned>(firstBus + rank % gpusPerHost));
   }
@@ -97,7 +97,7 @@ TEST(NodeChannels, FillTheLinksOfGpusWithNvlink) {
 
 TEST(NodeChannels, AreFewerWithoutNvlink) {
   auto ranks = factsOf(4, 4);
-  for (RankFacts& facts : ranks) facts.reachesPeers = 0;
+  for (RankFacts& facts : ranks) facts.reach.peers = 0;
   const topology::Joined joined = topology::join(placesOf(ranks), {});
   EXPECT_LT(joined.channels(), 24);
   EXPECT_TRUE(joined.nvlsHeads().empty());
@@ -162,16 +162,39 @@ TEST(NodeChannels, LinksFollowThePathsBetweenGpus) {
         << pair.first << " " << pair.second;
   }
   settings.p2pRead = 1;
-  for (const auto& [pair, link] : linksOf()) EXPECT_TRUE(link.read);
+  for (const auto& [pair, link] : linksOf()) {
+    EXPECT_EQ(link.read, link.transport == transport::TransportKind::peer);
+  }
   EXPECT_TRUE(linksOf().contains({0, 1}));
+}
+
+TEST(NodeChannels, RanksWithoutPeerAccessShareHostMemory) {
+  const auto ranks = factsOf(4, 2);
+  Settings settings;
+  EXPECT_TRUE(findPlace(ranks, 0, settings).links.empty());
+  const auto expectHostMemory = [&] {
+    const transport::PeerLinks links = findPlace(ranks, 0, settings).links;
+    ASSERT_EQ(links.size(), 1u);
+    const transport::PeerLink link = links.at({0, 1});
+    EXPECT_EQ(link.transport, transport::TransportKind::hostMemory);
+    EXPECT_FALSE(link.read || link.through >= 0 || link.atomics);
+  };
+  settings.p2pDisable = true;
+  expectHostMemory();
+  settings.p2pDisable = false;
+  settings.p2pLevel = "LOC";
+  expectHostMemory();
+  settings.p2pLevel = "NVL";
+  EXPECT_TRUE(findPlace(ranks, 0, settings).links.empty());
 }
 
 TEST(NodeChannels, WhatTheUserForbidsIsAnError) {
   const auto ranks = factsOf(4, 2);
   Settings settings;
-  settings.p2pDisable = true;
-  EXPECT_TRUE(has(errorOf(ranks, settings), "Ranks 0 and 1")) << errorOf(ranks, settings);
-  EXPECT_TRUE(has(errorOf(ranks, settings), "NCCL_P2P_DISABLE")) << errorOf(ranks, settings);
+  settings.p2pDisable = settings.shmDisable = true;
+  for (const char* part : {"Ranks 0 and 1", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"}) {
+    EXPECT_TRUE(has(errorOf(ranks, settings), part)) << errorOf(ranks, settings);
+  }
   settings.p2pDisable = false;
   settings.p2pLevel = "LOC";
   EXPECT_TRUE(has(errorOf(ranks, settings), "NCCL_P2P_LEVEL")) << errorOf(ranks, settings);

@@ -262,6 +262,18 @@ TEST(HostMemoryTest, IsZeroFilledAlignedAndKnown) {
   EXPECT_EQ(runtime.inspect(pinned->hostAddress()).kind, PointerInfo::Kind::host);
 }
 
+TEST(HostMemoryTest, MemoryOfTheHostIsSharedLikeThatOfADevice) {
+  HostRuntime runtime(hostSettings());
+  const auto memory = runtime.allocateShared(0, 5000);
+  const auto* bytes = static_cast<const char*>(memory->address());
+  EXPECT_EQ(std::count(bytes, bytes + 5000, 0), 5000);
+  EXPECT_EQ(runtime.inspect(bytes + 4999).kind, PointerInfo::Kind::pinned);
+  const MemoryHandle handle = runtime.exportMemory(bytes + 1000, 4000);
+  EXPECT_EQ(handle.kind, MemoryHandle::Kind::hostMemory);
+  EXPECT_EQ(runtime.importMemory(handle, 1)->address(), bytes + 1000);
+  EXPECT_TRUE(contains(errorOf([&] { runtime.exportMemory(bytes, 5001); }), "5000"));
+}
+
 TEST(HostMemoryTest, SmallAllocationsNeedFewDescriptors) {
   HostRuntime runtime(hostSettings());
   int before = ::dup(0);

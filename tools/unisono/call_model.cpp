@@ -10,20 +10,29 @@
 namespace unisono::explain {
 namespace {
 
-// Whether the GPUs of a machine all map each other's memory.
-bool allReach(const topo::View& view) {
-  if (view.domains.size() != 1) return false;
-  const topology::Machine& machine = view.domains.front().machine;
-  const std::vector<int>& gpus = machine.topology.of(topology::NodeType::gpu);
-  for (const int a : gpus) {
-    for (const int b : gpus) {
-      if (a >= b) continue;
-      const topology::PeerVerdict verdict =
-          topology::checkPeer(machine.topology, machine.paths, machine.settings, a, b);
-      if (!verdict.allowed || verdict.through >= 0) return false;
+// How the GPUs of a machine reach each other.
+struct GpuReach {
+  bool all = true;          // all map each other's memory
+  bool hostMemory = false;  // some exchange data through memory of the host
+};
+
+GpuReach reachOf(const topo::View& view) {
+  GpuReach reach;
+  reach.all = view.domains.size() == 1;
+  for (const auto& domain : view.domains) {
+    const topology::Machine& machine = domain.machine;
+    const std::vector<int>& gpus = machine.topology.of(topology::NodeType::gpu);
+    for (const int a : gpus) {
+      for (const int b : gpus) {
+        if (a >= b) continue;
+        const topology::PeerVerdict verdict =
+            topology::checkPeer(machine.topology, machine.paths, machine.settings, a, b);
+        if (!verdict.allowed || verdict.through >= 0) reach.all = false;
+        if (!verdict.allowed) reach.hostMemory = true;
+      }
     }
   }
-  return true;
+  return reach;
 }
 
 }  // namespace
@@ -40,7 +49,9 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
     input.registry = &tuning::ncclRegistry();
     input.measured.clear();
   } else {
-    tuning::setLimits(allReach(view), input.facts);
+    const GpuReach reach = reachOf(view);
+    tuning::setLimits(reach.all, input.facts);
+    input.facts.slotsOfHost = reach.hostMemory;
   }
   if (!settings.tuningFile.empty()) {
     input.measured = tuning::replaceCurves(

@@ -12,6 +12,7 @@
 #include "runtime/cuda/event.h"
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/share.h"
+#include "runtime/cuda/shared_memory.h"
 #include "runtime/cuda/word_reader.h"
 #include "runtime/runtime.h"
 
@@ -58,6 +59,11 @@ class CudaRuntime final : public Runtime {
   std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes) override;
   std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) override {
     return allocatePinnedMemory(bytes);
+  }
+
+  std::shared_ptr<DeviceMemory> allocateShared(int device, size_t bytes) override {
+    checkOrdinal(device);
+    return allocateSharedMemory(device, bytes);
   }
 
   std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) override {

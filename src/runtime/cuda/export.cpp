@@ -12,6 +12,7 @@
 #include "runtime/cuda/driver.h"
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/share.h"
+#include "runtime/cuda/shared_memory.h"
 #include "runtime/descriptor_service.h"
 
 namespace unisono::runtime {
@@ -213,6 +214,10 @@ PointerInfo inspectPointer(const void* address) {
 
 MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
   PointerInfo info = inspectPointer(address);
+  MemoryHandle handle{};
+  if (info.kind == PointerInfo::Kind::pinned && exportSharedMemory(address, bytes, handle)) {
+    return handle;
+  }
   if (info.kind != PointerInfo::Kind::device) {
     throw invalidArgument("Address {} is {} memory and cannot be shared with other ranks", address,
                           info.kind == PointerInfo::Kind::managed ? "managed" : "host")
@@ -246,7 +251,6 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
             "one tensor can span several allocations: turn that off, or use ncclMemAlloc");
   }
 
-  MemoryHandle handle{};
   handle.device = info.device;
   handle.process = processToken();
   handle.address = pointer;

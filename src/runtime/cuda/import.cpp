@@ -9,6 +9,7 @@
 #include "runtime/cuda/driver.h"
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/share.h"
+#include "runtime/cuda/shared_memory.h"
 #include "runtime/descriptor_service.h"
 
 namespace unisono::runtime {
@@ -62,6 +63,17 @@ class LegacyMapping final : public Mapping {
  private:
   void* base_ = nullptr;
   int device_;
+};
+
+class HostMapping final : public Mapping {
+ public:
+  HostMapping(const MemoryHandle& handle, int device)
+      : registered_(importSharedMemory(handle, device)) {}
+  std::byte* base() const override { return registered_->address(); }
+  void allow(int) override {}
+
+ private:
+  std::unique_ptr<RegisteredSegment> registered_;
 };
 
 // The descriptor that `handle` offers; none where only the fabric handle can help. `why` says why.
@@ -137,12 +149,21 @@ class ImportCache {
     if (std::shared_ptr<Mapping> mapping = find(key)) return mapping;
     // Opened without the lock, since the other process may be slow to answer. Two threads may both
     // open; CUDA allows that, and one mapping is kept.
-    std::shared_ptr<Mapping> opened =
-        legacy ? std::make_shared<LegacyMapping>(handle, device) : openVmm(handle, device);
-    return keep(key, std::move(opened));
+    return keep(key, open(handle, device));
   }
 
  private:
+  static std::shared_ptr<Mapping> open(const MemoryHandle& handle, int device) {
+    switch (handle.kind) {
+      case MemoryHandle::Kind::legacyIpc:
+        return std::make_shared<LegacyMapping>(handle, device);
+      case MemoryHandle::Kind::hostMemory:
+        return std::make_shared<HostMapping>(handle, device);
+      default:
+        return openVmm(handle, device);
+    }
+  }
+
   std::shared_ptr<Mapping> find(const std::string& key) {
     std::lock_guard lock(mutex_);
     auto found = mappings_.find(key);
@@ -186,7 +207,7 @@ class LocalRange final : public MappedMemory {
 };
 
 void makeAccessible(const MemoryHandle& handle, int device) {
-  if (handle.device == device) return;
+  if (handle.device == device || handle.kind == MemoryHandle::Kind::hostMemory) return;
   if (!peerReachable(device, handle.device)) throw peerUnreachable(device, handle.device, "");
   if (handle.kind == MemoryHandle::Kind::legacyIpc) {
     enablePeer(device, handle.device);
@@ -198,7 +219,7 @@ void makeAccessible(const MemoryHandle& handle, int device) {
 }  // namespace
 
 std::shared_ptr<MappedMemory> importCudaMemory(const MemoryHandle& handle, int device) {
-  if (handle.kind > MemoryHandle::Kind::legacyIpc ||
+  if (handle.kind > MemoryHandle::Kind::hostMemory ||
       (handle.kind == MemoryHandle::Kind::none && handle.hasFabric == 0)) {
     throw invalidArgument("A memory handle of kind {} cannot be mapped by CUDA",
                           static_cast<uint32_t>(handle.kind))

@@ -149,6 +149,12 @@ std::shared_ptr<PinnedMemory> HostRuntime::allocatePinned(size_t bytes) {
   return std::make_shared<HostPinned>(bytes);
 }
 
+std::shared_ptr<DeviceMemory> HostRuntime::allocateShared(int device, size_t bytes) {
+  checkProcess();
+  deviceAt(device);
+  return memory_->allocateShared(device, bytes);
+}
+
 std::shared_ptr<LaunchFlag> HostRuntime::allocateLaunchFlag(int device) {
   deviceAt(device);
   return std::make_shared<HostLaunchFlag>();

@@ -37,6 +37,7 @@ class HostRuntime final : public Runtime {
 
   std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes) override;
   std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) override;
+  std::shared_ptr<DeviceMemory> allocateShared(int device, size_t bytes) override;
   std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) override;
   MemoryHandle exportMemory(const void* address, size_t bytes) override;
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override;

@@ -84,6 +84,19 @@ std::shared_ptr<DeviceMemory> MemoryManager::allocate(int device, size_t bytes) 
                                       reserved, device);
 }
 
+std::shared_ptr<DeviceMemory> MemoryManager::allocateShared(int device, size_t bytes) {
+  auto segment = std::make_shared<MemorySegment>(std::max<size_t>(bytes, 1), "unisono-host-memory");
+  std::byte* address = segment->address();
+  {
+    std::lock_guard lock(mutex_);
+    ranges_.emplace(reinterpret_cast<uintptr_t>(address),
+                    Range{std::max<size_t>(bytes, 1), device, segment, ++lastSerial_,
+                          MemoryHandle::Kind::hostMemory});
+  }
+  return std::make_shared<Allocation>(shared_from_this(), std::move(segment), address, bytes, bytes,
+                                      device);
+}
+
 std::byte* MemoryManager::takeFromPool(int device, size_t bytes,
                                        std::shared_ptr<MemorySegment>& segment) {
   auto& pools = pools_[device];
@@ -143,6 +156,7 @@ PointerInfo MemoryManager::inspect(const void* address) {
   std::lock_guard lock(mutex_);
   auto range = find(address);
   if (range == ranges_.end()) return {};
+  if (range->second.kind == MemoryHandle::Kind::hostMemory) return {PointerInfo::Kind::pinned, -1};
   return {PointerInfo::Kind::device, range->second.device, true};
 }
 
@@ -156,6 +170,7 @@ unisono::runtime::Allocation MemoryManager::findAllocation(const void* address) 
 MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {
   std::shared_ptr<MemorySegment> segment;
   int device = -1;
+  MemoryHandle::Kind kind;
   {
     std::lock_guard lock(mutex_);
     auto range = find(address);
@@ -170,9 +185,10 @@ MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {
     }
     segment = range->second.segment;
     device = range->second.device;
+    kind = range->second.kind;
   }
   MemoryHandle handle{};
-  handle.kind = MemoryHandle::Kind::descriptor;
+  handle.kind = kind;
   handle.device = device;
   handle.process = processToken();
   handle.address = reinterpret_cast<uintptr_t>(address);
@@ -184,7 +200,8 @@ MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {
 }
 
 std::shared_ptr<MappedMemory> MemoryManager::importMemory(const MemoryHandle& handle) {
-  if (handle.kind != MemoryHandle::Kind::descriptor) {
+  if (handle.kind != MemoryHandle::Kind::descriptor &&
+      handle.kind != MemoryHandle::Kind::hostMemory) {
     throw invalidArgument("A memory handle of kind {} cannot be mapped by the host backend",
                           static_cast<uint32_t>(handle.kind))
         .remedy("Use the same backend (UNISONO_BACKEND) on all ranks");

@@ -21,6 +21,8 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
  public:
   // Zero-filled, aligned to 512 bytes as cudaMalloc's.
   std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes);
+  // The same in place of memory of the device's host; always a segment of its own.
+  std::shared_ptr<DeviceMemory> allocateShared(int device, size_t bytes);
   MemoryHandle exportMemory(const void* address, size_t bytes);
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle);
   PointerInfo inspect(const void* address);
@@ -39,6 +41,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
     int device;
     std::shared_ptr<MemorySegment> segment;
     uint64_t serial;
+    MemoryHandle::Kind kind = MemoryHandle::Kind::descriptor;
   };
 
   std::byte* takeFromPool(int device, size_t bytes, std::shared_ptr<MemorySegment>& segment);

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/block_exchange.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace unisono::transport {
+namespace {
+
+constexpr uint64_t kMapped = 4;
+
+struct BlockMessage {
+  memory::SharedBlock block;
+  uint32_t kind;
+};
+
+}  // namespace
+
+uint64_t tagOf(uint64_t purpose, bool ofSender, int sender, int receiver) {
+  constexpr int kRankBits = 26;
+  uint64_t tag = purpose << 1 | static_cast<uint64_t>(ofSender);
+  tag = tag << kRankBits | static_cast<uint64_t>(sender);
+  return tag << kRankBits | static_cast<uint64_t>(receiver);
+}
+
+void BlockExchange::send(int peer, uint64_t tag, uint32_t kind, const memory::Block& block) {
+  const BlockMessage message{block.shared, kind};
+  bootstrap_.send(peer, tag, std::as_bytes(std::span(&message, 1)));
+  unconfirmed_.push_back(peer);
+}
+
+std::byte* BlockExchange::receive(int peer, uint64_t tag, uint32_t kind) {
+  const std::vector<std::byte> bytes = bootstrap_.receive(peer, tag);
+  const int rank = bootstrap_.rank();
+  BlockMessage message;
+  if (bytes.size() != sizeof(message)) {
+    throw internalError("A connection message has {} bytes instead of {}", bytes.size(),
+                        sizeof(message))
+        .rank(rank)
+        .peer(peer)
+        .remedy("Use the same version of the library on all ranks");
+  }
+  std::memcpy(&message, bytes.data(), sizeof(message));
+  if (message.kind != kind) {
+    throw invalidUsage("Ranks {} and {} differ on how they exchange data", rank, peer)
+        .rank(rank)
+        .peer(peer)
+        .remedy(
+            "Set NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_P2P_READ_ENABLE, NCCL_SHM_DISABLE and "
+            "NCCL_TOPO_FILE to the same values on all ranks");
+  }
+  std::byte* address = mappings_.map(message.block);
+  bootstrap_.send(peer, tagOf(kMapped, false, 0, 0), {});
+  return address;
+}
+
+void BlockExchange::waitUntilMapped() {
+  for (const int peer : std::exchange(unconfirmed_, {})) {
+    bootstrap_.receive(peer, tagOf(kMapped, false, 0, 0));
+  }
+}
+
+}  // namespace unisono::transport

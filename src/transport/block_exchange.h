@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "bootstrap/bootstrap.h"
+#include "memory/mapping_cache.h"
+
+namespace unisono::transport {
+
+// Names a message about what `sender` and `receiver` share.
+uint64_t tagOf(uint64_t purpose, bool ofSender, int sender, int receiver);
+
+// Exchanges memory between the ranks of a communicator: the owner of a block sends it, the other
+// one maps it.
+class BlockExchange {
+ public:
+  BlockExchange(bootstrap::Bootstrap& bootstrap, memory::MappingCache& mappings)
+      : bootstrap_(bootstrap), mappings_(mappings) {}
+
+  // `kind` tells what the block is for; both ends must expect the same.
+  void send(int peer, uint64_t tag, uint32_t kind, const memory::Block& block);
+  // Waits for a block and maps it. Throws Error(invalidUsage) if its kind is another one.
+  std::byte* receive(int peer, uint64_t tag, uint32_t kind);
+
+  // Waits until every peer has mapped the blocks that were sent to it. Memory must not be freed
+  // before that, but may be freed afterwards although peers still use it. Throws what the bootstrap
+  // throws.
+  void waitUntilMapped();
+
+ private:
+  bootstrap::Bootstrap& bootstrap_;
+  memory::MappingCache& mappings_;
+  std::vector<int> unconfirmed_;  // peers, once for each block sent to them
+};
+
+}  // namespace unisono::transport

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "transport/transport.h"
+
+// The transports whose FIFOs are in memory that both ranks map, so that kernels move the data and
+// nobody else takes part.
+namespace unisono::transport {
+
+// Counters are in the memory of the GPU whose kernels poll them. Slots are in the receiver's
+// memory, or in the sender's where receivers read. Where two ranks do not reach each other,
+// everything is in the memory of the rank between them.
+std::unique_ptr<Transport> makePeerTransport(const TransportContext& context);
+
+// The same with memory of the host that the GPU belongs to.
+std::unique_ptr<Transport> makeHostMemoryTransport(const TransportContext& context);
+
+}  // namespace unisono::transport
