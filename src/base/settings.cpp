@@ -173,6 +173,10 @@ constexpr Row kRows[] = {
     {"NCCL_TUNER_PLUGIN", Text{&S::tunerPlugin, "name"}, "libnccl-tuner.so if there is one",
      "tuner plug-in: a library, a word w for libnccl-tuner-w.so, STATIC_PLUGIN for the program "
      "itself, or none"},
+    {"NCCL_PROFILER_PLUGIN", Text{&S::profilerPlugin, "names"},
+     "libnccl-profiler.so if there is one",
+     "profiler plug-ins, separated by commas: libraries, words w for libnccl-profiler-w.so, "
+     "STATIC_PLUGIN for the program itself, or none"},
     {"NCCL_NTHREADS", Number{&S::threads, 0, kUnlimited}, "automatic",
      "maximum number of threads of a channel that move data with the protocols LL and Simple: a "
      "multiple of 32, at most 512; fewer threads spread a call over more channels"},

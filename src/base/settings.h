@@ -57,6 +57,7 @@ struct Settings {
   std::string algorithm;         // NCCL_ALGO
   std::string protocol;          // NCCL_PROTO
   std::string tunerPlugin;       // NCCL_TUNER_PLUGIN
+  std::string profilerPlugin;    // NCCL_PROFILER_PLUGIN
   int64_t threads = 0;           // NCCL_NTHREADS; 0: automatic
   int64_t ll128Threads = 0;      // NCCL_LL128_NTHREADS; 0: automatic
   std::string threadThresholds;  // NCCL_THREAD_THRESHOLDS: up to six numbers, or empty

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 
@@ -47,8 +48,15 @@ const char* torchNameOf(device::DataType type) {
 bool isMessage(Call call) {
   return call == Call::send || call == Call::receive;
 }
-bool isChosen(Call call) {
-  return static_cast<int>(call) < tuning::kCollectives;
+bool hasChoice(const plan::CommConfig& config, const plan::Task& task) {
+  return static_cast<int>(task.call) < tuning::kCollectives && config.ranks > 1 && task.count != 0;
+}
+
+// Nanoseconds since 1970, of a time of the steady clock.
+uint64_t sinceEpoch(int64_t steady) {
+  const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::system_clock::now().time_since_epoch());
+  return static_cast<uint64_t>(now.count() - steadyNow() + steady);
 }
 
 // The elements that a rank passes in and gets out, whatever its rank, as torch counts them.
@@ -79,8 +87,30 @@ std::string ranksText(int ranks) {
   return fmt::format("[{}]", fmt::join(numbers, ", "));
 }
 
-// The arguments of a call, with the names that PyTorch's profiler uses, then ours.
-std::string argumentsOf(const CallProfile::Subject& subject, const plan::Task& task) {
+// What plug-ins are told of a call.
+plugin::ProfiledCall profiledCall(const plan::CommConfig& config, const plan::Task& task) {
+  plugin::ProfiledCall told;
+  told.function = diagnose::nameOf(task.call);
+  told.isMessage = isMessage(task.call);
+  told.input = task.input;
+  told.output = task.output;
+  told.count = task.count;
+  told.peer = task.peer;
+  told.type = task.reduction.type;
+  told.channels = told.isMessage ? config.channelsPerPeer : config.peerChannels;
+  if (hasChoice(config, task)) {
+    const tuning::Choice choice = plan::choiceOf(config, task);
+    told.algorithm = choice.algorithm;
+    told.protocol = choice.protocol;
+    told.channels = choice.channels;
+    told.threads = choice.threads;
+  }
+  return told;
+}
+
+// The arguments of a call in the timeline, with the names that PyTorch's profiler uses, then ours.
+std::string argumentsOf(const CallProfile::Subject& subject, const plan::Task& task,
+                        const plugin::ProfiledCall& told) {
   const plan::CommConfig& config = subject.config;
   const Elements elements = elementsOf(task, config.ranks);
   std::string text = fmt::format(
@@ -90,16 +120,15 @@ std::string argumentsOf(const CallProfile::Subject& subject, const plan::Task& t
       torchNameOf(task.call), elements.in, elements.out, config.ranks,
       torchNameOf(task.reduction.type), quoteJson(subject.name), quoteJson(subject.description),
       ranksText(config.ranks), config.rank);
-  if (isMessage(task.call)) {
+  if (told.isMessage) {
     const bool sends = task.call == Call::send;
     text += fmt::format(R"(, "Src Rank": {}, "Dst Rank": {})", sends ? config.rank : task.peer,
                         sends ? task.peer : config.rank);
   }
-  if (isChosen(task.call) && config.ranks > 1 && task.count != 0) {
-    const tuning::Choice choice = plan::choiceOf(config, task);
-    text += fmt::format(R"(, "Algorithm": "{}", "Protocol": "{}", "Channels": {})",
-                        tuning::nameOf(choice.algorithm), tuning::nameOf(choice.protocol),
-                        choice.channels);
+  if (hasChoice(config, task)) {
+    text +=
+        fmt::format(R"(, "Algorithm": "{}", "Protocol": "{}", "Channels": {})",
+                    tuning::nameOf(told.algorithm), tuning::nameOf(told.protocol), told.channels);
   }
   return text;
 }
@@ -174,16 +203,23 @@ class ProfileThread {
 
 std::shared_ptr<CallProfile> CallProfile::create(runtime::Runtime& runtime,
                                                  const Settings& settings, const Subject& subject) {
-  if (settings.traceFile.empty()) return nullptr;
-  auto timeline = Timeline::open(settings.traceFile, subject.config.rank);
-  if (timeline == nullptr) return nullptr;
+  const int rank = subject.config.rank;
+  std::shared_ptr<Timeline> timeline;
+  if (!settings.traceFile.empty()) timeline = Timeline::open(settings.traceFile, rank);
+  auto plugins = plugin::Profiler::open(
+      settings.profilerPlugin,
+      {subject.id, subject.name, subject.nodes, subject.config.ranks, rank}, warnOnce);
+  if (timeline == nullptr && plugins.empty()) return nullptr;
   std::shared_ptr<CallProfile> profile(new CallProfile(runtime, subject));
   profile->timeline_ = std::move(timeline);
-  profile->timeline_->nameProcess(::getpid(), processName());
-  profile->timeline_->nameProcess(subject.device, fmt::format("GPU {}", subject.device));
-  profile->timeline_->add(
-      {thisThread(), "ncclCommInitRank", "cpu_op", subject.created, steadyNow(),
-       fmt::format(R"("Group size": {}, "Rank": {})", subject.config.ranks, subject.config.rank)});
+  profile->plugins_ = std::move(plugins);
+  if (profile->timeline_ != nullptr) {
+    profile->timeline_->nameProcess(::getpid(), processName());
+    profile->timeline_->nameProcess(subject.device, fmt::format("GPU {}", subject.device));
+    profile->timeline_->add(
+        {thisThread(), "ncclCommInitRank", "cpu_op", subject.created, steadyNow(),
+         fmt::format(R"("Group size": {}, "Rank": {})", subject.config.ranks, rank)});
+  }
   ProfileThread::get().add(profile);
   return profile;
 }
@@ -207,16 +243,21 @@ std::unique_ptr<runtime::TimedPoint> CallProfile::takePoint() {
   return runtime_.createTimedPoint(subject_.device);
 }
 
-void CallProfile::addRunning(Running running) {
+void CallProfile::addLaunches(Launches launches) {
   const std::lock_guard lock(mutex_);
-  if (!closed_) running_.push_back(std::move(running));
+  if (!closed_) running_.push_back(std::move(launches));
+}
+
+// From 0, as in NCCL.
+uint64_t CallProfile::nextSequence(Call call) {
+  return sequences_[static_cast<size_t>(call)]++;
 }
 
 // mutex_ is not held while the device is asked, which may take as long as what runs on it: a kernel
 // may wait for a call that the user's thread is about to make.
 void CallProfile::collect() {
   const std::lock_guard collecting(collectMutex_);
-  std::vector<Running> running;
+  std::vector<Launches> running;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
@@ -227,14 +268,13 @@ void CallProfile::collect() {
     for (; done < running.size(); done++) {
       const auto end = running[done].end->reachedAt();
       if (!end) break;
-      report(*running[done].group, *running[done].start->reachedAt(), *end);
+      report(running[done], *running[done].start->reachedAt(), *end);
     }
   } catch (const std::exception& error) {
-    logInfo("{}: the timeline has no more times of the device: {}", subject_.description,
-            error.what());
+    logInfo("{}: times of launches are not told any more: {}", subject_.description, error.what());
     done = running.size();
   }
-  timeline_->flush();
+  if (timeline_ != nullptr) timeline_->flush();
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < done; i++) {
     points_.push_back(std::move(running[i].start));
@@ -248,40 +288,76 @@ void CallProfile::collect() {
 void CallProfile::close() {
   collect();
   const std::lock_guard collecting(collectMutex_);
-  const std::lock_guard lock(mutex_);
-  closed_ = true;
-  running_.clear();
-}
-
-// A slice for the launches of a group, on the track of their stream.
-void CallProfile::report(const GroupProfile& group, int64_t start, int64_t end) {
-  const Timeline::Track track{subject_.device, static_cast<int64_t>(group.stream_)};
-  if (std::ranges::find(namedStreams_, group.stream_) == namedStreams_.end()) {
-    namedStreams_.push_back(group.stream_);
-    timeline_->nameThread(track, fmt::format("stream {:x}", group.stream_));
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    running_.clear();
   }
-  const GroupProfile::Call& first = group.calls_.front();
-  const size_t others = group.calls_.size() - 1;
-  timeline_->add({track,
-                  fmt::format("ncclDevKernel_{}{}", diagnose::nameOf(first.task.call),
-                              others == 0 ? "" : fmt::format(" and {} more", others)),
-                  "kernel", start, end,
-                  fmt::format(R"("device": {}, "stream": {}, "Calls": {}, {})", subject_.device,
-                              group.stream_, group.calls_.size(), first.arguments)});
-  timeline_->addArrow(group.launcher_, group.launched_, track, start);
+  const std::lock_guard lock(pluginMutex_);
+  plugins_.clear();
 }
 
-void GroupProfile::add(const plan::Task& task, runtime::Stream stream) {
-  static_cast<void>(stream);
+// Channels are told the times of all launches of the group: no kernel measures its own.
+void CallProfile::report(const Launches& launches, int64_t start, int64_t end) {
+  tellPlugins([&](plugin::Profiler& plugin, size_t index) {
+    for (const Launches::Channels& call : launches.calls) {
+      for (int channel = 0; channel < call.count; channel++) {
+        plugin.addChannel(call.events[index], channel, sinceEpoch(start), sinceEpoch(end));
+      }
+    }
+  });
+  if (timeline_ == nullptr) return;
+  const Timeline::Track track{subject_.device, static_cast<int64_t>(launches.stream)};
+  if (std::ranges::find(namedStreams_, launches.stream) == namedStreams_.end()) {
+    namedStreams_.push_back(launches.stream);
+    timeline_->nameThread(track, fmt::format("stream {:x}", launches.stream));
+  }
+  timeline_->add({track, launches.name, "kernel", start, end,
+                  fmt::format(R"("device": {}, "stream": {}, "Calls": {}, {})", subject_.device,
+                              launches.stream, launches.calls.size(), launches.arguments)});
+  timeline_->addArrow(launches.launcher, launches.launched, track, start);
+}
+
+GroupProfile::~GroupProfile() {
+  profile_->tellPlugins(
+      [&](plugin::Profiler& plugin, size_t index) { plugin.stop(events_[index].api); });
+}
+
+void GroupProfile::add(const plan::Task& task, runtime::Stream stream, int depth) {
+  CallProfile& profile = *profile_;
+  const CallProfile::Subject& subject = profile.subject_;
   caller_ = thisThread();
-  calls_.push_back({task, steadyNow(), argumentsOf(profile_->subject_, task)});
+  Call call{task.call, steadyNow(), {}, profiledCall(subject.config, task), {}, {}};
+  call.told.stream = stream;
+  if (profile.timeline_ != nullptr) call.arguments = argumentsOf(subject, task, call.told);
+  {
+    const runtime::DeviceScope scope(profile.runtime_, subject.device);
+    call.told.captured = profile.runtime_.captureState(stream) != runtime::CaptureState::none;
+  }
+  profile.tellPlugins([&](plugin::Profiler& plugin, size_t index) {
+    if (index == events_.size()) {
+      void* api = plugin.startGroupApi(call.told.captured, depth);
+      plugin.record(api, plugin::Profiler::GroupState::started);
+      events_.push_back({.api = api});
+    }
+    call.apiEvents.push_back(plugin.startCallApi(call.told, events_[index].api));
+    plugin.stop(call.apiEvents.back());
+  });
+  calls_.push_back(std::move(call));
+}
+
+void GroupProfile::ending() {
+  profile_->tellPlugins([&](plugin::Profiler& plugin, size_t index) {
+    plugin.record(events_[index].api, plugin::Profiler::GroupState::ends);
+  });
 }
 
 void GroupProfile::returned() {
+  if (profile_->timeline_ == nullptr) return;
   const int64_t now = steadyNow();
   for (const Call& call : calls_) {
-    profile_->timeline_->add({caller_, fmt::format("nccl{}", diagnose::nameOf(call.task.call)),
-                              "cpu_op", call.start, now, call.arguments});
+    profile_->timeline_->add({caller_, fmt::format("nccl{}", diagnose::nameOf(call.call)), "cpu_op",
+                              call.start, now, call.arguments});
   }
 }
 
@@ -289,24 +365,45 @@ GroupProfile::Step::Step(GroupProfile* group, const char* name)
     : group_(group), name_(name), start_(group == nullptr ? 0 : steadyNow()) {}
 
 GroupProfile::Step::~Step() {
-  if (group_ == nullptr) return;
+  if (group_ == nullptr || group_->profile_->timeline_ == nullptr) return;
   group_->profile_->timeline_->add({thisThread(), name_, "cpu_op", start_, steadyNow(), ""});
 }
 
 void GroupProfile::beginLaunches(runtime::Stream stream, bool captured) {
+  for (Call& call : calls_) {
+    if (!captured && !call.told.isMessage) call.told.sequence = profile_->nextSequence(call.call);
+  }
+  profile_->tellPlugins([&](plugin::Profiler& plugin, size_t index) {
+    GroupEvents& group = events_[index];
+    group.group = plugin.startGroup();
+    for (Call& call : calls_) {
+      call.events.push_back(plugin.startCall(call.told, call.apiEvents[index], group.group));
+    }
+    group.launch = plugin.startLaunch(stream, group.api);
+  });
   if (captured) return;
-  stream_ = profile_->runtime_.streamNumber(stream);
-  launcher_ = thisThread();
-  launched_ = steadyNow();
-  start_ = profile_->takePoint();
-  start_->record(stream);
+  const size_t others = calls_.size() - 1;
+  launches_.name = fmt::format("ncclDevKernel_{}{}", diagnose::nameOf(calls_.front().call),
+                               others == 0 ? "" : fmt::format(" and {} more", others));
+  launches_.arguments = calls_.front().arguments;
+  launches_.launcher = thisThread();
+  launches_.launched = steadyNow();
+  launches_.stream = profile_->runtime_.streamNumber(stream);
+  launches_.start = profile_->takePoint();
+  launches_.start->record(stream);
 }
 
 void GroupProfile::endLaunches(runtime::Stream stream) {
-  if (start_ == nullptr) return;
-  auto end = profile_->takePoint();
-  end->record(stream);
-  profile_->addRunning({shared_from_this(), std::move(start_), std::move(end)});
+  profile_->tellPlugins([&](plugin::Profiler& plugin, size_t index) {
+    plugin.stop(events_[index].launch);
+    for (const Call& call : calls_) plugin.stop(call.events[index]);
+    plugin.stop(events_[index].group);
+  });
+  if (launches_.start == nullptr) return;
+  for (Call& call : calls_) launches_.calls.push_back({call.told.channels, std::move(call.events)});
+  launches_.end = profile_->takePoint();
+  launches_.end->record(stream);
+  profile_->addLaunches(std::move(launches_));
 }
 
 }  // namespace unisono::comm

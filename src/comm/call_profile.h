@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -9,18 +10,22 @@
 #include "base/settings.h"
 #include "diagnose/timeline.h"
 #include "plan/plan.h"
+#include "plugin/profiler.h"
 #include "runtime/runtime.h"
 
 namespace unisono::comm {
 
 class GroupProfile;
 
-// Tells the timeline of UNISONO_TRACE what one rank of a communicator does and when.
+// Tells the timeline of UNISONO_TRACE and the profiler plug-ins of NCCL_PROFILER_PLUGIN what one
+// rank of a communicator does and when.
 class CallProfile : public std::enable_shared_from_this<CallProfile> {
  public:
   // What is told of the communicator.
   struct Subject {
     int device = 0;
+    uint64_t id = 0;  // the same on all ranks
+    int nodes = 1;
     std::string name, description;
     plan::CommConfig config;
     int64_t created = 0;  // when its creation began
@@ -31,7 +36,7 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
 
   // The profile of a group of calls that begins now.
   std::shared_ptr<GroupProfile> beginGroup();
-  // Looks which launches have ended since. May be called from any thread.
+  // Looks which launches have ended. May be called from any thread.
   void collect();
   // Nothing is told after it. The device must be done, unless calls were aborted.
   void close();
@@ -39,38 +44,62 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
  private:
   friend class GroupProfile;
 
-  // The points before and after the launches of a group.
-  struct Running {
-    std::shared_ptr<GroupProfile> group;
+  // The launches of a group, between two points of their stream.
+  struct Launches {
+    std::string name, arguments;  // of the slice
+    diagnose::Timeline::Track launcher;
+    int64_t launched = 0;  // when they were enqueued
+    uint64_t stream = 0;
+    // The channels of each call, and its events by plug-in.
+    struct Channels {
+      int count;
+      std::vector<void*> events;
+    };
+    std::vector<Channels> calls;
     std::unique_ptr<runtime::TimedPoint> start, end;
   };
 
   CallProfile(runtime::Runtime& runtime, const Subject& subject);
   std::unique_ptr<runtime::TimedPoint> takePoint();
-  void addRunning(Running running);
-  void report(const GroupProfile& group, int64_t start, int64_t end);
+  void addLaunches(Launches launches);
+  void report(const Launches& launches, int64_t start, int64_t end);
+  uint64_t nextSequence(plan::Call call);
+  // Calls `use` with each plug-in and its index, until close().
+  template <typename Use>
+  void tellPlugins(Use use) {
+    const std::lock_guard lock(pluginMutex_);
+    for (size_t i = 0; i < plugins_.size(); i++) use(*plugins_[i], i);
+  }
 
   runtime::Runtime& runtime_;
   const Subject subject_;
-  std::shared_ptr<diagnose::Timeline> timeline_;
+  std::shared_ptr<diagnose::Timeline> timeline_;  // null without
+  std::mutex pluginMutex_;
+  std::vector<std::unique_ptr<plugin::Profiler>> plugins_;
+  std::array<uint64_t, plan::kCallKinds>
+      sequences_{};  // calls of each function, by launching thread
 
-  std::mutex collectMutex_;             // taken before mutex_
+  std::mutex collectMutex_;             // taken before the others
   std::vector<uint64_t> namedStreams_;  // collectMutex_ protects it
   std::mutex mutex_;
-  std::vector<Running> running_;
+  std::vector<Launches> running_;
   std::vector<std::unique_ptr<runtime::TimedPoint>> points_;  // that can be used again
   bool closed_ = false;
 };
 
 // What is told of one group of calls on one communicator. Used by the thread of the group, and then
-// by the one that connects and launches it, if that is another one.
-class GroupProfile : public std::enable_shared_from_this<GroupProfile> {
+// by the one that connects and launches it, if that is another one. Its last owner ends the group.
+class GroupProfile {
  public:
   explicit GroupProfile(std::shared_ptr<CallProfile> profile) : profile_(std::move(profile)) {}
+  ~GroupProfile();
+  GroupProfile(const GroupProfile&) = delete;
+  GroupProfile& operator=(const GroupProfile&) = delete;
 
-  // A call was made.
-  void add(const plan::Task& task, runtime::Stream stream);
-  // The function that ends the group returns to the user.
+  // A call was made, inside `depth` groups.
+  void add(const plan::Task& task, runtime::Stream stream, int depth);
+  // The function that ends the group begins, and returns to the user.
+  void ending();
   void returned();
 
   // A part of the group's work on the CPU, until it is destroyed.
@@ -92,21 +121,23 @@ class GroupProfile : public std::enable_shared_from_this<GroupProfile> {
   void endLaunches(runtime::Stream stream);
 
  private:
-  friend class CallProfile;
-
   struct Call {
-    plan::Task task;
+    plan::Call call;
     int64_t start;
     std::string arguments;
+    plugin::ProfiledCall told;
+    std::vector<void*> apiEvents, events;  // by plug-in
+  };
+  // The group's own events of a plug-in.
+  struct GroupEvents {
+    void *api = nullptr, *group = nullptr, *launch = nullptr;
   };
 
   std::shared_ptr<CallProfile> profile_;
   std::vector<Call> calls_;
+  std::vector<GroupEvents> events_;  // by plug-in
   diagnose::Timeline::Track caller_;
-  uint64_t stream_ = 0;
-  diagnose::Timeline::Track launcher_;
-  int64_t launched_ = 0;  // when the launches began
-  std::unique_ptr<runtime::TimedPoint> start_;
+  CallProfile::Launches launches_;
 };
 
 }  // namespace unisono::comm

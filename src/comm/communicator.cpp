@@ -74,9 +74,10 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
   // Not announced: every rank finds the same by itself, and reports it as its own error.
   checkFacts(ranks);
   announceFailure([&] { communicator->agree(std::move(ranks)); });
-  communicator->profile_ = CallProfile::create(
-      runtime, settings,
-      {device, options.name, communicator->description(), communicator->decision_.config, begin});
+  communicator->profile_ =
+      CallProfile::create(runtime, settings,
+                          {device, communicator->id_, communicator->decision_.nodes, options.name,
+                           communicator->description(), communicator->decision_.config, begin});
   return communicator;
 }
 
@@ -270,11 +271,12 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
 }
 
 void Communicator::watch(const std::vector<RankFacts>& ranks) {
-  if (journal_ == nullptr) return;
   Fnv id;
   id.add(ranks.front().process);
   id.add(ranks.front().nonce);
-  journal_->start(id.value(), rank(), this->ranks(), device_, decision_.slots, options_.name);
+  id_ = id.value();
+  if (journal_ == nullptr) return;
+  journal_->start(id_, rank(), this->ranks(), device_, decision_.slots, options_.name);
   std::vector<diagnose::RankPlace> places;
   for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.calls});
   runtime_.prepareToReadWords(device_);
@@ -289,7 +291,7 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   questions.readLinks = [this] { return readLinks(); };
   questions.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
   watched_ = std::make_shared<diagnose::Watched>(
-      journal_, diagnose::PeerTables::get(id.value(), places), rank(), description(),
+      journal_, diagnose::PeerTables::get(id_, places), rank(), description(),
       std::chrono::seconds(settings_.hangSeconds), std::move(questions));
   diagnose::Watchdog::get().add(watched_);
 }

@@ -160,6 +160,7 @@ class Communicator {
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;
   std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
   std::shared_ptr<const plugin::TunerLibrary> tunerLibrary_;  // null without a plug-in
+  uint64_t id_ = 0;                                           // the same on all ranks
   Decision decision_;
   std::shared_ptr<memory::Arena> arena_;
   std::shared_ptr<memory::Windows> windows_;  // null if no peer can use any

@@ -45,13 +45,14 @@ void runTogether(const std::vector<std::function<void()>>& jobs) {
 
 }  // namespace
 
-// Tells the profiles of a group that its end returns to the user.
+// Tells the profiles of a group that its end begins, and that it returns to the user.
 class CallGroup::ProfiledReturn {
  public:
   explicit ProfiledReturn(const std::vector<Calls>& calls) {
     for (const Calls& entry : calls) {
       if (entry.profile != nullptr) profiles_.push_back(entry.profile);
     }
+    for (const auto& profile : profiles_) profile->ending();
   }
   ~ProfiledReturn() {
     for (const auto& profile : profiles_) profile->returned();
@@ -83,7 +84,7 @@ void CallGroup::add(HandleId communicator, const StreamTask& task) {
     entry = calls_.end() - 1;
   }
   entry->tasks.push_back(task);
-  if (entry->profile != nullptr) entry->profile->add(task.task, task.stream);
+  if (entry->profile != nullptr) entry->profile->add(task.task, task.stream, depth_);
 }
 
 void CallGroup::refuse(const Error& error) {

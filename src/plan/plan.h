@@ -29,6 +29,7 @@ enum class Call : uint8_t {
   gather,
   scatter,
 };
+inline constexpr int kCallKinds = 10;
 
 // One checked call of the API. `count` has the meaning that it has in the API for this call.
 struct Task {

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/tuner.h"
 
-#include <dlfcn.h>
-#include <strings.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdarg>
-#include <cstdio>
 #include <cstring>
 
 #include "topology/join.h"
@@ -16,12 +12,6 @@ namespace unisono::plugin {
 namespace {
 
 // The binary interface, as NCCL's public plug-in headers define it. Results are ncclResult_t.
-constexpr int kSuccess = 0;
-constexpr int kLogWarn = 2;  // ncclDebugLogLevel
-
-using Logger = void (*)(int level, unsigned long subsystems, const char* file, int line,
-                        const char* format, ...);
-
 struct NvlinkDomains {
   int domains, minRanks, maxRanks;
 };
@@ -71,16 +61,10 @@ int numberOf(tuning::Operation operation) {
 }
 
 void logOfPlugin(int level, unsigned long, const char*, int, const char* format, ...) {
-  char text[1024];
   va_list arguments;
   va_start(arguments, format);
-  std::vsnprintf(text, sizeof(text), format, arguments);
+  writePluginLog("tuner", level, format, arguments);
   va_end(arguments);
-  if (level == kLogWarn) {
-    logWarn("tuner plug-in: {}", text);
-  } else if (level > kLogWarn) {
-    logInfo("tuner plug-in: {}", text);
-  }
 }
 
 }  // namespace
@@ -107,10 +91,10 @@ struct TunerInterface {
 namespace {
 
 // The newest version that a library has.
-TunerInterface findInterface(void* library) {
+TunerInterface findInterface(const OpenLibrary& library) {
   TunerInterface result;
   const auto find = [&](const char* symbol, auto*& entry) {
-    entry = static_cast<std::remove_reference_t<decltype(entry)>>(::dlsym(library, symbol));
+    entry = static_cast<std::remove_reference_t<decltype(entry)>>(findSymbol(library, symbol));
     return entry != nullptr;
   };
   if (find("ncclTunerPlugin_v6", result.v6)) {
@@ -125,35 +109,13 @@ TunerInterface findInterface(void* library) {
 }  // namespace
 
 std::shared_ptr<const TunerLibrary> TunerLibrary::open(const std::string& setting, Warn warn) {
-  constexpr const char* kDefault = "libnccl-tuner.so";
-  if (::strcasecmp(setting.c_str(), "none") == 0) return nullptr;
-  std::string problem;
-  const auto tryOpen = [&](const std::string& name) {
-    const bool program = ::strcasecmp(name.c_str(), "STATIC_PLUGIN") == 0;
-    void* handle = ::dlopen(program ? nullptr : name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) {
-      const char* text = ::dlerror();
-      problem += (problem.empty() ? "" : "; ") + std::string(text == nullptr ? name : text);
-    }
-    return handle;
-  };
-  const std::string name = setting.empty() ? kDefault : setting;
-  void* handle = tryOpen(name);
-  const bool isWord =
-      name.find('/') == std::string::npos && !(name.starts_with("lib") && name.ends_with(".so"));
-  if (handle == nullptr && isWord) handle = tryOpen("libnccl-tuner-" + name + ".so");
-  if (handle == nullptr) {
-    const bool absent = problem.find("No such file or directory") != std::string::npos;
-    if (!setting.empty() || !absent) {
-      warn(fmt::format("The tuner plug-in {} cannot be loaded and is ignored: {}", name, problem));
-    }
-    return nullptr;
-  }
-  // Closes the library from here on.
+  OpenLibrary handle = openPlugin("tuner", setting, warn);
+  if (handle == nullptr) return nullptr;
+  const std::string name = setting.empty() ? "libnccl-tuner.so" : setting;
   std::shared_ptr<TunerLibrary> library(new TunerLibrary);
   library->warn_ = std::move(warn);
-  library->handle_ = handle;
-  library->interface_ = std::make_unique<TunerInterface>(findInterface(handle));
+  library->handle_ = std::move(handle);
+  library->interface_ = std::make_unique<TunerInterface>(findInterface(library->handle_));
   if (!library->interface_->found() || !library->interface_->complete()) {
     library->warn(fmt::format("The tuner plug-in {} is ignored: it {}", name,
                               library->interface_->found()
@@ -167,9 +129,7 @@ std::shared_ptr<const TunerLibrary> TunerLibrary::open(const std::string& settin
   return library;
 }
 
-TunerLibrary::~TunerLibrary() {
-  if (handle_ != nullptr) ::dlclose(handle_);
-}
+TunerLibrary::~TunerLibrary() = default;
 
 std::shared_ptr<const TunerPlugin> TunerPlugin::create(std::shared_ptr<const TunerLibrary> library,
                                                        const TunedCommunicator& communicator,

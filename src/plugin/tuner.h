@@ -2,28 +2,24 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "base/log.h"
+#include "plugin/library.h"
 #include "tuning/choice.h"
 
 // Tuner plug-ins: libraries that change the predicted times of NCCL's algorithms. The interface is
 // that of NCCL, versions 2 to 6.
 namespace unisono::plugin {
 
-// Says that a plug-in is ignored, and why.
-using Warn = std::function<void(const std::string&)>;
-
 struct TunerInterface;  // one version of the interface, see tuner.cpp
 
 // The library of a tuner plug-in.
 class TunerLibrary {
  public:
-  // Opens what NCCL_TUNER_PLUGIN names: a library, or the word w of libnccl-tuner-w.so;
-  // "STATIC_PLUGIN" is the program itself and "none" no plug-in. Empty is libnccl-tuner.so, if
-  // there is one. Null without a plug-in; one that cannot be used is reported to `warn`.
+  // Opens what NCCL_TUNER_PLUGIN names: see openPlugin(). Null without a plug-in; one that cannot
+  // be used is reported to `warn`.
   static std::shared_ptr<const TunerLibrary> open(const std::string& setting, Warn warn = warnOnce);
   ~TunerLibrary();
   TunerLibrary(const TunerLibrary&) = delete;
@@ -38,7 +34,7 @@ class TunerLibrary {
   TunerLibrary() = default;
 
   Warn warn_;
-  void* handle_ = nullptr;
+  OpenLibrary handle_;
   std::string name_;
   std::unique_ptr<TunerInterface> interface_;
 };
