@@ -332,6 +332,18 @@ ncclResult_t pncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniq
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags);
 
+// Frees device memory of a communicator on which nothing is running, until ncclCommResume: on all
+// ranks, like a collective. flags: NCCL_SUSPEND_MEM. ncclInvalidUsage: it is suspended, or calls on
+// it were captured into a CUDA graph. While it is suspended it can be queried, aborted and
+// destroyed. Since NCCL 2.30.
+#define NCCL_SUSPEND_MEM 0x01
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags);
+ncclResult_t pncclCommSuspend(ncclComm_t comm, int flags);
+
+// Makes a suspended communicator usable again, on all ranks. Since NCCL 2.30.
+ncclResult_t ncclCommResume(ncclComm_t comm);
+ncclResult_t pncclCommResume(ncclComm_t comm);
+
 // ---- Queries ----
 
 // Which statistic ncclCommMemStats returns. Since NCCL 2.30.

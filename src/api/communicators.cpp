@@ -378,17 +378,37 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
   });
 }
 
-// ncclCommSuspend is not implemented, so no memory can be released.
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+  return inGroup([&] {
+    if ((flags & ~NCCL_SUSPEND_MEM) != 0) {
+      throw invalidArgument("flags must be 0 or NCCL_SUSPEND_MEM, got {}", flags);
+    }
+    if (flags == 0) {
+      communicatorOf(comm);
+    } else {
+      CallGroup::current().addSuspend(comm, true);
+    }
+  });
+}
+
+ncclResult_t ncclCommResume(ncclComm_t comm) {
+  return inGroup([&] { CallGroup::current().addSuspend(comm, false); });
+}
+
 ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) {
   return api::guarded([&] {
     api::checkNotNull(value, "value");
     const auto made = communicatorOf(comm);
     switch (stat) {
       case ncclStatGpuMemSuspend:
+        *value = made->suspendableBytes();
+        return;
       case ncclStatGpuMemSuspended:
-        *value = 0;
+        *value = comm::findHandle(comm)->isSuspended() ? 1 : 0;
         return;
       case ncclStatGpuMemPersist:
+        *value = made->deviceBytes() - made->suspendableBytes();
+        return;
       case ncclStatGpuMemTotal:
         *value = made->deviceBytes();
         return;
@@ -421,5 +441,7 @@ UNISONO_ALIAS(ncclCommCount);
 UNISONO_ALIAS(ncclCommCuDevice);
 UNISONO_ALIAS(ncclCommUserRank);
 UNISONO_ALIAS(ncclCommMemStats);
+UNISONO_ALIAS(ncclCommSuspend);
+UNISONO_ALIAS(ncclCommResume);
 UNISONO_ALIAS(ncclCommGetUniqueId);
 UNISONO_ALIAS(ncclCommGrow);

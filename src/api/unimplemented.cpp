@@ -61,8 +61,6 @@ UNISONO_NOT_IMPLEMENTED(ncclLsaBarrierCreateRequirement);
 
 // Life and properties of a communicator.
 UNISONO_NOT_IMPLEMENTED(ncclCommQueryProperties);
-UNISONO_NOT_IMPLEMENTED(ncclCommResume);
-UNISONO_NOT_IMPLEMENTED(ncclCommSuspend);
 
 // Addresses inside a window.
 UNISONO_NOT_IMPLEMENTED(ncclGetCftDeviceLeInfo);

@@ -240,6 +240,23 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
   for (const runtime::Kernel* kernel : device::kernelsOf(decision_.config.ranks)) {
     runtime_.prepare(*kernel, device_);
   }
+  arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
+  makeWindows(ranks, found.links);
+  kept_ = arena_->mark();
+  for (const RankFacts& peer : ranks) peerPlaces_.push_back({peer.process, peer.device});
+  peerLinks_ = std::move(found.links);
+  makeConnector();
+  lastLaunch_ = runtime_.createEvent(device_);
+  join_ = runtime_.createEvent(device_);
+  health_->start(description(), this->ranks(),
+                 std::chrono::milliseconds(settings_.failureGraceMilliseconds));
+  logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
+          runtime_.properties(device_).busId, decision_.nodes, decision_.config.channels);
+  watch(ranks);
+}
+
+// Makes the tables of kernels and what connects them to peers. Collective.
+void Communicator::makeConnector() {
   const plan::CommConfig& config = decision_.config;
   device::DeviceCommunicator head{};
   head.rank = config.rank;
@@ -248,26 +265,15 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
   head.peerSlotBytes = config.peerSlotBytes;
   head.slots = decision_.slots;
   head.abortFlag = abort_->waitFlag();
-  arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
-  mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
-  makeWindows(ranks, found.links);
   head.windows = windows_ == nullptr ? nullptr : windows_->table();
+  mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
   tables_ = std::make_unique<transport::DeviceTables>(
       runtime_, device_, *arena_,
       transport::DeviceTables::Sizes{config.ranks, config.channels, config.peerChannels}, head);
-  std::vector<transport::PeerPlace> peers;
-  for (const RankFacts& peer : ranks) peers.push_back({peer.process, peer.device});
-  connector_ = std::make_unique<transport::Connector>(
-      runtime_, *bootstrap_, *arena_, *mappings_, *tables_, config, decision_.slots,
-      std::move(peers), std::move(found.links), decision_.graphs);
+  connector_ = std::make_unique<transport::Connector>(runtime_, *bootstrap_, *arena_, *mappings_,
+                                                      *tables_, config, decision_.slots,
+                                                      peerPlaces_, peerLinks_, decision_.graphs);
   connector_->connectThrough();
-  lastLaunch_ = runtime_.createEvent(device_);
-  join_ = runtime_.createEvent(device_);
-  health_->start(description(), config.ranks,
-                 std::chrono::milliseconds(settings_.failureGraceMilliseconds));
-  logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
-          runtime_.properties(device_).busId, decision_.nodes, config.channels);
-  watch(ranks);
 }
 
 void Communicator::watch(const std::vector<RankFacts>& ranks) {
@@ -617,6 +623,42 @@ void Communicator::finish() {
 
 bool Communicator::isIdle() {
   return lastLaunch_->isReached();
+}
+
+void Communicator::prepareToSuspend() {
+  finish();
+  const std::vector<int32_t> captured = bootstrap_->allGather(int32_t{captured_ ? 1 : 0});
+  const auto found = std::ranges::find(captured, 1);
+  if (found == captured.end()) return;
+  throw invalidUsage("Calls of rank {} were captured into a CUDA graph, which uses its memory",
+                     found - captured.begin())
+      .rank(rank())
+      .remedy("Destroy the communicator and make it again in place of ncclCommSuspend");
+}
+
+// Peers have mapped the memory, so that it is free when all of them have come to the end.
+void Communicator::suspend() {
+  connector_->waitUntilMapped();
+  bootstrap_->barrier();
+  {
+    const runtime::DeviceScope scope(runtime_, device_);
+    const auto pause = watched_ == nullptr ? std::unique_lock<std::mutex>() : watched_->pause();
+    const std::lock_guard lock(countersMutex_);
+    counters_.clear();
+    connector_.reset();
+    tables_.reset();
+    mappings_.reset();
+    staging_.reset();
+    arena_->release(kept_);
+  }
+  bootstrap_->barrier();
+}
+
+void Communicator::resume() {
+  const runtime::DeviceScope scope(runtime_, device_);
+  const ScopedCpuAffinity nearGpu(cpuAffinity_, settings_.ignoreCpuAffinity);
+  bootstrap_->barrier();
+  makeConnector();
 }
 
 bootstrap::UniqueId Communicator::createGrowId() {

@@ -116,8 +116,17 @@ class Communicator {
   // Tells the other ranks that this one ends now with nothing in progress. `how` follows its name.
   void leave(std::string_view how) noexcept;
 
-  // The device memory that it has allocated. Not while connect() or prepare() run.
+  // The stages of ncclCommSuspend, in which all ranks take part: waits for what was launched, and
+  // then frees the memory of connections. A failure of the first changes nothing.
+  void prepareToSuspend();
+  void suspend();
+  // Makes the communicator usable again. Collective.
+  void resume();
+
+  // The device memory that it has allocated, and the part of it that suspend() frees. Not while
+  // other functions run.
   uint64_t deviceBytes() const;
+  uint64_t suspendableBytes() const { return deviceBytes() - kept_.bytes(); }
 
   // Names the communicator and the rank in log lines.
   std::string description() const;
@@ -133,6 +142,7 @@ class Communicator {
                int device, const Settings& settings, const Options& options,
                std::shared_ptr<Health> health);
   void agree(std::vector<RankFacts> ranks);
+  void makeConnector();
   RankFacts facts();
   std::shared_ptr<const tuning::Advisor> makeTuner(const std::vector<RankFacts>& ranks,
                                                    const std::vector<topology::RankPlace>& places,
@@ -167,6 +177,10 @@ class Communicator {
   std::unique_ptr<memory::MappingCache> mappings_;
   std::unique_ptr<transport::DeviceTables> tables_;
   std::unique_ptr<transport::Connector> connector_;
+  // What the last three are made from, and the memory that stays when they are gone.
+  std::vector<transport::PeerPlace> peerPlaces_;
+  transport::PeerLinks peerLinks_;
+  memory::Arena::Mark kept_;
 
   // Null if hangs are not to be diagnosed, or cannot be.
   std::shared_ptr<diagnose::Journal> journal_;

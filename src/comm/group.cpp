@@ -87,6 +87,12 @@ void CallGroup::add(HandleId communicator, const StreamTask& task) {
   if (entry->profile != nullptr) entry->profile->add(task.task, task.stream, depth_);
 }
 
+void CallGroup::addSuspend(HandleId communicator, bool suspends) {
+  auto handle = findHandle(communicator);
+  auto turn = handle->beginSuspend(suspends);
+  suspendJobs_.push_back({std::move(handle), suspends, std::move(turn)});
+}
+
 void CallGroup::refuse(const Error& error) {
   if (!error_) error_ = error;
   if (depth_ == 1) return;
@@ -102,12 +108,13 @@ bool CallGroup::end() {
   if (--depth_ > 0) return true;
   // Whatever happens, the next group of this thread starts empty.
   auto initJobs = std::exchange(initJobs_, {});
+  auto suspendJobs = std::exchange(suspendJobs_, {});
   auto calls = std::exchange(calls_, {});
   auto error = std::exchange(error_, {});
   const ProfiledReturn profiledReturn(calls);
   try {
     if (error) throw *error;
-    checkBlocking(initJobs, calls);
+    checkBlocking(initJobs, suspendJobs, calls);
     // One of them may have been aborted since its call was added.
     for (const Calls& entry : calls) entry.handle->getActive();
     for (Calls& entry : calls) {
@@ -115,7 +122,7 @@ bool CallGroup::end() {
       entry.prepared = entry.communicator->prepare(entry.tasks);
       entry.prepared.profile = entry.profile;
     }
-    const bool complete = initAll(initJobs);
+    const bool complete = initAll(initJobs) & suspendAll(suspendJobs);
     for (Calls& entry : calls) entry.communicator->enter(entry.tasks, entry.prepared);
     return runAll(std::move(calls)) && complete;
   } catch (...) {
@@ -135,15 +142,18 @@ void CallGroup::discard() {
   if (depth_ == 0 || --depth_ > 0) return;
   drop(initJobs_);
   initJobs_.clear();
+  suspendJobs_.clear();
   calls_.clear();
   error_.reset();
 }
 
 // A nonblocking communicator must not wait for what a blocking one waits for.
 void CallGroup::checkBlocking(const std::vector<InitJob>& initJobs,
+                              const std::vector<SuspendJob>& suspendJobs,
                               const std::vector<Calls>& calls) {
   bool blocking = false, nonblocking = false;
   for (const auto& entry : initJobs) (entry.handle->blocking() ? blocking : nonblocking) = true;
+  for (const auto& entry : suspendJobs) (entry.handle->blocking() ? blocking : nonblocking) = true;
   for (const auto& entry : calls) (entry.handle->blocking() ? blocking : nonblocking) = true;
   if (blocking && nonblocking) {
     throw invalidArgument("The group has both blocking and nonblocking communicators")
@@ -171,6 +181,27 @@ bool CallGroup::initAll(std::vector<InitJob>& initJobs) {
     releaseIfLive(job.handleId);
     *job.id = nullptr;
   }
+  return complete;
+}
+
+bool CallGroup::suspendAll(const std::vector<SuspendJob>& suspendJobs) {
+  bool complete = true;
+  std::vector<std::function<void()>> jobs;
+  for (const SuspendJob& job : suspendJobs) {
+    if (job.handle->blocking()) {
+      jobs.emplace_back([&job] { job.handle->finishSuspend(job.suspends, *job.turn); });
+      continue;
+    }
+    complete = false;
+    job.handle->setBackground(Background::start("unisono-suspend", [job] {
+      try {
+        job.handle->finishSuspend(job.suspends, *job.turn);
+      } catch (const std::exception& error) {
+        job.handle->fail(asError(error));
+      }
+    }));
+  }
+  runTogether(jobs);
   return complete;
 }
 

@@ -40,6 +40,8 @@ class CallGroup {
   // failure, and in any case if `init` returns no communicator (`isMember` false).
   void add(HandleId* id, Handle::InitFunction init, bool isMember = true);
   void add(HandleId communicator, const StreamTask& task);
+  // Suspends or resumes a communicator, before the calls of the group.
+  void addSuspend(HandleId communicator, bool suspends);
 
   // Runs `body`, a call of this group. If it throws, the group will fail with that error; inside
   // another group the level of the call is closed and the error thrown at once.
@@ -71,10 +73,19 @@ class CallGroup {
 
   class ProfiledReturn;
 
+  struct SuspendJob {
+    std::shared_ptr<Handle> handle;
+    bool suspends;
+    std::shared_ptr<Turns::Turn> turn;
+  };
+
   void refuse(const Error& error);
   static void drop(std::vector<InitJob>& initJobs);
-  static void checkBlocking(const std::vector<InitJob>& initJobs, const std::vector<Calls>& calls);
+  static void checkBlocking(const std::vector<InitJob>& initJobs,
+                            const std::vector<SuspendJob>& suspendJobs,
+                            const std::vector<Calls>& calls);
   static bool initAll(std::vector<InitJob>& initJobs);
+  static bool suspendAll(const std::vector<SuspendJob>& suspendJobs);
   static bool runAll(std::vector<Calls> calls);
   static void connectAll(std::vector<Calls>& calls);
   static void launchAll(std::vector<Calls>& calls);
@@ -83,6 +94,7 @@ class CallGroup {
   int depth_ = 0;
   std::optional<Error> error_;
   std::vector<InitJob> initJobs_;
+  std::vector<SuspendJob> suspendJobs_;
   std::vector<Calls> calls_;
 };
 

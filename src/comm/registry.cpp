@@ -83,7 +83,44 @@ std::shared_ptr<Communicator> Handle::getActive() const {
     throw invalidUsage("The communicator was finalized")
         .remedy("Make all calls before ncclCommFinalize, and only ncclCommDestroy after it");
   }
+  if (suspended_) {
+    throw invalidUsage("The communicator is suspended").remedy("Call ncclCommResume on all ranks");
+  }
   return made;
+}
+
+bool Handle::isSuspended() const {
+  const std::lock_guard lock(mutex_);
+  return suspended_;
+}
+
+std::shared_ptr<Turns::Turn> Handle::beginSuspend(bool suspends) {
+  const std::shared_ptr<Communicator> made = suspends ? getActive() : communicator();
+  const std::lock_guard lock(mutex_);
+  if (!suspends && !suspended_) {
+    throw invalidUsage("The communicator is not suspended")
+        .remedy("Call ncclCommSuspend on all ranks before ncclCommResume");
+  }
+  return made->turns().announce();
+}
+
+void Handle::finishSuspend(bool suspends, Turns::Turn& turn) {
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Communicator> made = communicator_;
+  lock.unlock();
+  if (!turn.await([&] { return health_->signal().raised(); })) {
+    throw invalidUsage("The communicator was aborted").rank(made->rank());
+  }
+  logInfo("{}: {}", made->description(), suspends ? "suspend" : "resume");
+  if (suspends) made->prepareToSuspend();
+  try {
+    suspends ? made->suspend() : made->resume();
+  } catch (const std::exception& error) {
+    throw fail(asError(error));
+  }
+  turn.end();
+  lock.lock();
+  suspended_ = suspends;
 }
 
 std::shared_ptr<Communicator> Handle::getParent(bool evenIfFailed) const {
@@ -102,6 +139,7 @@ void Handle::stop(bool again) {
   std::unique_lock lock(mutex_);
   const std::shared_ptr<Communicator> made = communicator_;
   if (made == nullptr) throw invalidUsage("The communicator is not initialized");
+  if (suspended_) throw invalidUsage("The communicator is suspended");
   if (finalized_ || (stopped_ && !again)) {
     throw invalidArgument("The communicator was {} before", stopped_ ? "revoked" : "finalized")
         .remedy("Destroy it");

@@ -52,6 +52,12 @@ class Handle : public std::enable_shared_from_this<Handle> {
   // but can be split, shrunk and destroyed. Throws Error(invalidArgument) after ncclCommFinalize
   // and, unless `again`, the second time.
   void stop(bool again);
+  // ncclCommSuspend and ncclCommResume, for CallGroup: `begin` on the thread of the call, `finish`
+  // on any thread, together with the other ranks. Throw Error(invalidUsage) in the wrong state and,
+  // when calls were captured, on all ranks; after another error the communicator has failed.
+  std::shared_ptr<Turns::Turn> beginSuspend(bool suspends);
+  void finishSuspend(bool suspends, Turns::Turn& turn);
+  bool isSuspended() const;
   // Launches unless the communicator has failed or was aborted: throws that error.
   void launch(Communicator::Prepared& prepared);
   // Names the operation that `state` depends on from now on.
@@ -82,7 +88,7 @@ class Handle : public std::enable_shared_from_this<Handle> {
   mutable std::mutex mutex_;
   std::condition_variable launched_;
   bool initializing_ = true, launching_ = false, finalized_ = false;
-  bool stopped_ = false;
+  bool stopped_ = false, suspended_ = false;
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Background> background_;
 };

@@ -84,6 +84,8 @@ class Watched {
           std::string description, std::chrono::nanoseconds patience, Questions questions);
   // Returns when the watchdog asks no more.
   void stop();
+  // The watchdog asks nothing while the returned lock is held.
+  std::unique_lock<std::mutex> pause() { return std::unique_lock(mutex_); }
 
  private:
   friend class Watchdog;

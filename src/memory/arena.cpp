@@ -34,6 +34,28 @@ Block Arena::allocate(size_t bytes) {
   return block;
 }
 
+Arena::Mark Arena::mark() const {
+  Mark mark;
+  for (const Slab& slab : slabs_) mark.used_.push_back(slab.used);
+  mark.bytes_ = bytes();
+  return mark;
+}
+
+void Arena::release(const Mark& mark) {
+  slabs_.resize(mark.used_.size());
+  runtime_.releaseFreedExports();
+  const std::shared_ptr<void> stream = runtime_.createStream(device_);
+  for (size_t i = 0; i < slabs_.size(); i++) {
+    Slab& slab = slabs_[i];
+    // Blocks are zero-filled.
+    const std::vector<std::byte> zeros(slab.used - mark.used_[i]);
+    slab.used = mark.used_[i];
+    runtime_.copyAsync(static_cast<std::byte*>(slab.memory->address()) + slab.used, zeros.data(),
+                       zeros.size(), stream.get());
+    runtime_.synchronize(stream.get());
+  }
+}
+
 size_t Arena::bytes() const {
   size_t total = 0;
   for (const Slab& slab : slabs_) total += slab.memory->bytes();

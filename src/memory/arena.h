@@ -35,6 +35,21 @@ class Arena {
   // Memory in use, in bytes.
   size_t bytes() const;
 
+  // How much is allocated at some point.
+  class Mark {
+   public:
+    size_t bytes() const { return bytes_; }  // of memory in use
+
+   private:
+    friend class Arena;
+    std::vector<size_t> used_;  // of each slab
+    size_t bytes_ = 0;
+  };
+  Mark mark() const;
+  // Frees the blocks that were allocated since, and all memory but that of the mark. Nothing may
+  // use them any more.
+  void release(const Mark& mark);
+
  private:
   struct Slab {
     std::shared_ptr<runtime::DeviceMemory> memory;

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
 #include <thread>
 
@@ -630,10 +632,131 @@ TEST(MemoryStatistics, FollowWhatIsAllocated) {
   exchange(kLarge);
   EXPECT_EQ(total(0), small + kLarge - kSmall);
   for (int rank = 0; rank < 2; rank++) {
-    EXPECT_EQ(memory(ranks.comm(rank), ncclStatGpuMemPersist), total(rank));
-    EXPECT_EQ(memory(ranks.comm(rank), ncclStatGpuMemSuspend), 0u);
+    EXPECT_EQ(memory(ranks.comm(rank), ncclStatGpuMemPersist) +
+                  memory(ranks.comm(rank), ncclStatGpuMemSuspend),
+              total(rank));
+    EXPECT_GE(memory(ranks.comm(rank), ncclStatGpuMemSuspend), kLarge);
     EXPECT_EQ(memory(ranks.comm(rank), ncclStatGpuMemSuspended), 0u);
   }
+}
+
+// What this process has mapped of simulated device memory.
+uint64_t mappedDeviceMemory() {
+  std::ifstream maps("/proc/self/maps");
+  uint64_t bytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("/memfd:unisono-device") == std::string::npos) continue;
+    char* end = nullptr;
+    const uint64_t begin = std::strtoull(line.c_str(), &end, 16);
+    bytes += std::strtoull(end + 1, nullptr, 16) - begin;
+  }
+  return bytes;
+}
+
+void suspendAll(const Ranks& ranks) {
+  ranks.inGroup([&](int rank) { check(ncclCommSuspend(ranks.comm(rank), NCCL_SUSPEND_MEM)); });
+}
+void resumeAll(const Ranks& ranks) {
+  ranks.inGroup([&](int rank) { check(ncclCommResume(ranks.comm(rank))); });
+}
+
+TEST(Suspends, FreeMemoryUntilTheyAreResumed) {
+  const Ranks ranks(3);
+  const auto use = [&] {
+    onThreads(3, [&](int rank) {
+      useOnce(ranks.comm(rank));
+      useOnce(ranks.comm(rank), 300'000);
+      const DeviceBuffer buffer(ranks.device(rank), 6 << 20);
+      check(ncclAlltoAll(buffer.as(), buffer.as(), 2 << 20, ncclChar, ranks.comm(rank),
+                         ranks.stream(rank)));
+      device::synchronize(ranks.stream(rank));
+    });
+  };
+  for (int round = 0; round < 3; round++) {
+    use();
+    uint64_t freed = 0;
+    for (int rank = 0; rank < 3; rank++) {
+      freed += memory(ranks.comm(rank), ncclStatGpuMemSuspend);
+    }
+    EXPECT_GT(freed, 0u);
+    const uint64_t before = mappedDeviceMemory();
+    suspendAll(ranks);
+    EXPECT_LE(mappedDeviceMemory() + freed, before);
+    for (int rank = 0; rank < 3; rank++) {
+      EXPECT_EQ(memory(ranks.comm(rank), ncclStatGpuMemSuspended), 1u);
+      EXPECT_EQ(memory(ranks.comm(rank), ncclStatGpuMemSuspend), 0u);
+      EXPECT_EQ(memory(ranks.comm(rank), ncclStatGpuMemTotal),
+                memory(ranks.comm(rank), ncclStatGpuMemPersist));
+    }
+    resumeAll(ranks);
+    EXPECT_EQ(memory(ranks.comm(0), ncclStatGpuMemSuspended), 0u);
+  }
+  use();
+}
+
+TEST(Suspends, RefuseCallsAndWrongOrder) {
+  const Ranks ranks(2);
+  onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+  EXPECT_EQ(ncclCommResume(ranks.comm(0)), ncclInvalidUsage);
+  EXPECT_EQ(ncclCommSuspend(ranks.comm(0), 2), ncclInvalidArgument);
+  EXPECT_EQ(ncclCommSuspend(nullptr, NCCL_SUSPEND_MEM), ncclInvalidArgument);
+  EXPECT_OK(ncclCommSuspend(ranks.comm(0), 0));
+  onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+  suspendAll(ranks);
+  EXPECT_EQ(ncclCommSuspend(ranks.comm(0), NCCL_SUSPEND_MEM), ncclInvalidUsage);
+  const DeviceBuffer buffer(0, 4);
+  EXPECT_EQ(
+      ncclAllReduce(buffer.as(), buffer.as(), 1, ncclInt, ncclSum, ranks.comm(0), ranks.stream(0)),
+      ncclInvalidUsage);
+  ncclComm_t child = nullptr;
+  EXPECT_EQ(ncclCommSplit(ranks.comm(0), 0, 0, &child, nullptr), ncclInvalidUsage);
+  int count = 0;
+  EXPECT_OK(ncclCommCount(ranks.comm(0), &count));
+  EXPECT_EQ(count, 2);
+  resumeAll(ranks);
+  onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+}
+
+TEST(Suspends, WaitForWorkAndMayEndInDestruction) {
+  const Ranks ranks(2);
+  const DeviceBuffer buffers[] = {{0, 400'000}, {1, 400'000}};
+  ranks.inGroup([&](int rank) {
+    check(ncclAllReduce(buffers[rank].as(), buffers[rank].as(), 100'000, ncclInt, ncclSum,
+                        ranks.comm(rank), ranks.stream(rank)));
+  });
+  suspendAll(ranks);
+  for (int rank = 0; rank < 2; rank++) EXPECT_TRUE(device::isIdle(ranks.stream(rank)));
+}
+
+// A group that fails before it suspends anything leaves the communicators as they were.
+TEST(Suspends, ThatAreDroppedHoldUpNothing) {
+  const Ranks ranks(2);
+  check(ncclGroupStart());
+  EXPECT_OK(ncclCommSuspend(ranks.comm(0), NCCL_SUSPEND_MEM));
+  EXPECT_EQ(ncclCommResume(nullptr), ncclInvalidArgument);
+  EXPECT_EQ(ncclGroupEnd(), ncclInvalidArgument);
+  suspendAll(ranks);
+  resumeAll(ranks);
+  onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+}
+
+TEST(Suspends, OfNonblockingCommunicators) {
+  const ncclUniqueId id = newId();
+  onThreads(2, [&](int rank) {
+    ncclConfig_t config = nonblocking();
+    ncclComm_t comm = nullptr;
+    const ncclResult_t made = ncclCommInitRankConfig(&comm, 2, id, rank, &config);
+    checkFinished(comm, made);
+    for (int round = 0; round < 2; round++) {
+      DeviceStream stream(rank);
+      const DeviceBuffer buffer(rank, 4);
+      checkFinished(comm,
+                    ncclAllReduce(buffer.as(), buffer.as(), 1, ncclInt, ncclSum, comm, stream));
+      checkFinished(comm, ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+      checkFinished(comm, ncclCommResume(comm));
+    }
+    check(ncclCommDestroy(comm));
+  });
 }
 
 TEST(MemoryStatistics, RefuseWrongArguments) {

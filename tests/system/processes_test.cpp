@@ -113,6 +113,34 @@ INSTANTIATE_TEST_SUITE_P(
                       Layout{2, 1, Between::hostMemory, "ring", "LL"}),
     nameOf);
 
+// With buffers that the other process has mapped.
+TEST(Suspends, BetweenProcesses) {
+  const Pipe pipe;
+  const Meeting ready;
+  const std::vector<int> results = runChildren(2, [&](int process) {
+    const ncclComm_t comm = joinTwo(pipe, process);
+    const auto memory = [&](ncclCommMemStat_t stat) {
+      uint64_t bytes = 0;
+      check(ncclCommMemStats(comm, stat, &bytes));
+      return bytes;
+    };
+    for (int round = 0; round < 3; round++) {
+      useOnce(comm);
+      useOnce(comm, 1'000'000);
+      useOnce(comm, 1'000'000);
+      EXPECT_GT(memory(ncclStatGpuMemSuspend), 0u);
+      const uint64_t persistent = memory(ncclStatGpuMemPersist);
+      check(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+      EXPECT_EQ(memory(ncclStatGpuMemTotal), persistent);
+      check(ncclCommResume(comm));
+    }
+    useOnce(comm, 1'000'000);
+    ready.wait(process);
+    check(ncclCommDestroy(comm));
+  });
+  EXPECT_EQ(results, (std::vector<int>{0, 0}));
+}
+
 bool canEnterNetworkNamespace() {
   return runChildren(1, [](int) { ::_exit(::unshare(CLONE_NEWNET) == 0 ? 0 : 1); }).front() == 0;
 }

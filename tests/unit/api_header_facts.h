@@ -39,6 +39,7 @@ FACT(NCCL_CTA_POLICY_ZERO == 2);
 FACT(NCCL_SHRINK_DEFAULT == 0);
 FACT(NCCL_SHRINK_ABORT == 1);
 FACT(NCCL_REVOKE_DEFAULT == 0);
+FACT(NCCL_SUSPEND_MEM == 1);
 
 FACT(sizeof(ncclComm_t) == 8);
 FACT(sizeof(ncclWindow_t) == 8);

@@ -53,8 +53,6 @@ WITH_TWIN(Team, ncclTeamWorld, ncclComm_t);
 WITH_TWIN(int, ncclTeamRankToLsa, ncclComm_t, Team, int);
 WITH_TWIN(int, ncclTeamRankToWorld, ncclComm_t, Team, int);
 WITH_TWIN(ncclResult_t, ncclCommQueryProperties, ncclComm_t, void*);
-WITH_TWIN(ncclResult_t, ncclCommResume, ncclComm_t);
-WITH_TWIN(ncclResult_t, ncclCommSuspend, ncclComm_t, int);
 WITH_TWIN(ncclResult_t, ncclGetLsaDevicePointer, ncclWindow_t, size_t, int, void**);
 WITH_TWIN(ncclResult_t, ncclGetLsaMultimemDevicePointer, ncclWindow_t, size_t, void**);
 WITH_TWIN(ncclResult_t, ncclGetMultimemDevicePointer, ncclWindow_t, size_t, MultimemHandle, void**);
@@ -135,8 +133,6 @@ class ApiUnimplemented : public testing::Test {
 
 TEST_F(ApiUnimplemented, Communicators) {
   EXPECT_NOT_IMPLEMENTED(ncclCommQueryProperties, nullptr, out<void>());
-  EXPECT_NOT_IMPLEMENTED(ncclCommResume, nullptr);
-  EXPECT_NOT_IMPLEMENTED(ncclCommSuspend, nullptr, 1);
 }
 
 TEST_F(ApiUnimplemented, Windows) {
