@@ -60,12 +60,14 @@ TEST_F(TuneProgram, WritesATableThatCallsFollow) {
 TEST_F(TuneProgram, AFailedRunLeavesTheFileAsItWas) {
   std::ofstream(at("table")) << "# mine\n";
   const Run run =
-      tune(at("table") + " --preset hgx-h200x4 --ranks 2 -b 1K -e 1K", "NCCL_P2P_DISABLE=1");
+      tune(at("table") + " --preset hgx-h200x4 --ranks 2 -b 1K -e 1K", "NCCL_SOCKET_IFNAME=none");
   EXPECT_EQ(run.status, 3);
-  EXPECT_THAT(run.err, AllOf(HasSubstr("unisono tune: AllReduce"), HasSubstr("NCCL_P2P_DISABLE")));
+  EXPECT_THAT(run.err,
+              AllOf(HasSubstr("unisono tune: AllReduce"), HasSubstr("NCCL_SOCKET_IFNAME")));
   EXPECT_EQ(read(at("table")), "# mine\n");
   EXPECT_EQ(
-      tune(at("new") + " --preset hgx-h200x4 --ranks 2 -b 1K -e 1K", "NCCL_P2P_DISABLE=1").status,
+      tune(at("new") + " --preset hgx-h200x4 --ranks 2 -b 1K -e 1K", "NCCL_SOCKET_IFNAME=none")
+          .status,
       3);
   EXPECT_FALSE(std::filesystem::exists(at("new")));
 }
