@@ -125,6 +125,10 @@ constexpr Row kRows[] = {
     {"UNISONO_TRACE", Text{&S::traceFile, "file"}, "none",
      "file to write a timeline of the calls to, for Perfetto; %h stands for the host, %p for the "
      "process id, %r for the rank"},
+    {"NCCL_RAS_ENABLE", Flag{&S::ras}, "0",
+     "answer clients of NCCL's RAS protocol, such as ncclras, with the state of the communicators"},
+    {"NCCL_RAS_ADDR", Text{&S::rasAddress, "address:port"}, "localhost:28028",
+     "where RAS clients are answered"},
     {"UNISONO_COMM_KEY_FILE", Text{&S::commKeyFile, "file"}, "none",
      "file with a secret that protects NCCL_COMM_ID: at least 16 bytes, the same on all ranks, "
      "readable only by its owner"},

@@ -35,6 +35,8 @@ struct Settings {
   int64_t failureGraceMilliseconds = 500;                 // UNISONO_FAILURE_GRACE
   int64_t hangSeconds = 30;                               // UNISONO_HANG_SECONDS; 0: no watchdog
   std::string traceFile;                                  // UNISONO_TRACE
+  bool ras = false;                                       // NCCL_RAS_ENABLE
+  std::string rasAddress;                                 // NCCL_RAS_ADDR: host:port, or empty
 
   // Topology.
   std::string topologyFile;        // NCCL_TOPO_FILE

@@ -22,6 +22,7 @@
 #include "comm/mapper.h"
 #include "comm/node_channels.h"
 #include "comm/node_machine.h"
+#include "comm/ras_service.h"
 #include "comm/reaper.h"
 #include "detect/detect.h"
 #include "device/kernels.h"
@@ -74,6 +75,7 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
   // Not announced: every rank finds the same by itself, and reports it as its own error.
   checkFacts(ranks);
   announceFailure([&] { communicator->agree(std::move(ranks)); });
+  startRasService(settings);
   communicator->profile_ =
       CallProfile::create(runtime, settings,
                           {device, communicator->id_, communicator->decision_.nodes, options.name,
@@ -270,9 +272,9 @@ void Communicator::makeConnector() {
   tables_ = std::make_unique<transport::DeviceTables>(
       runtime_, device_, *arena_,
       transport::DeviceTables::Sizes{config.ranks, config.channels, config.peerChannels}, head);
-  connector_ = std::make_unique<transport::Connector>(runtime_, *bootstrap_, *arena_, *mappings_,
-                                                      *tables_, config, decision_.slots,
-                                                      peerPlaces_, peerLinks_, decision_.graphs);
+  connector_ = std::make_unique<transport::Connector>(
+      runtime_, *bootstrap_, *arena_, *mappings_, *tables_, config, decision_.slots, peerPlaces_,
+      peerLinks_, decision_.graphs);
   connector_->connectThrough();
 }
 
@@ -287,7 +289,12 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.calls});
   runtime_.prepareToReadWords(device_);
   diagnose::Questions questions;
-  questions.hasFailed = [this] { return health_->hasFailed() || abort_->aborted(); };
+  questions.findFailure = [this]() -> std::optional<diagnose::Questions::Failure> {
+    if (!health_->hasFailed() && !abort_->aborted()) return std::nullopt;
+    const auto error = health_->error();
+    return diagnose::Questions::Failure{error ? static_cast<int>(error->code()) : 0,
+                                        abort_->aborted()};
+  };
   questions.isDone = [this] {
     // Without a current device CUDA would make a context on device 0.
     const runtime::DeviceScope scope(runtime_, device_);

@@ -98,6 +98,10 @@ class Communicator {
     std::vector<Copy> copies;  // before the launches: inputs that the calls would overwrite
   };
   Prepared prepare(const std::vector<StreamTask>& tasks);
+  // Notes for the diagnosis that ncclCommFinalize was called.
+  void noteFinalize() {
+    if (journal_ != nullptr) journal_->noteFinalize();
+  }
   // Notes the calls for the diagnosis of hangs.
   void enter(const std::vector<StreamTask>& tasks, Prepared& prepared);
   bool isConnected(const Prepared& prepared) const;

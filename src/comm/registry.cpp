@@ -188,6 +188,7 @@ bool Handle::finalize() {
     }
   }
   logInfo("{}: finalize", made->description());
+  made->noteFinalize();
   if (blocking_) {
     made->finish();
     communicator();  // throws if an abort ended the wait

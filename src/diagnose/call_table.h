@@ -14,7 +14,7 @@
 // own tables; everybody else only reads them, at any time, so that all that changes is atomic.
 namespace unisono::diagnose {
 
-inline constexpr uint32_t kTableLayout = 2;
+inline constexpr uint32_t kTableLayout = 3;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
@@ -91,6 +91,9 @@ struct CallTable {
   std::atomic<int64_t> changed;
   std::atomic<uint32_t> links;
   std::atomic<uint32_t> captures;  // 1: calls of graphs, which nobody counts, are missing here
+  std::atomic<uint64_t> counts[plan::kCallKinds];  // of calls of each kind
+  std::atomic<int32_t> error;                      // ncclResult_t of the communicator
+  std::atomic<uint32_t> aborted, finalized;        // 1: yes
   alignas(64) CallRecord calls[kCalls];
   LinkRecord link[kLinks];
 };

@@ -129,7 +129,11 @@ void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots
     number->store(1, kRelease);
   }
   table_.links.store(0, kRelease);
-  table_.captures.store(0, kRelease);
+  for (auto* flag : {&table_.captures, &table_.aborted, &table_.finalized}) {
+    flag->store(0, kRelease);
+  }
+  for (auto& count : table_.counts) count.store(0, kRelease);
+  table_.error.store(0, kRelease);
   table_.changed.store(steadyNow(), kRelease);
   table_.id.store(id, kRelease);
 }
@@ -154,7 +158,14 @@ uint64_t Journal::enter(const plan::Task& task) {
                     kRelease);
   record.index.store(index, kRelease);
   table_.entered.store(index, kRelease);
+  auto& count = table_.counts[static_cast<size_t>(task.call)];
+  count.store(count.load(kRelaxed) + 1, kRelease);
   return index;
+}
+
+void Journal::noteFailure(int32_t error, bool aborted) {
+  table_.error.store(error, kRelease);
+  table_.aborted.store(aborted ? 1 : 0, kRelease);
 }
 
 void Journal::launched(uint64_t first, uint64_t last, uint64_t number) {

@@ -39,6 +39,8 @@ class Journal {
   uint64_t enter(const plan::Task& task);
   // Notes that calls were captured: from now on the numbers of calls are not those of other ranks.
   void noteCapture() { table_.captures.store(1, std::memory_order_release); }
+  void noteFailure(int32_t error, bool aborted);
+  void noteFinalize() { table_.finalized.store(1, std::memory_order_release); }
   // The calls `first` to `last` are in launch `number`.
   void launched(uint64_t first, uint64_t last, uint64_t number);
 

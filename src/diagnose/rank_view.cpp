@@ -165,6 +165,12 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
   view.started = table.started.load(kAcquire);
   view.launched = table.launched.load(kAcquire);
   view.entered = table.entered.load(kAcquire);
+  for (size_t kind = 0; kind < view.counts.size(); kind++) {
+    view.counts[kind] = table.counts[kind].load(kAcquire);
+  }
+  view.error = table.error.load(kAcquire);
+  view.isAborted = table.aborted.load(kAcquire) != 0;
+  view.isFinalized = table.finalized.load(kAcquire) != 0;
   for (const CallRecord& record : table.calls) {
     if (const auto call = readCall(record, view.ranks)) view.calls.push_back(*call);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,7 +26,10 @@ struct RankView {
   int64_t silentFor = 0;  // nanoseconds since its watchdog looked last
   uint64_t entered = 0, launched = 0, started = 0, finished = 0;
   int64_t changed = 0;
-  bool captures = false;    // calls of graphs are not among these
+  bool captures = false;                            // calls of graphs are not among these
+  std::array<uint64_t, plan::kCallKinds> counts{};  // of all calls, by kind
+  int error = 0;                                    // ncclResult_t
+  bool isAborted = false, isFinalized = false;
   std::vector<Call> calls;  // the last ones, oldest first
   std::vector<Link> links;
   std::string elsewhere;  // the call of another communicator that the same process waits in

@@ -27,15 +27,26 @@ constexpr int64_t kReadsPerPatience = 8;
 // Before another process whose tables could not be mapped is asked again.
 constexpr int64_t kMappingPause = 30 * kSecond;
 
+using Segment = runtime::host::MemorySegment;
+
+// The tables of other processes, by process.
+struct MappedTables {
+  std::mutex mutex;
+  std::map<uint64_t, std::weak_ptr<Segment>> segments;
+
+  static MappedTables& get() {
+    static auto* instance = new MappedTables;
+    return *instance;
+  }
+};
+
 // The tables of another process, mapped once for all communicators.
-std::shared_ptr<runtime::host::MemorySegment> mapTables(const RankPlace& place) {
-  using Segment = runtime::host::MemorySegment;
+std::shared_ptr<Segment> mapTables(const RankPlace& place) {
   if (place.process == runtime::processToken()) return segmentOfThisProcess();
-  static auto* mutex = new std::mutex;
-  static auto* known = new std::map<uint64_t, std::weak_ptr<Segment>>;
-  const std::lock_guard lock(*mutex);
-  std::erase_if(*known, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<Segment>& entry = (*known)[place.process];
+  MappedTables& mapped = MappedTables::get();
+  const std::lock_guard lock(mapped.mutex);
+  std::erase_if(mapped.segments, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<Segment>& entry = mapped.segments[place.process];
   if (auto segment = entry.lock()) return segment;
   auto segment =
       std::make_shared<Segment>(runtime::fetchDescriptor(place.table.segment), kSegmentBytes);
@@ -48,6 +59,29 @@ std::shared_ptr<runtime::host::MemorySegment> mapTables(const RankPlace& place) 
 }
 
 }  // namespace
+
+std::vector<RankView> readAllTables() {
+  std::vector<std::shared_ptr<Segment>> segments{segmentOfThisProcess()};
+  {
+    MappedTables& mapped = MappedTables::get();
+    const std::lock_guard lock(mapped.mutex);
+    for (const auto& [process, segment] : mapped.segments) segments.push_back(segment.lock());
+  }
+  std::vector<RankView> views;
+  const int64_t now = steadyNow();
+  for (const auto& segment : segments) {
+    if (segment == nullptr) continue;
+    forEachTable(segment->address(), [&](const CallTable& table) {
+      views.push_back(readView(headOf(segment->address()), table, now));
+      // Whoever asks is not silent, however late the watchdog is.
+      if (segment == segments.front()) {
+        views.back().silentFor = 0;
+        views.back().processState.clear();
+      }
+    });
+  }
+  return views;
+}
 
 std::shared_ptr<PeerTables> PeerTables::get(uint64_t id, const std::vector<RankPlace>& places) {
   static auto* mutex = new std::mutex;
@@ -131,7 +165,11 @@ void Watched::look() {
 // Returns whether the communicator is still to be watched.
 bool Watched::updateProgress(int64_t now) {
   const std::lock_guard lock(mutex_);
-  if (stopped_ || questions_.hasFailed()) return false;
+  if (stopped_) return false;
+  if (const auto failure = questions_.findFailure()) {
+    journal_->noteFailure(failure->error, failure->aborted);
+    return false;
+  }
   const CallTable& table = journal_->table();
   const uint64_t launched = table.launched.load(kAcquire);
   if (table.finished.load(kAcquire) == launched || questions_.isDone()) {

@@ -66,8 +66,12 @@ struct Progress {
 // What the watchdog asks a communicator. Called by its thread with a lock held that Watched::stop()
 // takes. An exception ends the diagnosis of the communicator.
 struct Questions {
-  // Whether the communicator has an error: then there is nothing more to find out.
-  std::function<bool()> hasFailed;
+  // Why there is nothing more to find out: the communicator has an error, or was aborted.
+  struct Failure {
+    int error;  // ncclResult_t
+    bool aborted;
+  };
+  std::function<std::optional<Failure>()> findFailure;
   // Whether everything that was launched is done.
   std::function<bool()> isDone;
   // Read the device while kernels run. Nothing if it does not answer.
@@ -76,6 +80,9 @@ struct Questions {
   // Makes the communicator fail on all ranks.
   std::function<void(const Error&)> fail;
 };
+
+// The tables of this process and of all others that it has mapped for its communicators.
+std::vector<RankView> readAllTables();
 
 // A communicator of this process that the watchdog looks at until stop().
 class Watched {

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/ras_service.h"
+
+#include <nccl.h>
+#include <strings.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/fork.h"
+#include "base/log.h"
+#include "bootstrap/reactor.h"
+#include "diagnose/ras_report.h"
+#include "diagnose/watchdog.h"
+
+namespace unisono::comm {
+namespace {
+
+using bootstrap::Listener;
+using bootstrap::Poller;
+using bootstrap::Reactor;
+using bootstrap::Socket;
+
+constexpr const char* kDefaultAddress = "127.0.0.1:28028";
+constexpr const char* kVariable = "NCCL_RAS_ADDR";
+constexpr int kProtocol = 2;
+constexpr size_t kMostClients = 64, kLongestCommand = 1024;
+
+std::string ncclVersion() {
+  return fmt::format("{}.{}.{}", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+}
+
+// Whether `command` begins with `word`, in any case; then `rest` is what follows it.
+bool beginsWith(const std::string& command, const char* word, std::string& rest) {
+  const size_t length = std::char_traits<char>::length(word);
+  if (::strncasecmp(command.c_str(), word, length) != 0) return false;
+  rest = command.substr(length);
+  return true;
+}
+
+class RasService final : public Reactor::Handler {
+ public:
+  explicit RasService(const std::string& address)
+      : listener_(bootstrap::parseAddress(address.empty() ? kDefaultAddress : address,
+                                          bootstrap::AddressFamily::any, kVariable),
+                  bootstrap::Wait(std::chrono::milliseconds(0), notAborted_)),
+        number_(Reactor::ofThisProcess().add(*this)) {
+    Reactor::ofThisProcess().watch(number_, listener_.descriptor(), Poller::Interest::read);
+    logInfo("RAS clients are answered at {}", listener_.address().text());
+  }
+
+ private:
+  struct Client {
+    Socket socket;
+    uint64_t number;
+    std::string input, output;
+    bool json = false, ends = false;
+  };
+
+  // Called by the thread of the reactor, which goes on with other sockets whatever happens here.
+  void serve(int descriptor) override {
+    try {
+      if (descriptor == listener_.descriptor()) {
+        accept();
+      } else if (const auto client = clients_.find(descriptor); client != clients_.end()) {
+        if (!talk(client->second)) {
+          Reactor::ofThisProcess().forget(descriptor);
+          clients_.erase(client);
+        }
+      }
+    } catch (const std::exception& error) {
+      logInfo("A RAS client is not answered: {}", error.what());
+    }
+  }
+  void tick() override {}
+
+  void accept() {
+    while (auto socket = listener_.accept()) {
+      // The oldest one goes, so that clients that say nothing do not keep others out.
+      if (clients_.size() >= kMostClients) {
+        const auto oldest = std::ranges::min_element(
+            clients_, {}, [](const auto& entry) { return entry.second.number; });
+        Reactor::ofThisProcess().forget(oldest->first);
+        clients_.erase(oldest);
+      }
+      const int descriptor = socket->descriptor();
+      clients_.emplace(descriptor, Client{std::move(*socket), accepted_++, "", ""});
+      Reactor::ofThisProcess().watch(number_, descriptor, Poller::Interest::read);
+    }
+  }
+
+  // Reads commands and writes answers. Returns whether the connection goes on.
+  bool talk(Client& client) {
+    std::byte buffer[kLongestCommand];
+    if (!client.ends) {
+      const auto read = client.socket.read(buffer);
+      if (read.closed) return false;
+      client.input.append(reinterpret_cast<const char*>(buffer), read.bytes);
+      for (size_t end; !client.ends && (end = client.input.find('\n')) != std::string::npos;) {
+        std::string command = client.input.substr(0, end);
+        client.input.erase(0, end + 1);
+        if (!command.empty() && command.back() == '\r') command.pop_back();
+        answer(client, command);
+      }
+      if (client.input.size() > kLongestCommand) return false;
+    }
+    const auto written = client.socket.write(std::as_bytes(std::span(client.output)));
+    if (written.closed) return false;
+    client.output.erase(0, written.bytes);
+    if (client.output.empty() && client.ends) return false;
+    Reactor::ofThisProcess().setInterest(
+        number_, client.socket.descriptor(),
+        client.output.empty() ? Poller::Interest::read : Poller::Interest::both);
+    return true;
+  }
+
+  static void answer(Client& client, const std::string& command) {
+    std::string rest;
+    if (beginsWith(command, "client protocol ", rest)) {
+      client.output += fmt::format("SERVER PROTOCOL {}\n", kProtocol);
+    } else if (beginsWith(command, "timeout ", rest)) {
+      const bool isNumber = !rest.empty() && rest.find_first_not_of("0123456789") == rest.npos;
+      client.output += isNumber ? "OK\n" : fmt::format("ERROR: Invalid timeout value {}\n", rest);
+    } else if (beginsWith(command, "set format ", rest)) {
+      const bool text = ::strcasecmp(rest.c_str(), "text") == 0;
+      const bool json = ::strcasecmp(rest.c_str(), "json") == 0;
+      if (text || json) client.json = json;
+      client.output += text || json ? "OK\n" : fmt::format("ERROR: Invalid format {}\n", rest);
+    } else if (const bool verbose = ::strcasecmp(command.c_str(), "verbose status") == 0;
+               verbose || ::strcasecmp(command.c_str(), "status") == 0) {
+      const auto views = diagnose::readAllTables();
+      client.output += client.json ? diagnose::rasJson(views, ncclVersion())
+                                   : diagnose::rasText(views, ncclVersion(), verbose);
+      client.ends = true;
+    } else {
+      client.output += fmt::format("ERROR: Unknown command {}\n", command);
+    }
+  }
+
+  const std::function<bool()> notAborted_;
+  const Listener listener_;
+  // Of the reactor's thread.
+  std::map<int, Client> clients_;
+  uint64_t accepted_ = 0;
+  const uint32_t number_;
+};
+
+}  // namespace
+
+void startRasService(const Settings& settings) {
+  if (!settings.ras) return;
+  // Never destroyed, because the reactor's thread may outlive every destructor.
+  static std::atomic<int> startedIn{-1};
+  const int forks = forkCount();
+  if (startedIn.exchange(forks) == forks) return;
+  try {
+    [[maybe_unused]] const auto* service = new RasService(settings.rasAddress);
+  } catch (const std::exception& error) {
+    warnOnce(fmt::format("RAS clients are not answered by this process: {}", error.what()));
+  }
+}
+
+}  // namespace unisono::comm

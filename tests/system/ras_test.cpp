@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "child_processes.h"
+
+// Clients of NCCL's RAS protocol. The service of a process starts with its first communicator and
+// keeps its address, so all tests of this program share one.
+namespace unisono::system_test {
+namespace {
+
+using nlohmann::json;
+
+// A port that nobody else uses at the moment.
+int freePort() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  ::bind(socket, reinterpret_cast<sockaddr*>(&address), length);
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  ::close(socket);
+  return ntohs(address.sin_port);
+}
+
+const int port = freePort();
+const std::string where = "127.0.0.1:" + std::to_string(port);
+
+class Client {
+ public:
+  Client() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    const timeval limit{60, 0};
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    connected_ = ::connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  }
+  ~Client() { ::close(socket_); }
+  Client(const Client&) = delete;
+  bool connected() const { return connected_; }
+  void send(const std::string& text) const {
+    EXPECT_EQ(::send(socket_, text.data(), text.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(text.size()));
+  }
+  std::string line() const {
+    std::string text;
+    char letter = 0;
+    while (::recv(socket_, &letter, 1, 0) == 1 && letter != '\n') text += letter;
+    return text;
+  }
+  std::string all() const {
+    std::string text;
+    char buffer[4096];
+    for (ssize_t got; (got = ::recv(socket_, buffer, sizeof(buffer), 0)) > 0;) {
+      text.append(buffer, static_cast<size_t>(got));
+    }
+    return text;
+  }
+
+ private:
+  int socket_;
+  bool connected_ = false;
+};
+
+json status() {
+  const Client client;
+  client.send("CLIENT PROTOCOL 2\nTIMEOUT 5\nset format JSON\n");
+  EXPECT_EQ(client.line(), "SERVER PROTOCOL 2");
+  EXPECT_EQ(client.line(), "OK");
+  EXPECT_EQ(client.line(), "OK");
+  client.send("STATUS\n");
+  return json::parse(client.all());
+}
+
+// A process whose address is taken says so once, and works. First, as a process can fork only
+// before it uses the library.
+TEST(RasAddress, ThatIsInUseIsOneWarning) {
+  const std::string log = testing::TempDir() + "unisono_ras_" + std::to_string(::getpid());
+  const int taken = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  ASSERT_EQ(::bind(taken, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(::listen(taken, 1), 0);
+  ::getsockname(taken, reinterpret_cast<sockaddr*>(&address), &length);
+  const std::string used = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  EXPECT_EQ(runChildren(1,
+                        [&](int) {
+                          ::setenv("NCCL_RAS_ENABLE", "1", 1);
+                          ::setenv("NCCL_RAS_ADDR", used.c_str(), 1);
+                          ::setenv("NCCL_DEBUG", "WARN", 1);
+                          ::setenv("NCCL_DEBUG_FILE", log.c_str(), 1);
+                          for (int round = 0; round < 2; round++) {
+                            const Ranks ranks(2);
+                            onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+                          }
+                        }),
+            std::vector<int>{0});
+  ::close(taken);
+  std::ostringstream all;
+  all << std::ifstream(log).rdbuf();
+  ::unlink(log.c_str());
+  const std::string text = all.str();
+  const size_t first = text.find("WARN");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(text.find("WARN", first + 1), std::string::npos) << text;
+  EXPECT_NE(text.find("RAS clients are not answered by this process"), std::string::npos) << text;
+  EXPECT_NE(text.find(used), std::string::npos) << text;
+}
+
+TEST(Ras, IsOffByDefault) {
+  const Setting address("NCCL_RAS_ADDR", where.c_str());
+  const Ranks ranks(2);
+  EXPECT_FALSE(Client().connected());
+}
+
+TEST(Ras, TellsOfCommunicatorsAndTheirCalls) {
+  const Setting on("NCCL_RAS_ENABLE", "1"), address("NCCL_RAS_ADDR", where.c_str());
+  const Ranks ranks(2);
+  for (int i = 0; i < 3; i++) onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+  const json all = status();
+  EXPECT_EQ(all["nccl_version"], "2.28.9");
+  EXPECT_EQ(all["communicators_count"], 1);
+  ASSERT_EQ(all["communicators"].size(), 1u);
+  const json communicator = all["communicators"][0];
+  EXPECT_EQ(communicator["size"], 2);
+  EXPECT_EQ(communicator["ranks_count"], 2);
+  EXPECT_EQ(communicator["missing_ranks_count"], 0);
+  for (size_t rank = 0; rank < 2; rank++) {
+    const json told = communicator["ranks"][rank];
+    EXPECT_EQ(told["rank"], rank);
+    EXPECT_EQ(told["pid"], ::getpid());
+    EXPECT_EQ(told["cuda_dev"], rank);
+    EXPECT_EQ(told["collective_counts"]["AllReduce"], 3);
+    EXPECT_EQ(told["collective_counts"]["Send"], 0);
+    EXPECT_EQ(told["status"]["async_error"], 0);
+    EXPECT_EQ(told["status"]["finalize_called"], false);
+  }
+  const Client client;
+  client.send("verbose status\r\n");
+  const std::string text = client.all();
+  for (const char* part :
+       {"NCCL version 2.28.9", "Job summary", "RUNNING", "last call AllReduce #3", "Errors"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+  }
+}
+
+TEST(Ras, TellsOfAFailureAndOfTheEnd) {
+  const Setting on("NCCL_RAS_ENABLE", "1"), address("NCCL_RAS_ADDR", where.c_str());
+  {
+    const Ranks ranks(2);
+    onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+    // Calls that differ, which the watchdog finds.
+    onThreads(2, [&](int rank) {
+      const DeviceBuffer buffer(rank, 4000);
+      ncclAllReduce(buffer.as(), buffer.as(), rank == 0 ? 8 : 9, ncclInt, ncclSum, ranks.comm(rank),
+                    ranks.stream(rank));
+    });
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    const auto isTold = [] {
+      const json ranksOf = status()["communicators"][0]["ranks"];
+      return ranksOf[0]["status"]["async_error"] != 0 && ranksOf[1]["status"]["async_error"] != 0;
+    };
+    while (!isTold()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      ::usleep(10'000);
+    }
+    for (int rank = 0; rank < 2; rank++) check(ncclCommAbort(ranks.comm(rank)));
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (status()["communicators_count"] != 0) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    ::usleep(10'000);
+  }
+}
+
+// Clients that do not speak the protocol, or do not read.
+TEST(Ras, SurvivesStrangers) {
+  const Setting on("NCCL_RAS_ENABLE", "1"), address("NCCL_RAS_ADDR", where.c_str());
+  const Ranks ranks(2);
+  const Client wrong;
+  wrong.send("hello\nTIMEOUT x\nSET FORMAT xml\n");
+  for (int i = 0; i < 3; i++) EXPECT_EQ(wrong.line().substr(0, 6), "ERROR:");
+  const Client endless;
+  endless.send(std::string(2000, 'x'));
+  EXPECT_EQ(endless.all(), "") << "closed";
+  const Client binary;
+  binary.send(std::string("\0\xff\n\0STATUS\n", 11));
+  EXPECT_EQ(binary.line().substr(0, 6), "ERROR:");
+  std::vector<std::unique_ptr<Client>> many;
+  for (int i = 0; i < 100; i++) many.push_back(std::make_unique<Client>());
+  onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+  many.clear();
+  EXPECT_EQ(status()["communicators_count"], 1);
+}
+
+}  // namespace
+}  // namespace unisono::system_test
