@@ -96,6 +96,8 @@ constexpr Row kRows[] = {
      "how simulated GPUs run their kernels"},
     {"UNISONO_HOST_SEED", Number{&S::hostSeed, -1, kUnlimited}, "-1",
      "seed of the fiber schedule: 0 or more makes a run reproducible"},
+    {"UNISONO_HOST_BROKEN_LINK", Text{&S::hostBrokenLink, "device-device"}, "none",
+     "link of two simulated GPUs that changes data which is copied over it, for tests: 0-1"},
     {kConfigurationVariable, ConfigurationPath{}, "~/.nccl.conf",
      "configuration file to read before /etc/nccl.conf"},
     {"NCCL_DEBUG", Choice{&S::debugLevel, "VERSION|WARN|INFO|ABORT|TRACE"}, "no log",
@@ -231,6 +233,10 @@ constexpr Row kRows[] = {
      "the driver"},
     {"NCCL_P2P_READ_ENABLE", OptionalFlag{&S::p2pRead}, "by GPU",
      "whether receivers read from the sender's memory (1) or senders write to the receiver's (0)"},
+    {"UNISONO_VERIFY_LINKS", Flag{&S::verifyLinks}, "1",
+     "move known data over each link between two GPUs when a process first uses it, and refuse "
+     "links "
+     "that change it"},
     {"NCCL_NVB_DISABLE", Flag{&S::nvbDisable}, "0",
      "disable NVLink paths through an intermediate GPU"},
     {"NCCL_SHM_DISABLE", Flag{&S::shmDisable}, "0", "disable shared host memory between processes"},

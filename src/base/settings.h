@@ -18,6 +18,7 @@ struct Settings {
   std::string hostTopologyFile;  // UNISONO_HOST_TOPOLOGY
   int64_t hostDevices = 8;       // UNISONO_HOST_DEVICES
   std::string hostExecutor;      // UNISONO_HOST_EXECUTOR: fibers (also if empty), threads, weak
+  std::string hostBrokenLink;    // UNISONO_HOST_BROKEN_LINK: two devices, "0-1"
   int64_t hostSeed = -1;         // UNISONO_HOST_SEED: 0 or more makes a run reproducible
 
   // Log.
@@ -81,6 +82,7 @@ struct Settings {
   std::string p2pLevel;           // NCCL_P2P_LEVEL: a path type
   int64_t ignoreDisabledP2p = 0;  // NCCL_IGNORE_DISABLED_P2P: 0 report, 1 do not, 2 do not ask
   int64_t p2pRead = -1;           // NCCL_P2P_READ_ENABLE: -1 automatic, 0 write, 1 read
+  bool verifyLinks = true;        // UNISONO_VERIFY_LINKS
   bool nvbDisable = false;        // NCCL_NVB_DISABLE
   bool shmDisable = false;        // NCCL_SHM_DISABLE
   std::string gdrLevel;           // NCCL_NET_GDR_LEVEL: a path type

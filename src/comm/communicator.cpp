@@ -245,7 +245,12 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
   makeWindows(ranks, found.links);
   kept_ = arena_->mark();
-  for (const RankFacts& peer : ranks) peerPlaces_.push_back({peer.process, peer.device});
+  for (const RankFacts& peer : ranks) {
+    Fnv device;
+    device.add(std::string_view(reinterpret_cast<const char*>(peer.deviceUuid.data()),
+                                peer.deviceUuid.size()));
+    peerPlaces_.push_back({peer.process, peer.device, device.value()});
+  }
   peerLinks_ = std::move(found.links);
   makeConnector();
   lastLaunch_ = runtime_.createEvent(device_);
@@ -274,7 +279,7 @@ void Communicator::makeConnector() {
       transport::DeviceTables::Sizes{config.ranks, config.channels, config.peerChannels}, head);
   connector_ = std::make_unique<transport::Connector>(
       runtime_, *bootstrap_, *arena_, *mappings_, *tables_, config, decision_.slots, peerPlaces_,
-      peerLinks_, decision_.graphs);
+      peerLinks_, decision_.graphs, settings_.verifyLinks);
   connector_->connectThrough();
 }
 

@@ -13,7 +13,8 @@ constexpr uint64_t kMapped = 4;
 
 struct BlockMessage {
   memory::SharedBlock block;
-  uint32_t kind;
+  uint64_t kind;
+  LinkCheck::Request check;
 };
 
 }  // namespace
@@ -26,7 +27,7 @@ uint64_t tagOf(uint64_t purpose, bool ofSender, int sender, int receiver) {
 }
 
 void BlockExchange::send(int peer, uint64_t tag, uint32_t kind, const memory::Block& block) {
-  const BlockMessage message{block.shared, kind};
+  const BlockMessage message{block.shared, kind, check_.begin(peer)};
   bootstrap_.send(peer, tag, std::as_bytes(std::span(&message, 1)));
   unconfirmed_.push_back(peer);
 }
@@ -52,14 +53,37 @@ std::byte* BlockExchange::receive(int peer, uint64_t tag, uint32_t kind) {
             "NCCL_TOPO_FILE to the same values on all ranks");
   }
   std::byte* address = mappings_.map(message.block);
-  bootstrap_.send(peer, tagOf(kMapped, false, 0, 0), {});
+  const LinkCheck::Answer answer = check_.answer(message.check);
+  bootstrap_.send(peer, tagOf(kMapped, false, 0, 0), std::as_bytes(std::span(&answer, 1)));
+  check_.throwIfWrong(peer, message.check, answer);
   return address;
 }
 
-void BlockExchange::waitUntilMapped() {
-  for (const int peer : std::exchange(unconfirmed_, {})) {
-    bootstrap_.receive(peer, tagOf(kMapped, false, 0, 0));
+LinkCheck::Answer BlockExchange::receiveAnswer(int peer) {
+  const std::vector<std::byte> bytes = bootstrap_.receive(peer, tagOf(kMapped, false, 0, 0));
+  LinkCheck::Answer answer;
+  if (bytes.size() != sizeof(answer)) {
+    throw internalError("A message about a block has {} bytes instead of {}", bytes.size(),
+                        sizeof(answer));
   }
+  std::memcpy(&answer, bytes.data(), sizeof(answer));
+  return answer;
+}
+
+void BlockExchange::verifyLinks() {
+  std::vector<int> left;
+  for (const int peer : std::exchange(unconfirmed_, {})) {
+    if (check_.isPending(peer)) {
+      check_.finish(peer, receiveAnswer(peer));
+    } else {
+      left.push_back(peer);
+    }
+  }
+  unconfirmed_ = std::move(left);
+}
+
+void BlockExchange::waitUntilMapped() {
+  for (const int peer : std::exchange(unconfirmed_, {})) receiveAnswer(peer);
 }
 
 }  // namespace unisono::transport

@@ -6,6 +6,7 @@
 
 #include "bootstrap/bootstrap.h"
 #include "memory/mapping_cache.h"
+#include "transport/link_check.h"
 
 namespace unisono::transport {
 
@@ -16,13 +17,19 @@ uint64_t tagOf(uint64_t purpose, bool ofSender, int sender, int receiver);
 // one maps it.
 class BlockExchange {
  public:
-  BlockExchange(bootstrap::Bootstrap& bootstrap, memory::MappingCache& mappings)
-      : bootstrap_(bootstrap), mappings_(mappings) {}
+  BlockExchange(bootstrap::Bootstrap& bootstrap, memory::MappingCache& mappings,
+                const TransportContext& context)
+      : bootstrap_(bootstrap), mappings_(mappings), check_(context, mappings) {}
 
   // `kind` tells what the block is for; both ends must expect the same.
   void send(int peer, uint64_t tag, uint32_t kind, const memory::Block& block);
-  // Waits for a block and maps it. Throws Error(invalidUsage) if its kind is another one.
+  // Waits for a block and maps it. Throws Error(invalidUsage) if its kind is another one, and
+  // Error(systemError) if the link is found to be broken.
   std::byte* receive(int peer, uint64_t tag, uint32_t kind);
+
+  // Waits for the other ends of links that the blocks so far are the first to use. Throws
+  // Error(systemError) if a link is found to be broken.
+  void verifyLinks();
 
   // Waits until every peer has mapped the blocks that were sent to it. Memory must not be freed
   // before that, but may be freed afterwards although peers still use it. Throws what the bootstrap
@@ -30,8 +37,11 @@ class BlockExchange {
   void waitUntilMapped();
 
  private:
+  LinkCheck::Answer receiveAnswer(int peer);
+
   bootstrap::Bootstrap& bootstrap_;
   memory::MappingCache& mappings_;
+  LinkCheck check_;
   std::vector<int> unconfirmed_;  // peers, once for each block sent to them
 };
 

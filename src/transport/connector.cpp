@@ -21,18 +21,20 @@ PeerLink TransportContext::linkBetween(int a, int b) const {
 
 Connector::Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap,
                      memory::Arena& arena, memory::MappingCache& mappings, DeviceTables& tables,
-                     const plan::CommConfig& config, uint32_t slots, std::vector<PeerPlace> places,
-                     PeerLinks links, ChannelGraphs graphs)
+                     const plan::CommConfig& config, uint32_t slots,
+                     const std::vector<PeerPlace>& places, const PeerLinks& links,
+                     const ChannelGraphs& graphs, bool verifiesLinks)
     : runtime_(runtime),
       arena_(arena),
       tables_(tables),
       config_(config),
       slots_(slots),
-      places_(std::move(places)),
-      links_(std::move(links)),
-      graphs_(std::move(graphs)),
-      blocks_(bootstrap, mappings),
-      context_{runtime_, bootstrap, arena_, blocks_, config_, slots_, places_, links_},
+      places_(places),
+      links_(links),
+      graphs_(graphs),
+      context_{runtime_, bootstrap, arena_, blocks_,      config_,
+               slots_,   places_,   links_, verifiesLinks},
+      blocks_(bootstrap, mappings, context_),
       sendConnected_(static_cast<size_t>(config.ranks)),
       receiveConnected_(static_cast<size_t>(config.ranks)) {}
 
@@ -81,6 +83,7 @@ void Connector::connect(const plan::Needs& needs) {
   if (needs.multicast && multicast_ == nullptr) connectMulticast();
   if ((needs.direct & ~directConnected_) != 0) connectDirect(needs.direct);
   connectPeers(needs.peers);
+  blocks_.verifyLinks();
 }
 
 // Notes a hop of a channel if this rank has a part in it and it is not connected yet.
@@ -177,6 +180,7 @@ void Connector::connectThrough() {
     }
   }
   for (const Making& making : makings) completeForMessages(making);
+  blocks_.verifyLinks();
 }
 
 void Connector::connectPeers(const std::vector<plan::PeerUse>& uses) {

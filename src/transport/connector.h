@@ -40,11 +40,13 @@ struct ChannelGraphs {
 // all channels of a peer at once, so that a later plan never waits for a peer because it moves more
 // data. Each rank sends what it allocated before it waits for what its peers allocated, so no order
 // of ranks can deadlock. The FIFOs between two ranks are made by the transport of their link.
+// Places, links and graphs live longer than it does.
 class Connector {
  public:
   Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap, memory::Arena& arena,
             memory::MappingCache& mappings, DeviceTables& tables, const plan::CommConfig& config,
-            uint32_t slots, std::vector<PeerPlace> places, PeerLinks links, ChannelGraphs graphs);
+            uint32_t slots, const std::vector<PeerPlace>& places, const PeerLinks& links,
+            const ChannelGraphs& graphs, bool verifiesLinks);
 
   // Makes the connections for messages that pass through a third rank, which takes no part in the
   // calls that need them. Collective.
@@ -96,11 +98,11 @@ class Connector {
   DeviceTables& tables_;
   const plan::CommConfig config_;
   const uint32_t slots_;
-  const std::vector<PeerPlace> places_;
-  const PeerLinks links_;
-  ChannelGraphs graphs_;
-  BlockExchange blocks_;
+  const std::vector<PeerPlace>& places_;
+  const PeerLinks& links_;
+  const ChannelGraphs& graphs_;
   const TransportContext context_;
+  BlockExchange blocks_;
   std::array<std::unique_ptr<Transport>, kTransportKinds> transports_;  // those in use
 
   std::set<std::tuple<int, int, int>> connectedHops_;  // channel, sender, receiver

@@ -31,8 +31,9 @@ struct PairFacts {
 
 // What a rank knows of another one when it connects to it.
 struct PeerPlace {
-  uint64_t process;  // runtime::processToken of the rank
-  int device;        // ordinal in its process
+  uint64_t process;     // runtime::processToken of the rank
+  int device;           // ordinal in its process
+  uint64_t deviceHash;  // of its UUID
 };
 
 // How two ranks exchange data (topology::checkPeer).
@@ -71,6 +72,7 @@ struct TransportContext {
   const uint32_t slots;  // of every FIFO
   const std::vector<PeerPlace>& places;
   const PeerLinks& links;
+  const bool verifiesLinks;
 
   PeerLink linkBetween(int a, int b) const;
   const PeerPlace& own() const { return places[static_cast<size_t>(config.rank)]; }

@@ -2,6 +2,7 @@
 #include "runtime/host/host_runtime.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <utility>
 
@@ -84,6 +85,14 @@ class HostTimedPoint final : public TimedPoint {
 
 HostRuntime::HostRuntime(const Settings& settings)
     : forks_(forkCount()), executor_(createExecutor(settings)) {
+  const std::string& broken = settings.hostBrokenLink;
+  int end = -1;
+  if (!broken.empty() &&
+      (std::sscanf(broken.c_str(), "%d-%d%n", &brokenLink_.first, &brokenLink_.second, &end) != 2 ||
+       end != static_cast<int>(broken.size()))) {
+    throw invalidArgument("UNISONO_HOST_BROKEN_LINK is {}", broken)
+        .remedy("Name two simulated devices, such as 0-1");
+  }
   for (DeviceProperties& properties : simulatedDevices(settings)) {
     auto device = std::make_unique<Device>();
     device->properties = std::move(properties);
@@ -175,7 +184,22 @@ std::shared_ptr<MappedMemory> HostRuntime::importMemory(const MemoryHandle& hand
         "memory within one process")
         .remedy("Run all ranks as threads of one process, or unset UNISONO_HOST_EXECUTOR");
   }
-  return memory_->importMemory(handle);
+  auto mapped = memory_->importMemory(handle);
+  if (std::pair(device, handle.device) == brokenLink_ ||
+      std::pair(handle.device, device) == brokenLink_) {
+    const auto begin = reinterpret_cast<uintptr_t>(mapped->address());
+    const std::lock_guard lock(brokenMutex_);
+    broken_.push_back({begin, begin + handle.bytes, device});
+  }
+  return mapped;
+}
+
+bool HostRuntime::passesBrokenLink(const void* address, size_t bytes, int device) {
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  const std::lock_guard lock(brokenMutex_);
+  return std::any_of(broken_.begin(), broken_.end(), [&](const BrokenRange& range) {
+    return range.device == device && range.begin < begin + bytes && begin < range.end;
+  });
 }
 
 std::shared_ptr<MappedMemory> HostRuntime::mapMulticast(int device,
@@ -217,7 +241,13 @@ void HostRuntime::copyAsync(void* destination, const void* source, size_t bytes,
   if (bytes > 0 && (destination == nullptr || source == nullptr)) {
     throw invalidArgument("A copy of {} bytes has a null address", bytes);
   }
-  enqueue(CopyOperation{destination, source, bytes}, stream);
+  bool isBroken = false;
+  if (brokenLink_.first >= 0 && bytes > 0) {
+    const int device = streamOf(stream)->device();
+    isBroken =
+        passesBrokenLink(destination, bytes, device) || passesBrokenLink(source, bytes, device);
+  }
+  enqueue(CopyOperation{destination, source, bytes, isBroken}, stream);
 }
 
 void HostRuntime::fillAsync(void* destination, std::byte value, size_t bytes, Stream stream) {

@@ -102,7 +102,14 @@ class HostRuntime final : public Runtime {
     std::shared_ptr<HostStream> defaultStream;
   };
 
+  // Memory of one device of the broken link that the other one has mapped.
+  struct BrokenRange {
+    uintptr_t begin, end;
+    int device;  // that has mapped it
+  };
+
   Device& deviceAt(int device);
+  bool passesBrokenLink(const void* address, size_t bytes, int device);
   std::shared_ptr<HostStream> streamOf(Stream stream);
   void enqueue(Operation operation, Stream stream);
 
@@ -110,6 +117,9 @@ class HostRuntime final : public Runtime {
   // Destroyed last to first: the executor waits for its tasks, which use the rest.
   std::vector<std::unique_ptr<Device>> devices_;
   std::shared_ptr<MemoryManager> memory_ = std::make_shared<MemoryManager>();
+  std::pair<int, int> brokenLink_{-1, -1};  // devices; -1: none
+  std::mutex brokenMutex_;
+  std::vector<BrokenRange> broken_;
   std::mutex streamsMutex_;
   std::map<void*, std::weak_ptr<HostStream>> streams_;
   std::unique_ptr<Executor> executor_;

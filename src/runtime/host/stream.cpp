@@ -88,6 +88,7 @@ void HostStream::perform(Operation& operation) {
   std::visit(Overloaded{
                  [](CopyOperation& copy) {
                    if (copy.bytes > 0) std::memmove(copy.destination, copy.source, copy.bytes);
+                   if (copy.isBroken) *static_cast<uint8_t*>(copy.destination) ^= 0x10;
                  },
                  [](FillOperation& fill) {
                    if (fill.bytes > 0) {

@@ -30,6 +30,7 @@ struct CopyOperation {
   void* destination;
   const void* source;
   size_t bytes;
+  bool isBroken = false;  // passes a link that changes data
 };
 struct FillOperation {
   void* destination;
