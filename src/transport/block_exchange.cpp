@@ -9,7 +9,7 @@
 namespace unisono::transport {
 namespace {
 
-constexpr uint64_t kMapped = 4;
+constexpr uint64_t kMapped = 4, kChecked = 8;
 
 struct BlockMessage {
   memory::SharedBlock block;
@@ -53,37 +53,33 @@ std::byte* BlockExchange::receive(int peer, uint64_t tag, uint32_t kind) {
             "NCCL_TOPO_FILE to the same values on all ranks");
   }
   std::byte* address = mappings_.map(message.block);
-  const LinkCheck::Answer answer = check_.answer(message.check);
-  bootstrap_.send(peer, tagOf(kMapped, false, 0, 0), std::as_bytes(std::span(&answer, 1)));
-  check_.throwIfWrong(peer, message.check, answer);
+  bootstrap_.send(peer, tagOf(kMapped, false, 0, 0), {});
+  if (message.check.seed != 0) {
+    // With a tag of its own: blocks are not mapped in the order in which they were sent.
+    const LinkCheck::Answer answer = check_.answer(message.check);
+    bootstrap_.send(peer, tagOf(kChecked, false, 0, 0), std::as_bytes(std::span(&answer, 1)));
+    check_.throwIfWrong(peer, message.check, answer);
+  }
   return address;
 }
 
-LinkCheck::Answer BlockExchange::receiveAnswer(int peer) {
-  const std::vector<std::byte> bytes = bootstrap_.receive(peer, tagOf(kMapped, false, 0, 0));
-  LinkCheck::Answer answer;
-  if (bytes.size() != sizeof(answer)) {
-    throw internalError("A message about a block has {} bytes instead of {}", bytes.size(),
-                        sizeof(answer));
-  }
-  std::memcpy(&answer, bytes.data(), sizeof(answer));
-  return answer;
-}
-
 void BlockExchange::verifyLinks() {
-  std::vector<int> left;
-  for (const int peer : std::exchange(unconfirmed_, {})) {
-    if (check_.isPending(peer)) {
-      check_.finish(peer, receiveAnswer(peer));
-    } else {
-      left.push_back(peer);
+  for (const int peer : check_.pendingPeers()) {
+    const std::vector<std::byte> bytes = bootstrap_.receive(peer, tagOf(kChecked, false, 0, 0));
+    LinkCheck::Answer answer;
+    if (bytes.size() != sizeof(answer)) {
+      throw internalError("A message about a link has {} bytes instead of {}", bytes.size(),
+                          sizeof(answer));
     }
+    std::memcpy(&answer, bytes.data(), sizeof(answer));
+    check_.finish(peer, answer);
   }
-  unconfirmed_ = std::move(left);
 }
 
 void BlockExchange::waitUntilMapped() {
-  for (const int peer : std::exchange(unconfirmed_, {})) receiveAnswer(peer);
+  for (const int peer : std::exchange(unconfirmed_, {})) {
+    bootstrap_.receive(peer, tagOf(kMapped, false, 0, 0));
+  }
 }
 
 }  // namespace unisono::transport

@@ -37,8 +37,6 @@ class BlockExchange {
   void waitUntilMapped();
 
  private:
-  LinkCheck::Answer receiveAnswer(int peer);
-
   bootstrap::Bootstrap& bootstrap_;
   memory::MappingCache& mappings_;
   LinkCheck check_;

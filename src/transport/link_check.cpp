@@ -100,7 +100,7 @@ LinkCheck::Request LinkCheck::begin(int peer) {
   const bool isLink =
       context_.linkBetween(context_.config.rank, peer).transport == TransportKind::peer &&
       place.deviceHash != context_.own().deviceHash;
-  if (!context_.verifiesLinks || !isLink || isPending(peer) ||
+  if (!context_.verifiesLinks || !isLink || pending_.contains(peer) ||
       KnownLinks::get().has(linkTo(peer))) {
     return {};
   }
@@ -114,7 +114,6 @@ LinkCheck::Request LinkCheck::begin(int peer) {
 }
 
 LinkCheck::Answer LinkCheck::answer(const Request& request) {
-  if (request.seed == 0) return {};
   // The first half holds what is read, the second what is written.
   if (scratch_ == nullptr) scratch_ = context_.arena.allocate(2 * kBytes).address;
   std::byte* theirs = mappings_.map(request.block);
@@ -130,6 +129,12 @@ void LinkCheck::throwIfWrong(int peer, const Request& request, const Answer& ans
   if (answer.wrongBytes == 0) return;
   throw wrongData("read from", answer.busId.data(), context_.config.rank, request.busId.data(),
                   peer, answer.wrongBytes);
+}
+
+std::vector<int> LinkCheck::pendingPeers() const {
+  std::vector<int> peers;
+  for (const auto& [peer, check] : pending_) peers.push_back(peer);
+  return peers;
 }
 
 void LinkCheck::finish(int peer, const Answer& answer) {

@@ -42,7 +42,7 @@ class LinkCheck {
   Answer answer(const Request& request);
   // Throws Error(systemError) that names the link if either side finds wrong data.
   void throwIfWrong(int peer, const Request& request, const Answer& answer) const;
-  bool isPending(int peer) const { return pending_.contains(peer); }
+  std::vector<int> pendingPeers() const;
   // For the owner.
   void finish(int peer, const Answer& answer);
 
