@@ -248,6 +248,16 @@ void CallProfile::addLaunches(Launches launches) {
   if (!closed_) running_.push_back(std::move(launches));
 }
 
+// What is not a stream is refused later, with the call.
+bool CallProfile::isCaptured(runtime::Stream stream) const {
+  try {
+    const runtime::DeviceScope scope(runtime_, subject_.device);
+    return runtime_.captureState(stream) != runtime::CaptureState::none;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 // From 0, as in NCCL.
 uint64_t CallProfile::nextSequence(Call call) {
   return sequences_[static_cast<size_t>(call)]++;
@@ -330,10 +340,7 @@ void GroupProfile::add(const plan::Task& task, runtime::Stream stream, int depth
   Call call{task.call, steadyNow(), {}, profiledCall(subject.config, task), {}, {}};
   call.told.stream = stream;
   if (profile.timeline_ != nullptr) call.arguments = argumentsOf(subject, task, call.told);
-  {
-    const runtime::DeviceScope scope(profile.runtime_, subject.device);
-    call.told.captured = profile.runtime_.captureState(stream) != runtime::CaptureState::none;
-  }
+  call.told.captured = profile.isCaptured(stream);
   profile.tellPlugins([&](plugin::Profiler& plugin, size_t index) {
     if (index == events_.size()) {
       void* api = plugin.startGroupApi(call.told.captured, depth);

@@ -63,6 +63,7 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
   std::unique_ptr<runtime::TimedPoint> takePoint();
   void addLaunches(Launches launches);
   void report(const Launches& launches, int64_t start, int64_t end);
+  bool isCaptured(runtime::Stream stream) const;
   uint64_t nextSequence(plan::Call call);
   // Calls `use` with each plug-in and its index, until close().
   template <typename Use>

@@ -290,8 +290,8 @@ uint8_t numberOf(const ProfiledCall& call) {
   static constexpr const char* kNames[] = {"Broadcast", "Reduce",   "AllGather", "ReduceScatter",
                                            "AllReduce", "SendRecv", "Send",      "Recv"};
   constexpr uint8_t kSendReceive = 5;
-  for (uint8_t i = 0; i < std::size(kNames); i++) {
-    if (std::strcmp(kNames[i], call.function) == 0) return i;
+  for (size_t i = 0; i < std::size(kNames); i++) {
+    if (std::strcmp(kNames[i], call.function) == 0) return static_cast<uint8_t>(i);
   }
   return kSendReceive;
 }

@@ -193,8 +193,12 @@ TEST(Profilers, SeeTheEndOfAGroupThatFails) {
     check(ncclGroupStart());
     EXPECT_OK(ncclSend(buffer.as(), 7, ncclInt8, 0, ranks.comm(0), ranks.stream(0)));
     EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage) << "no receive";
+    int notAStream = 0;
+    EXPECT_EQ(ncclSend(buffer.as(), 7, ncclInt8, 1, ranks.comm(0),
+                       reinterpret_cast<cudaStream_t>(&notAStream)),
+              ncclInvalidArgument);
   }
-  EXPECT_EQ(notes.of("start 1024 ").size(), 1u);
+  EXPECT_EQ(notes.of("start 1024 ").size(), 2u);
   EXPECT_TRUE(notes.of("start 4 ").empty());
   expectAllStopped(notes);
 }
