@@ -122,7 +122,8 @@ class RasService final : public Reactor::Handler {
     if (beginsWith(command, "client protocol ", rest)) {
       client.output += fmt::format("SERVER PROTOCOL {}\n", kProtocol);
     } else if (beginsWith(command, "timeout ", rest)) {
-      const bool isNumber = !rest.empty() && rest.find_first_not_of("0123456789") == rest.npos;
+      const bool isNumber =
+          !rest.empty() && rest.find_first_not_of("0123456789") == std::string::npos;
       client.output += isNumber ? "OK\n" : fmt::format("ERROR: Invalid timeout value {}\n", rest);
     } else if (beginsWith(command, "set format ", rest)) {
       const bool text = ::strcasecmp(rest.c_str(), "text") == 0;

@@ -44,8 +44,9 @@ std::map<uint64_t, Group> groupsOf(const std::vector<RankView>& views) {
   }
   for (auto& [id, group] : groups) {
     std::ranges::sort(group.known, {}, &RankView::rank);
-    const auto same = std::ranges::unique(group.known, {}, &RankView::rank);
-    group.known.erase(same.begin(), same.end());
+    const auto isSameRank = [](const RankView* a, const RankView* b) { return a->rank == b->rank; };
+    group.known.erase(std::unique(group.known.begin(), group.known.end(), isSameRank),
+                      group.known.end());
   }
   return groups;
 }
