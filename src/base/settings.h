@@ -92,6 +92,8 @@ struct Settings {
   bool pxnC2c = true;             // NCCL_PXN_C2C
   int64_t p2pPxnLevel = 2;        // NCCL_P2P_PXN_LEVEL
   int64_t nvls = 2;               // NCCL_NVLS_ENABLE: 0 off
+  bool collnet = false;           // NCCL_COLLNET_ENABLE
+  int64_t collnetNodes = 2;       // NCCL_COLLNET_NODE_THRESHOLD
   int64_t multiNodeNvlink = 2;    // NCCL_MNNVL_ENABLE: 0 off, 1 on, 2 automatic
   int64_t crossNic = 2;           // NCCL_CROSS_NIC: 0 never, 1 always, 2 when it is faster
 

@@ -19,7 +19,7 @@ using transport::TransportKind;
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 496 && bootstrap::kProtocolVersion == 9,
+static_assert(sizeof(RankFacts) == 496 && bootstrap::kProtocolVersion == 10,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -90,6 +90,23 @@ void checkTuning(const RankFacts& first, const RankFacts& facts, size_t rank) {
     throw invalidUsage("Ranks 0 and {} have different files of UNISONO_TUNING_FILE", rank)
         .remedy("Give all ranks the same file");
   }
+}
+
+transport::ChainGraph chainGraphOf(const topology::Joined& joined, int channels) {
+  transport::ChainGraph graph;
+  for (int channel = 0; channel < channels; channel++) {
+    auto& chains = graph.chains.emplace_back(static_cast<size_t>(joined.ranks()));
+    auto& heads = graph.heads.emplace_back();
+    for (int node = 0; node < joined.nodes(); node++) {
+      const std::span<const int> chain = joined.collnetChain(channel, node);
+      heads.push_back(chain.front());
+      for (size_t i = 1; i < chain.size(); i++) {
+        chains[static_cast<size_t>(chain[i])].up = chain[i - 1];
+        chains[static_cast<size_t>(chain[i - 1])].down.push_back(chain[i]);
+      }
+    }
+  }
+  return graph;
 }
 
 // On several nodes the heads are those that the search found.
@@ -234,13 +251,14 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   };
 
   tuning::Allowed allowed = ranks.front().allowed;
-  bool allReach = true, multicast = true;
+  bool allReach = true, multicast = true, collnet = true;
   uint32_t transports = 0;
   for (const RankFacts& facts : ranks) {
     allowed = tuning::intersect(allowed, facts.allowed);
     allReach = allReach && facts.reach.peers != 0;
     transports |= facts.reach.transports;
     multicast = multicast && facts.multicast != 0;
+    collnet = collnet && facts.collnetNodes != 0;
   }
 
   Decision decision;
@@ -269,6 +287,13 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.multicastHeads = decision.graphs.multicast.heads;
   input.facts.multicast = multicast && allReach && config.multicastHeads > 0 &&
                           input.facts.maxRanksPerNode <= device::kMaxMulticastRanks;
+  for (const RankFacts& facts : ranks) {
+    collnet = collnet && decision.nodes >= facts.collnetNodes;
+  }
+  input.facts.collnet = collnet && allReach && decision.joined.collnetChannels() > 0;
+  if (input.facts.collnet) {
+    decision.graphs.collnet = chainGraphOf(decision.joined, config.channels);
+  }
   input.facts.nvlsChannels = std::min(input.facts.nvlsChannels, config.channels);
   if (input.facts.multicast) {
     config.multicastChannels = input.facts.nvlsChannels;

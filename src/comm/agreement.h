@@ -54,10 +54,12 @@ struct RankFacts {
   uint64_t fabric;        // NVLink fabric across hosts: equal where GPUs are in the same; 0: none
   diagnose::TablePlace calls;  // where the others see what this rank does
   int32_t multicast;           // 1: the device has multicast addresses, and the user wants them
-  Reach reach;                 // second look
+  // The least number of nodes for CollNet; 0: the network does not reduce, or the user forbids it.
+  int32_t collnetNodes;
+  Reach reach;  // second look
 };
 
-inline constexpr uint32_t kRankFactsLayout = 7 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 8 << 16 | sizeof(RankFacts);
 
 // Throws Error(invalidUsage) when the ranks cannot form a communicator: different versions or
 // backends, two ranks on one device (unless allowed), machines with no transport between them,

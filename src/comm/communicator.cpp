@@ -169,6 +169,9 @@ RankFacts Communicator::facts() {
   facts.sharedMemory = sharedMemoryDevice();
   if (runtime_.backend() == runtime::Backend::cuda) facts.fabric = fabricOf(properties.busId);
   facts.multicast = settings_.nvls != 0 && runtime_.supportsMulticast(device_) ? 1 : 0;
+  if (settings_.collnet && runtime_.hasReducingNetwork()) {
+    facts.collnetNodes = static_cast<int32_t>(settings_.collnetNodes);
+  }
   facts.multiRankDevice = settings_.multiRankDevice ? 1 : 0;
   const ChannelBounds bounds =
       channelBounds(settings_, {options_.minChannels, options_.maxChannels});

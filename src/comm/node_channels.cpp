@@ -54,8 +54,9 @@ struct NodeQuestion {
 
   bool operator==(const NodeQuestion& other) const {
     return rules == other.rules && search.crossNic == other.search.crossNic &&
-           graphFile == other.graphFile && graphText == other.graphText &&
-           devices == other.devices && gpusInAll == other.gpusInAll && machine == other.machine;
+           search.collnet == other.search.collnet && graphFile == other.graphFile &&
+           graphText == other.graphText && devices == other.devices &&
+           gpusInAll == other.gpusInAll && machine == other.machine;
   }
 };
 

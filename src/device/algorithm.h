@@ -77,10 +77,17 @@ struct ProtocolList {};
 using CollectiveAlgorithms = AlgorithmList<Algorithm::tree, Algorithm::ring>;
 using CollectiveProtocols = ProtocolList<Protocol::ll, Protocol::ll128, Protocol::simple>;
 
+// The algorithm whose code carries another one: a CollNet chain is a tree in which the network is
+// the parent of one rank of each node.
+constexpr Algorithm codeOf(Algorithm algorithm) {
+  return algorithm == Algorithm::collNetChain ? Algorithm::tree : algorithm;
+}
+
 // Thread groups that a block is split into. Works with the same number share launches.
 constexpr int groupsOf(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::tree:
+    case Algorithm::collNetChain:
       return 2;  // one reduces up while the other broadcasts down
     case Algorithm::nvls:
     case Algorithm::nvlsTree:

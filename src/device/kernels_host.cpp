@@ -2,6 +2,7 @@
 #include "device/collective/collective.h"
 #include "device/collective/direct.h"
 #include "device/collective/nvls.h"
+#include "device/collective/reduction_server.h"
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
 #include "device/protocol/window.h"
@@ -12,10 +13,14 @@ namespace {
 using namespace host_target;
 
 void collective(const void* arguments, const runtime::HostGroupContext& context) {
+  const auto& launch = *static_cast<const CollectiveArguments*>(arguments);
   ThreadGroup group(context);
+  if (context.group == launch.groups) {
+    if (context.role == 0) reductionServer(group, context.block, launch);
+    return;
+  }
   Block block{};
-  collectiveBlock(group, block, context.block, context.group,
-                  *static_cast<const CollectiveArguments*>(arguments));
+  collectiveBlock(group, block, context.block, context.group, launch);
 }
 
 void multicast(const void* arguments, const runtime::HostGroupContext& context) {

@@ -146,16 +146,28 @@ struct Tree {
   int32_t down[kMaxTreeChildren];  // those that exist come first
 };
 
-// A channel from one rank's view. Its connections are those of a ring, a tree, and a tree of the
-// heads of nodes (device/multicast.h).
-inline constexpr int kMaxConnections = 2 + (1 + kMaxTreeChildren) + (1 + 2);
+// With CollNet the network combines what a rank of each node sends, and returns the result to all
+// of them. For these ranks it is a peer with FIFOs of protocol Simple.
+inline constexpr int kNetworkPeer = -1;
+
+// A channel from one rank's view. Its connections are those of a ring, a tree, a tree of the heads
+// of nodes (device/multicast.h), a chain, and the network.
+inline constexpr int kMaxConnections = 2 + (1 + kMaxTreeChildren) + (1 + 2) + 2 + 1;
 struct Channel {
   Ring ring;
   Tree tree;
+  Tree chain;  // CollNet: the ranks of a node, of which the first has the network as its parent
   Connection connections[kMaxConnections];
 };
 
 struct Multicast;  // device/multicast.h
+
+// What a rank needs to stand in for the network on simulated nodes: the other ends of the FIFOs.
+struct ReductionServer {
+  int32_t nodes;
+  Fifo* receive;  // [channel * nodes + node]
+  Fifo* send;
+};
 
 // A communicator in device memory. The tables grow as connections are made: entries of unconnected
 // peers are null.
@@ -169,10 +181,11 @@ struct DeviceCommunicator {
   uint32_t stopped;                // set permanently when an abort has ended a launch
   const uint32_t* abortFlag;       // in host memory, so a waiting kernel looks at it rarely
   Channel* channels;
-  Fifo* send;             // for messages: [peer * peerChannels + channel]
-  Fifo* receive;          // for messages: [peer * peerChannels + channel]
-  MappedWindow* windows;  // of the peers: [peer * kWindowSlots + index]; null if there are none
-  Multicast* multicast;   // null until it is connected
+  Fifo* send;               // for messages: [peer * peerChannels + channel]
+  Fifo* receive;            // for messages: [peer * peerChannels + channel]
+  MappedWindow* windows;    // of the peers: [peer * kWindowSlots + index]; null if there are none
+  Multicast* multicast;     // null until it is connected
+  ReductionServer* server;  // of one rank, if the network is simulated; null until it is connected
 };
 
 enum class Operation : uint8_t {

@@ -179,6 +179,8 @@ constexpr bool Needs::*needOf(device::Algorithm algorithm) {
       return &Needs::rings;
     case device::Algorithm::tree:
       return &Needs::trees;
+    case device::Algorithm::collNetChain:
+      return &Needs::chains;
     case device::Algorithm::nvls:
     case device::Algorithm::nvlsTree:
       return &Needs::multicast;
@@ -219,6 +221,8 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, int grou
       cut(config, call.choice.chunkBytes, work);
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
       if (config.ranks > 1) plan.needs.*needOf(work.algorithm) = true;
+      launch.serves |=
+          config.rank == kServerRank && work.algorithm == device::Algorithm::collNetChain;
     }
   }
 }
@@ -307,6 +311,7 @@ void append(Plan part, Plan& plan) {
   plan.needs.rings |= part.needs.rings;
   plan.needs.trees |= part.needs.trees;
   plan.needs.multicast |= part.needs.multicast;
+  plan.needs.chains |= part.needs.chains;
   plan.needs.direct |= part.needs.direct;
   plan.needs.peers.insert(plan.needs.peers.end(), part.needs.peers.begin(), part.needs.peers.end());
 }

@@ -85,7 +85,8 @@ std::array<uint64_t, device::kProtocols> chunkBytesOf(const CommConfig& config);
 struct CollectiveLaunch {
   CollectiveLaunch() {}  // NOLINT(modernize-use-equals-default)
   int blocks = 0;
-  int threads = 0;  // of a block
+  int threads = 0;      // of a block
+  bool serves = false;  // stands in for the network in one more group of each block
   device::CollectiveArguments arguments;
 };
 struct SendReceiveLaunch {
@@ -122,10 +123,13 @@ struct PeerUse {
 
 // What must be connected before a plan can run.
 struct Needs {
-  bool rings = false, trees = false, multicast = false;
+  bool rings = false, trees = false, multicast = false, chains = false;
   device::DirectPeers direct = 0;  // whose windows are mapped
   std::vector<PeerUse> peers;      // one for each message
 };
+
+// The rank that stands in for a network that reduces, between simulated nodes.
+inline constexpr int kServerRank = 0;
 
 struct Plan {
   std::vector<Launch> launches;  // in the order in which they run

@@ -561,7 +561,8 @@ GraphSet searchGraphs(const Machine& machine, const SearchSettings& settings) {
   graphs.collnetChain = choose(GraphId::collnetChain, {Pattern::tree, channels, channels, true});
   graphs.collnetDirect =
       choose(GraphId::collnetDirect, {Pattern::collnetDirect, 1, settings.maxChannels, true});
-  graphs.nvls = choose(GraphId::nvls, {Pattern::nvls, 1, settings.maxChannels, settings.collnet});
+  graphs.nvls = choose(GraphId::nvls, {Pattern::nvls, 1, settings.maxChannels,
+                                       settings.collnet && space.netCount() > 0});
   return graphs;
 }
 

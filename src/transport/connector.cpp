@@ -10,7 +10,10 @@
 namespace unisono::transport {
 namespace {
 
-constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kTree = 5, kMulticast = 6, kHeadTree = 7;
+constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kTree = 5, kMulticast = 6, kHeadTree = 7,
+                   kChain = 8, kNetwork = 9;
+// Counters of different FIFOs are in different lines.
+constexpr size_t kLineBytes = 128;
 
 }  // namespace
 
@@ -69,7 +72,8 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
 
 bool Connector::isConnected(const plan::Needs& needs) const {
   if ((needs.rings && !ringsConnected_) || (needs.trees && !treesConnected_) ||
-      (needs.multicast && multicast_ == nullptr) || (needs.direct & ~directConnected_) != 0) {
+      (needs.chains && !chainsConnected_) || (needs.multicast && multicast_ == nullptr) ||
+      (needs.direct & ~directConnected_) != 0) {
     return false;
   }
   return std::all_of(needs.peers.begin(), needs.peers.end(), [this](const plan::PeerUse& use) {
@@ -80,6 +84,7 @@ bool Connector::isConnected(const plan::Needs& needs) const {
 void Connector::connect(const plan::Needs& needs) {
   if (needs.rings && !ringsConnected_) connectRings();
   if (needs.trees && !treesConnected_) connectTrees();
+  if (needs.chains && !chainsConnected_) connectChains();
   if (needs.multicast && multicast_ == nullptr) connectMulticast();
   if ((needs.direct & ~directConnected_) != 0) connectDirect(needs.direct);
   connectPeers(needs.peers);
@@ -234,6 +239,66 @@ void Connector::connectMulticast() {
   tables_.setMulticast(layout, graph.head, config_.multicastChannels, own.address,
                        static_cast<std::byte*>(address->address()), places);
   multicast_ = std::move(address);
+}
+
+void Connector::connectChains() {
+  const ChainGraph& graph = graphs_.collnet;
+  Hops hops;
+  for (size_t channel = 0; channel < graph.chains.size(); channel++) {
+    addTreeHops(hops, static_cast<int>(channel), graph.chains[channel]);
+  }
+  connectHops(kChain, hops);
+  connectNetwork();
+  for (size_t channel = 0; channel < graph.chains.size(); channel++) {
+    const auto& heads = graph.heads[channel];
+    tables_.setChain(static_cast<int>(channel),
+                     graph.chains[channel][static_cast<size_t>(config_.rank)],
+                     std::find(heads.begin(), heads.end(), config_.rank) != heads.end());
+  }
+  chainsConnected_ = true;
+}
+
+// The simulated network. Both FIFOs of every head, to the network and from it, are in the memory of
+// the rank that stands in for it.
+void Connector::connectNetwork() {
+  const auto& heads = graphs_.collnet.heads;
+  const size_t slotBytes = config_.slotBytes[plan::indexOf(device::Protocol::simple)];
+  const size_t fifoBytes = 2 * kLineBytes + slots_ * slotBytes;
+  const size_t nodes = heads.front().size();
+  const bool serves = config_.rank == plan::kServerRank;
+  std::set<int> clients;
+  for (const auto& channel : heads) clients.insert(channel.begin(), channel.end());
+  clients.erase(plan::kServerRank);
+  memory::Block own{};
+  const auto tagFor = [](int client) { return tagOf(kNetwork, true, plan::kServerRank, client); };
+  if (serves) {
+    own = arena_.allocate(2 * heads.size() * nodes * fifoBytes);
+    for (const int client : clients) blocks_.send(client, tagFor(client), 0, own);
+  } else if (clients.contains(config_.rank)) {
+    own.address = blocks_.receive(plan::kServerRank, tagFor(config_.rank), 0);
+  }
+  std::vector<device::Fifo> receive, send;  // of the network
+  for (size_t channel = 0; channel < heads.size(); channel++) {
+    for (size_t node = 0; node < nodes; node++) {
+      std::byte* at = own.address + 2 * (channel * nodes + node) * fifoBytes;
+      device::Fifo fifos[2] = {};
+      for (device::Fifo& fifo : fifos) {
+        fifo.head = reinterpret_cast<uint64_t*>(at);
+        fifo.tail = reinterpret_cast<uint64_t*>(at + kLineBytes);
+        fifo.slots = at + 2 * kLineBytes;
+        at += fifoBytes;
+      }
+      receive.push_back(fifos[0]);
+      send.push_back(fifos[1]);
+      if (heads[channel][node] != config_.rank) continue;
+      for (const bool sends : {true, false}) {
+        std::array<device::Fifo, device::kProtocols> ends{};
+        ends[plan::indexOf(device::Protocol::simple)] = fifos[sends ? 0 : 1];
+        tables_.setFifos(sends, static_cast<int>(channel), device::kNetworkPeer, ends);
+      }
+    }
+  }
+  if (serves) tables_.setServer(static_cast<int>(nodes), receive, send);
 }
 
 // Of the peers those that are not connected yet.

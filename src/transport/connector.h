@@ -29,11 +29,19 @@ struct MulticastGraph {
   std::array<std::vector<topology::TreePlace>, 2> trees;
 };
 
+// CollNet, where the network reduces.
+struct ChainGraph {
+  // Neighbours in the chain of each node, by channel and rank.
+  std::vector<std::vector<topology::TreePlace>> chains;
+  std::vector<std::vector<int32_t>> heads;  // [channel][node]: the first rank of the chain
+};
+
 // The rings and trees of all channels.
 struct ChannelGraphs {
   std::vector<std::vector<int32_t>> rings;              // [channel][position]: rank
   std::vector<std::vector<topology::TreePlace>> trees;  // [channel][rank]
   MulticastGraph multicast;
+  ChainGraph collnet;
 };
 
 // Connects a rank to its peers when a plan first needs them: all channels of an algorithm at once,
@@ -92,6 +100,8 @@ class Connector {
   void connectPeers(const std::vector<plan::PeerUse>& uses);
   void connectDirect(device::DirectPeers peers);
   void connectMulticast();
+  void connectChains();
+  void connectNetwork();
 
   runtime::Runtime& runtime_;
   memory::Arena& arena_;
@@ -106,7 +116,7 @@ class Connector {
   std::array<std::unique_ptr<Transport>, kTransportKinds> transports_;  // those in use
 
   std::set<std::tuple<int, int, int>> connectedHops_;  // channel, sender, receiver
-  bool ringsConnected_ = false, treesConnected_ = false;
+  bool ringsConnected_ = false, treesConnected_ = false, chainsConnected_ = false;
   std::vector<bool> sendConnected_, receiveConnected_;  // for messages, by peer
   device::DirectPeers directConnected_ = 0;
   std::shared_ptr<runtime::MappedMemory> multicast_;  // the address of all ranks' buffers

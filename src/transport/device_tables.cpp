@@ -97,6 +97,28 @@ void DeviceTables::setTree(int channel, const topology::TreePlace& place) {
   write(&channels_[channel].tree, &tree, sizeof(tree));
 }
 
+void DeviceTables::setChain(int channel, const topology::TreePlace& place, bool hasNetwork) {
+  device::Tree chain = treeAt(channel, place);
+  if (hasNetwork) chain.up = connectionTo(channel, device::kNetworkPeer);
+  write(&channels_[channel].chain, &chain, sizeof(chain));
+}
+
+void DeviceTables::setServer(int nodes, std::span<const device::Fifo> receive,
+                             std::span<const device::Fifo> send) {
+  Pieces pieces;
+  const size_t serverOffset = pieces.add<device::ReductionServer>(1);
+  const size_t receiveOffset = pieces.add<device::Fifo>(receive.size());
+  const size_t sendOffset = pieces.add<device::Fifo>(send.size());
+  std::byte* base = arena_.allocate(pieces.bytes()).address;
+  auto* onDevice = reinterpret_cast<device::ReductionServer*>(base + serverOffset);
+  const device::ReductionServer server{nodes, reinterpret_cast<device::Fifo*>(base + receiveOffset),
+                                       reinterpret_cast<device::Fifo*>(base + sendOffset)};
+  write(server.receive, receive.data(), receive.size_bytes());
+  write(server.send, send.data(), send.size_bytes());
+  write(onDevice, &server, sizeof(server));
+  write(&communicator_->server, &onDevice, std::span(&onDevice, 1).size_bytes());
+}
+
 void DeviceTables::setMulticast(const device::MulticastLayout& layout, int head, int channels,
                                 std::byte* own, std::byte* all,
                                 const std::array<topology::TreePlace, 2>& tree) {

@@ -42,6 +42,11 @@ class DeviceTables {
                int position);
   // Neighbours in the tree of a channel, by rank.
   void setTree(int channel, const topology::TreePlace& place);
+  // Neighbours in the CollNet chain of a channel; with `hasNetwork` the parent is the network.
+  void setChain(int channel, const topology::TreePlace& place, bool hasNetwork);
+  // The ends of the network, which this rank stands in for: of each node, by channel.
+  void setServer(int nodes, std::span<const device::Fifo> receive,
+                 std::span<const device::Fifo> send);
   // This rank's buffers of NVLS, one after another for all channels, and their multicast address.
   // `tree`: its places in the trees of heads, for even and odd channels.
   void setMulticast(const device::MulticastLayout& layout, int head, int channels, std::byte* own,

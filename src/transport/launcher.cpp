@@ -23,7 +23,7 @@ Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
   return {multicast ? device::multicastKernel() : device::collectiveKernel(),
           {.blocks = launch.blocks,
            .threadsPerBlock = launch.threads,
-           .groupsPerBlock = launch.arguments.groups,
+           .groupsPerBlock = launch.arguments.groups + (launch.serves ? 1 : 0),
            .argumentBytes = launch.arguments.bytesInUse()},
           &launch.arguments};
 }

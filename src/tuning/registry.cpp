@@ -31,6 +31,7 @@ constexpr Implemented kOnlyForced[] = {
     {Algorithm::ring,   Protocol::ll128,  {true,    true,     true,         true,     true}},
     {Algorithm::nvls,   Protocol::simple, {true,    true,     true,         false,    false}},
     {Algorithm::nvlsTree, Protocol::simple, {true,  false,    false,        false,    false}},
+    {Algorithm::collNetChain, Protocol::simple, {true, false, false,        false,    false}},
 };
 // clang-format on
 
@@ -159,6 +160,7 @@ const Registry& libraryRegistry() {
 const Registry& ncclRegistry() {
   static const Registry registry = [] {
     Registry result;
+    result.nvlsBetweenNodes = true;
     for (const Operation operation : kOperations) {
       for (int a = 0; a < device::kNcclAlgorithms; a++) {
         for (int p = 0; p < device::kProtocols; p++) {

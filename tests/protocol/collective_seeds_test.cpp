@@ -19,7 +19,7 @@ namespace {
 
 using plan::Call;
 
-constexpr uint64_t kSeeds = 2016;  // of each: all worlds, 18 times
+constexpr uint64_t kSeeds = 2016;  // of each: all worlds, 16 times
 
 std::string describe(const World& world, const Scenario& scenario, const std::string& wrong) {
   return wrong.empty() ? wrong
@@ -52,6 +52,20 @@ INSTANTIATE_TEST_SUITE_P(All, CollectiveSeeds,
                                          Call::broadcast, Call::reduce, Call::send, Call::allToAll,
                                          Call::gather, Call::scatter),
                          [](const auto& tested) { return nameOf(tested.param); });
+
+// All-reduce with CollNet, every type and operator.
+TEST(Seeds, NetworkReduces) {
+  forEachSeed(300, "network", [](uint64_t seed, Random& random) {
+    World& world = worldOf(geometryOf(seed % 2 == 0 ? "CollNet chain" : "CollNet chains on links"),
+                           4 + static_cast<int>(seed % 5));
+    world.reset(random);
+    setSchedule(seed);
+    ScenarioOptions options;
+    options.mostBytes = 1024;
+    Scenario scenario(world, memories(), random, options);
+    return describe(world, scenario, scenario.run());
+  });
+}
 
 TEST(Seeds, OneRankAlone) {
   forEachSeed(200, "alone", [](uint64_t seed, Random& random) {

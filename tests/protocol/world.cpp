@@ -132,12 +132,28 @@ template <typename Visit>
 void World::visitFifos(Visit visit) const {
   // The entry of `peer` in a channel of `rank`, or null.
   const auto connectionTo = [this](int rank, int channel, int peer) -> device::Connection* {
+    constexpr auto kSimple = static_cast<int>(device::Protocol::simple);
     for (device::Connection& connection : tables(rank).channels[channel].connections) {
-      const bool made = connection.send[0].head != nullptr || connection.receive[0].head != nullptr;
+      const bool made =
+          connection.send[kSimple].head != nullptr || connection.receive[kSimple].head != nullptr;
       if (made && connection.peer == peer) return &connection;
     }
     return nullptr;
   };
+  const device::ReductionServer* server = tables(plan::kServerRank).server;
+  for (int channel = 0; server != nullptr && channel < geometry_.channels; channel++) {
+    const std::vector<int32_t> heads = makeChainGraph(ranks()).heads[static_cast<size_t>(channel)];
+    for (size_t node = 0; node < heads.size(); node++) {
+      constexpr auto kSimple = static_cast<int>(device::Protocol::simple);
+      device::Connection& head = *connectionTo(heads[node], channel, device::kNetworkPeer);
+      const size_t entry = static_cast<size_t>(channel) * heads.size() + node;
+      const size_t slotBytes = geometry_.slotBytes;
+      visit(head.send[kSimple], server->receive[entry], slotBytes, false,
+            fmt::format("connection {} -> network, channel {}", heads[node], channel));
+      visit(server->send[entry], head.receive[kSimple], slotBytes, false,
+            fmt::format("connection network -> {}, channel {}", heads[node], channel));
+    }
+  }
   for (int rank = 0; rank < ranks(); rank++) {
     for (int channel = 0; channel < geometry_.channels; channel++) {
       for (int peer = 0; peer < ranks(); peer++) {
@@ -259,6 +275,7 @@ void World::makeMember(int rank, int ranks) {
   unisono::testing::setModel(config, {.minBytesPerChannel = geometry_.minBytesPerChannel,
                                       .lowLatencyTraffic = geometry_.lowLatencyMaxBytes,
                                       .nodes = nodesOf(ranks),
+                                      .collnet = geometry_.collnet && nodesOf(ranks) > 1,
                                       .algorithms = geometry_.algorithms,
                                       .protocols = geometry_.protocols});
 
@@ -301,6 +318,7 @@ void World::makeMember(int rank, int ranks) {
   if (geometry_.directLineBits > 0) everything.direct = plan::everyPeer(config);
   everything.rings = everything.trees = ranks > 1;
   everything.multicast = config.multicastChannels > 0;
+  everything.chains = geometry_.collnet && nodesOf(ranks) > 1;
   for (int delta = 1; delta < ranks; delta++) {
     everything.peers.push_back({(rank + delta) % ranks, true});
     everything.peers.push_back({(rank + ranks - delta) % ranks, false});
@@ -313,6 +331,7 @@ void World::makeMember(int rank, int ranks) {
 transport::ChannelGraphs World::makeGraphs(int rank, int ranks) const {
   transport::ChannelGraphs graphs;
   graphs.multicast = makeMulticastGraph(rank, ranks);
+  graphs.collnet = makeChainGraph(ranks);
   for (int channel = 0; channel < geometry_.channels; channel++) {
     std::vector<int32_t> order(index(ranks));
     for (int i = 0; i < ranks; i++) {
@@ -330,6 +349,28 @@ transport::ChannelGraphs World::makeGraphs(int rank, int ranks) const {
     graphs.trees.push_back(tree);
   }
   return graphs;
+}
+
+// Chains run backwards on odd channels.
+transport::ChainGraph World::makeChainGraph(int ranks) const {
+  transport::ChainGraph graph;
+  for (int channel = 0; channel < geometry_.channels; channel++) {
+    auto& chains = graph.chains.emplace_back(index(ranks));
+    auto& heads = graph.heads.emplace_back();
+    for (int node = 0; node < nodesOf(ranks); node++) {
+      std::vector<int> chain;
+      for (int r = 0; r < ranks; r++) {
+        if (nodeOf(r) == node) chain.push_back(r);
+      }
+      if (channel % 2 == 1) std::reverse(chain.begin(), chain.end());
+      heads.push_back(chain.front());
+      for (size_t i = 1; i < chain.size(); i++) {
+        chains[index(chain[i])].up = chain[i - 1];
+        chains[index(chain[i - 1])].down.push_back(chain[i]);
+      }
+    }
+  }
+  return graph;
 }
 
 // Nodes have as many heads as the smallest of them has ranks, each node others.

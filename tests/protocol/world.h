@@ -56,6 +56,7 @@ struct Geometry {
   uint64_t directBytes = 1 << 30;
   int directLineBits = 0;
   bool multicast = false;         // NVLS on as many channels, with the same slots
+  bool collnet = false;           // a network that reduces
   int ranksPerNode = kMostRanks;  // consecutive ranks, fewer on the last node
   // NCCL_ALGO and NCCL_PROTO, and the limit of LL where they leave a choice.
   const char* algorithms = "";
@@ -132,6 +133,7 @@ class World {
   uint32_t* abortFlag(int rank) const;
   void makeMember(int rank, int ranks);
   transport::ChannelGraphs makeGraphs(int rank, int ranks) const;
+  transport::ChainGraph makeChainGraph(int ranks) const;
   transport::MulticastGraph makeMulticastGraph(int rank, int ranks) const;
   int nodesOf(int ranks) const { return ceilDivide(ranks, geometry_.ranksPerNode); }
   int nodeOf(int rank) const { return rank / geometry_.ranksPerNode; }

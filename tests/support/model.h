@@ -14,6 +14,7 @@ struct ModelOptions {
   uint64_t minBytesPerChannel = 4096;  // of every algorithm and protocol
   uint64_t lowLatencyTraffic = 0;      // LL is only forced
   int nodes = 1;
+  bool collnet = false;
   const char* algorithms = "";
   const char* protocols = "";
 };
@@ -34,6 +35,8 @@ inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
   facts.machine.switches = 1;
   facts.lowLatencyTraffic = options.lowLatencyTraffic;
   facts.chunkBytes = plan::chunkBytesOf(config);
+  facts.collnet = options.collnet;
+  facts.collnetChain = facts.collnetDirect = facts.ring;
   facts.multicast = config.multicastChannels > 0;
   facts.nvlsChannels = config.multicastChannels;
   facts.nvls = facts.ring;

@@ -299,6 +299,7 @@ class Shape {
     if (!path.automatic) {
       set("NCCL_ALGO", std::string(tuning::nameOf(path.algorithm)));
       set("NCCL_PROTO", std::string(tuning::nameOf(path.protocol)));
+      set("NCCL_COLLNET_ENABLE", "1");
     }
     if (const uint32_t slot = kSlotBytes[at(point, bufferAxis)]; slot != 0) {
       for (const char* name : {"NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE"}) {
@@ -345,6 +346,12 @@ std::vector<test::Point> makePoints(int covers, std::mt19937_64& random) {
   points.erase(std::unique(points.begin(), points.end()), points.end());
   return points;
 }
+
+// A machine with NICs, without which there is no CollNet.
+const bool topologySet = [] {
+  ::setenv("UNISONO_HOST_TOPOLOGY", UNISONO_TOPOLOGY, 0);
+  return true;
+}();
 
 TEST(Matrix, CasesAreRight) {
   const char* covers = std::getenv("UNISONO_TEST_MATRIX");

@@ -94,6 +94,12 @@ TEST(Model, SaysWhyAnAlgorithmIsExcluded) {
   EXPECT_EQ(exclusionOf(two, Algorithm::nvlsTree, simple), Exclusion::none);
   EXPECT_EQ(exclusionOf(two, Algorithm::nvlsTree, simple, Operation::allGather),
             Exclusion::operation);
+  EXPECT_EQ(exclusionOf(two, Algorithm::collNetChain, simple), Exclusion::noCollnet);
+  two.facts.collnet = true;
+  EXPECT_EQ(exclusionOf(two, Algorithm::nvls, simple), Exclusion::notImplemented);
+  EXPECT_EQ(exclusionOf(two, Algorithm::collNetChain, simple), Exclusion::noChannels);
+  two.facts.collnetChain = two.facts.tree;
+  EXPECT_EQ(exclusionOf(two, Algorithm::collNetChain, simple), Exclusion::none);
   one.facts.reachAll = false;
   EXPECT_EQ(exclusionOf(one, Algorithm::direct, Protocol::ll), Exclusion::unreachable);
   one.facts.reachAll = true;

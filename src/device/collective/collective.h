@@ -18,8 +18,8 @@ struct AlgorithmCode<Algorithm::ring> {
   template <template <int, int> class P>
   using Type = RingCollective<P>;
   UNISONO_DEVICE static void loadEnds(ThreadGroup& group, Block& block, Channel& channel,
-                                      int protocol) {
-    loadRingEnds(group, block, channel, protocol);
+                                      const CollectiveWork& work) {
+    loadRingEnds(group, block, channel, static_cast<int>(work.protocol));
   }
 };
 
@@ -28,8 +28,8 @@ struct AlgorithmCode<Algorithm::tree> {
   template <template <int, int> class P>
   using Type = TreeCollective<P>;
   UNISONO_DEVICE static void loadEnds(ThreadGroup& group, Block& block, Channel& channel,
-                                      int protocol) {
-    loadTreeEnds(group, block, channel, protocol);
+                                      const CollectiveWork& work) {
+    loadTreeEnds(group, block, channel, treeOf(channel, work), static_cast<int>(work.protocol));
   }
 };
 
@@ -65,7 +65,7 @@ UNISONO_DEVICE void runWorkBy(ThreadGroup& group, Block& block, ProtocolList<kPr
 }
 template <Algorithm... kAlgorithms>
 UNISONO_DEVICE void runAnyWork(ThreadGroup& group, Block& block, AlgorithmList<kAlgorithms...>) {
-  ((block.work.algorithm == kAlgorithms
+  ((codeOf(block.work.algorithm) == kAlgorithms
         ? runWorkBy<kAlgorithms>(group, block, CollectiveProtocols())
         : void()),
    ...);
@@ -75,9 +75,9 @@ UNISONO_DEVICE void runAnyWork(ThreadGroup& group, Block& block, AlgorithmList<k
 template <Algorithm... kAlgorithms>
 UNISONO_DEVICE void loadEnds(ThreadGroup& group, Block& block, Channel& channel,
                              const CollectiveWork& work, AlgorithmList<kAlgorithms...>) {
-  ((work.algorithm == kAlgorithms ? AlgorithmCode<kAlgorithms>::loadEnds(
-                                        group, block, channel, static_cast<int>(work.protocol))
-                                  : void()),
+  ((codeOf(work.algorithm) == kAlgorithms
+        ? AlgorithmCode<kAlgorithms>::loadEnds(group, block, channel, work)
+        : void()),
    ...);
 }
 
@@ -106,9 +106,7 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
     block.groups = arguments.groups;
     // A launch has works over rings, over trees, or of one rank alone. What it does not use may
     // be connected while it runs.
-    if (arguments.groups > 1) {
-      block.tree = channel.tree;
-    } else if (arguments.work[0].operation != Operation::local) {
+    if (arguments.groups == 1 && arguments.work[0].operation != Operation::local) {
       block.ring = channel.ring;
     }
   }
@@ -121,6 +119,7 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
     const bool alone = work.operation == Operation::local;
     if (group.isLoader(0)) {
       block.work = work;
+      if (arguments.groups > 1) block.tree = treeOf(channel, work);
       block.slotBytes = communicator.slotBytes[static_cast<int>(work.protocol)];
     }
     if (!alone) loadEnds(group, block, channel, work, CollectiveAlgorithms());

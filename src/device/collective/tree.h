@@ -3,17 +3,22 @@
 
 #include "device/protocol/protocol.h"
 
-// All-reduce on a tree. One group of a block reduces from the children to the parent, the other
-// passes the result down, both chunk by chunk, so that the two directions overlap. The root does
-// both in one step. Even and odd channels have trees of their own in which nearly every inner rank
-// is a leaf of the other, so that together they use what every rank can send and receive.
+// All-reduce on a tree, or on CollNet chains. One group of a block reduces from the children to the
+// parent, the other passes the result down, both chunk by chunk, so that the two directions
+// overlap. The root does both in one step. Even and odd channels have trees of their own in which
+// nearly every inner rank is a leaf of the other, so that together they use what every rank can
+// send and receive.
 namespace unisono::device::UNISONO_TARGET {
 
 enum TreeGroup { kUpGroup = 0, kDownGroup = 1 };
 
+UNISONO_DEVICE const Tree& treeOf(const Channel& channel, const CollectiveWork& work) {
+  return work.algorithm == Algorithm::collNetChain ? channel.chain : channel.tree;
+}
+
 // Loads the ends of the FIFOs that a group uses.
-UNISONO_DEVICE void loadTreeEnds(ThreadGroup& group, Block& block, Channel& channel, int protocol) {
-  const Tree& tree = block.tree;
+UNISONO_DEVICE void loadTreeEnds(ThreadGroup& group, Block& block, Channel& channel,
+                                 const Tree& tree, int protocol) {
   const bool isRoot = tree.up < 0;
   // Place `place` of an array of ends is loaded by lane `lane`.
   auto receiveFrom = [&](int lane, int place, int connection) {
@@ -105,9 +110,14 @@ class TreeCollective {
 
   UNISONO_DEVICE void broadcastDown() {
     Mover<ProtocolOf<1, kMaxTreeChildren>> mover(group_, block_);
-    mover.begin(kParent);
+    const bool isReduced = block_.receive[0].peer != kNetworkPeer;
+    mover.begin(isReduced ? kParent : kNobody);
     forEachChunk([&](uint64_t first, uint64_t count) {
-      mover.receiveCopySend(kParent, children_, output(first), count);
+      if (isReduced) {
+        mover.receiveCopySend(kParent, children_, output(first), count);
+      } else {
+        mover.receiveReduceCopySend(kParent, children_, nullptr, output(first), count);
+      }
     });
     mover.finish();
   }
