@@ -301,17 +301,17 @@ void World::makeMember(int rank, int ranks) {
   member.mapper = runtime.createStream(rank);
   member.users = runtime.allocatePinned(sizeof(uint64_t));
 
-  std::vector<transport::PeerPlace> places;
   for (int r = 0; r < ranks; r++) {
-    places.push_back({geometry_.oneProcess ? 1 : static_cast<uint64_t>(r), r});
+    const auto number = static_cast<uint64_t>(r);
+    member.places.push_back({geometry_.oneProcess ? 1 : number, r, number});
   }
-  transport::PeerLinks links;
   for (int a = 0; a < ranks; a++) {
-    for (int b = a + 1; b < ranks; b++) links[{a, b}] = link(a, b);
+    for (int b = a + 1; b < ranks; b++) member.links[{a, b}] = link(a, b);
   }
+  member.graphs = makeGraphs(rank, ranks);
   member.connector = std::make_unique<transport::Connector>(
       runtime, network(rank), *member.arena, *member.mappings, *member.tables, config,
-      geometry_.slots, std::move(places), std::move(links), makeGraphs(rank, ranks));
+      geometry_.slots, member.places, member.links, member.graphs, false);
   member.connector->connectThrough();
 
   plan::Needs everything;

@@ -123,6 +123,9 @@ class World {
     std::unique_ptr<memory::Arena> arena;
     std::unique_ptr<memory::MappingCache> mappings;
     std::unique_ptr<transport::DeviceTables> tables;
+    std::vector<transport::PeerPlace> places;
+    transport::PeerLinks links;
+    transport::ChannelGraphs graphs;
     std::unique_ptr<transport::Connector> connector;
     std::shared_ptr<void> stream;
     std::shared_ptr<void> mapper;  // the stream of its changes of windows
