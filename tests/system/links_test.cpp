@@ -67,6 +67,28 @@ TEST(BrokenLinks, BetweenProcesses) {
   EXPECT_EQ(results, (std::vector<int>{0, 0}));
 }
 
+// The first calls of two processes are messages, which they connect in different orders.
+TEST(HealthyLinks, AreFoundToBeRight) {
+  const Pipe pipe;
+  const Meeting done;
+  const std::vector<int> results = runChildren(2, [&](int process) {
+    const ncclComm_t comm = joinTwo(pipe, process);
+    const DeviceBuffer buffer(process, 2000);
+    const DeviceStream stream(process);
+    const int peer = 1 - process;
+    check(ncclGroupStart());
+    check(ncclSend(buffer.as(), 1000, ncclInt8, peer, comm, stream));
+    check(ncclRecv(buffer.as() + 1000, 1000, ncclInt8, peer, comm, stream));
+    check(ncclGroupEnd());
+    stream.synchronize();
+    useOnce(comm);
+    useOnce(comm, 1'000'000);
+    done.wait(process);
+    check(ncclCommDestroy(comm));
+  });
+  EXPECT_EQ(results, (std::vector<int>{0, 0}));
+}
+
 // Ranks that do not use it, or that look away, work.
 TEST(BrokenLinks, AreNotInTheWayOfOthers) {
   withBrokenLink([] {
