@@ -407,6 +407,7 @@ class ProfilerLibrary {
   }
 
   AnyFunctions functions;
+  std::mutex initMutex;
   int wanted = 0;
 
  private:
@@ -463,6 +464,8 @@ std::vector<std::unique_ptr<Profiler>> Profiler::open(const std::string& setting
     if (library == nullptr) continue;
     std::unique_ptr<Profiler> profiler(new Profiler(*library, communicator));
     const ProfiledCommunicator& told = profiler->communicator_;
+    // Plug-ins write the word of the events that they want.
+    std::unique_lock starting(library->initMutex);
     const int result = std::visit(
         [&](const auto* functions) {
           using Init = decltype(functions->init);
@@ -478,6 +481,7 @@ std::vector<std::unique_ptr<Profiler>> Profiler::open(const std::string& setting
           }
         },
         library->functions);
+    starting.unlock();
     if (result != kSuccess) {
       warn(fmt::format("A profiler plug-in is ignored: its init returned error {}", result));
       profiler->isStarted_ = false;
