@@ -75,7 +75,7 @@ void checkRange(const ncclConfig_t& config, const AllowedRange& range) {
       .remedy(fmt::format("Set it to {}, or leave it undefined", allowed));
 }
 
-// There is no network transport yet, so that a name of NCCL's own networks has no effect.
+// Sockets are the only network, so that a name of NCCL's own networks has no effect.
 void checkNetwork(const char* name) {
   if (name == nullptr || ::strcasecmp(name, "Socket") == 0 || ::strcasecmp(name, "IB") == 0) return;
   throw invalidUsage("ncclConfig_t.netName is \"{}\", and there is no such network", name)

@@ -113,6 +113,10 @@ constexpr Row kRows[] = {
      "where rank 0 of a communicator listens for the other ranks"},
     {"NCCL_HOSTID", Text{&S::hostId, "text"}, "this host",
      "identity of the host: ranks with different values are treated as different nodes"},
+    {"NCCL_NET", Choice{&S::network, "Socket"}, "automatic",
+     "network between hosts; Socket: TCP sockets, also between simulated hosts of one machine, "
+     "which "
+     "share memory otherwise"},
     {"UNISONO_BOOTSTRAP_TIMEOUT",
      Number{&S::bootstrapTimeoutSeconds, 1, kLongestSeconds, OutOfRange::useDefault, "seconds"},
      "600 at init, then none",

@@ -19,7 +19,7 @@ using transport::TransportKind;
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 496 && bootstrap::kProtocolVersion == 10,
+static_assert(sizeof(RankFacts) == 504 && bootstrap::kProtocolVersion == 11,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -140,8 +140,21 @@ transport::MulticastGraph multicastGraphOf(const topology::Joined& joined, int r
 
 }  // namespace
 
+bool usesNetwork(const std::vector<RankFacts>& ranks) {
+  const RankFacts& first = ranks.front();
+  const bool real = first.backend == static_cast<int>(runtime::Backend::cuda);
+  const auto differs = [&](const RankFacts& facts) { return facts.host != first.host; };
+  const auto wants = [&](const RankFacts& facts) {
+    return facts.network != 0 || facts.machine != first.machine;
+  };
+  return std::any_of(ranks.begin(), ranks.end(), differs) &&
+         (real || std::any_of(ranks.begin(), ranks.end(), wants));
+}
+
 void checkFacts(const std::vector<RankFacts>& ranks) {
   const RankFacts& first = ranks.front();
+  const bool network = usesNetwork(ranks);
+  std::map<uint64_t, size_t> hosts;  // by hash: the first rank
   for (size_t r = 0; r < ranks.size(); r++) {
     const RankFacts& facts = ranks[r];
     if (facts.layout != first.layout) {
@@ -153,28 +166,30 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
       throw invalidUsage("Rank {} on {} uses another backend than rank 0", r, facts.hostName.data())
           .remedy("Set UNISONO_BACKEND alike on all ranks");
     }
-    if (facts.machine != first.machine) {
-      throw invalidUsage(
-          "Ranks 0 and {} are on different machines ({} and {}), and there is no "
-          "network transport yet",
-          r, first.hostName.data(), facts.hostName.data())
-          .remedy("Run all ranks on one machine");
+    // The first rank with which this one shares memory.
+    const size_t o = network ? hosts.emplace(facts.host, r).first->second : 0;
+    const RankFacts& other = ranks[o];
+    if (facts.machine != other.machine) {
+      throw invalidUsage("Ranks {} and {} are on different machines ({} and {}) with the same {}",
+                         o, r, other.hostName.data(), facts.hostName.data(), "NCCL_HOSTID")
+          .remedy("Set NCCL_HOSTID to a value of its own on each machine, or unset it");
     }
-    if (facts.networkNamespace != first.networkNamespace) {
+    if (facts.networkNamespace != other.networkNamespace) {
       throw invalidUsage(
-          "Ranks 0 and {} run on one machine in different network namespaces (hosts {} and {}), so "
+          "Ranks {} and {} run on one machine in different network namespaces (hosts {} and {}), "
+          "so "
           "they cannot share memory",
-          r, first.hostName.data(), facts.hostName.data())
+          o, r, other.hostName.data(), facts.hostName.data())
           .remedy(
               "Run all ranks of a machine in one container, or let their containers share a "
               "network "
               "(docker: --network=host or --network=container:NAME)");
     }
-    if (facts.user != first.user) {
+    if (facts.user != other.user) {
       throw invalidUsage(
-          "Ranks 0 and {} run on one machine as different users ({} and {}), so they cannot share "
+          "Ranks {} and {} run on one machine as different users ({} and {}), so they cannot share "
           "memory",
-          r, first.user, facts.user)
+          o, r, other.user, facts.user)
           .remedy("Run all ranks of a machine as the same user");
     }
     checkTuning(first, facts, r);
@@ -283,14 +298,21 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   tuning::setLimits(allReach, input.facts);
   config.directLineBits = input.facts.reachAll ? tuning::directLineBits(config.ranks) : 0;
   decision.nodes = decision.joined.nodes();
+  const auto isUsed = [transports](TransportKind kind) {
+    return (transports >> static_cast<int>(kind) & 1) != 0;
+  };
+  input.facts.network = usesNetwork(ranks) || isUsed(TransportKind::network);
+  input.facts.slotsOfHost = isUsed(TransportKind::hostMemory);
   decision.graphs.multicast = multicastGraphOf(decision.joined, rank);
   config.multicastHeads = decision.graphs.multicast.heads;
-  input.facts.multicast = multicast && allReach && config.multicastHeads > 0 &&
+  input.facts.multicast = multicast && allReach && !input.facts.network &&
+                          config.multicastHeads > 0 &&
                           input.facts.maxRanksPerNode <= device::kMaxMulticastRanks;
   for (const RankFacts& facts : ranks) {
     collnet = collnet && decision.nodes >= facts.collnetNodes;
   }
-  input.facts.collnet = collnet && allReach && decision.joined.collnetChannels() > 0;
+  input.facts.collnet =
+      collnet && allReach && !input.facts.network && decision.joined.collnetChannels() > 0;
   if (input.facts.collnet) {
     decision.graphs.collnet = chainGraphOf(decision.joined, config.channels);
   }
@@ -299,7 +321,6 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
     config.multicastChannels = input.facts.nvlsChannels;
     config.multicastSlotBytes = std::min(simple, defaults.multicastSlotBytes);
   }
-  input.facts.slotsOfHost = (transports >> static_cast<int>(TransportKind::hostMemory) & 1) != 0;
   input.facts.chunkBytes = plan::chunkBytesOf(config);
   input.allowed = allowed;
   input.settings = ranks.front().tuning;

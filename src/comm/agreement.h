@@ -33,6 +33,7 @@ struct RankFacts {
   uint64_t process;
   uint64_t machine;  // a hash: equal on one operating system
   uint64_t host;     // a hash: equal on one (maybe simulated) node
+  uint64_t network;  // 1: the user wants the network between hosts of one machine too
   // Processes hand each other memory over sockets that are known in one network namespace and serve
   // one user.
   uint64_t networkNamespace;
@@ -59,12 +60,15 @@ struct RankFacts {
   Reach reach;  // second look
 };
 
-inline constexpr uint32_t kRankFactsLayout = 8 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 9 << 16 | sizeof(RankFacts);
+
+// Whether ranks of different hosts exchange data over a network: always between machines. Hosts
+// that the user simulates on one machine share its memory, unless the GPUs are real.
+bool usesNetwork(const std::vector<RankFacts>& ranks);
 
 // Throws Error(invalidUsage) when the ranks cannot form a communicator: different versions or
-// backends, two ranks on one device (unless allowed), machines with no transport between them,
-// processes of one machine that cannot hand each other memory, different settings of the choice of
-// algorithms.
+// backends, two ranks on one device (unless allowed), processes of one host that cannot hand each
+// other memory, different settings of the choice of algorithms.
 void checkFacts(const std::vector<RankFacts>& ranks);
 
 // The decision: everything that shapes plans and connections. The same on every rank but for

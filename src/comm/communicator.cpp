@@ -104,6 +104,7 @@ void Communicator::release(Communicator* communicator) noexcept {
     return;
   }
   if (communicator->windows_ != nullptr) communicator->windows_->close(true);
+  if (communicator->connector_ != nullptr) communicator->connector_->close();
   // Peers that wait for this rank find out now, not when the device has finished.
   communicator->bootstrap_.reset();
   Reaper::get().add([communicator, stream = std::shared_ptr<void>()]() mutable {
@@ -134,12 +135,16 @@ Communicator::~Communicator() {
     logWarn("{} was destroyed, and its device reported: {}", description(), error.what());
   }
   try {
-    if (connector_ != nullptr) connector_->waitUntilMapped();
+    if (connector_ != nullptr) {
+      connector_->drain();
+      connector_->waitUntilMapped();
+    }
   } catch (const Error& error) {
     logInfo("A communicator ended before all its peers were connected: {}", error.what());
   }
   if (profile_ != nullptr) profile_->close();
   stopWatching();
+  if (connector_ != nullptr) connector_->close();
   leave("was destroyed");
 }
 
@@ -161,6 +166,7 @@ RankFacts Communicator::facts() {
   facts.process = runtime::processToken();
   facts.machine = machineHash();
   facts.host = hostHash(settings_);
+  facts.network = settings_.network.empty() ? 0 : 1;
   facts.networkNamespace = runtime::networkNamespace();
   facts.user = ::geteuid();
   facts.deviceUuid = properties.uuid;
@@ -246,17 +252,18 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
     runtime_.prepare(*kernel, device_);
   }
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
-  makeWindows(ranks, found.links);
-  kept_ = arena_->mark();
+  const bool network = usesNetwork(ranks);
   for (const RankFacts& peer : ranks) {
     Fnv device;
     device.add(std::string_view(reinterpret_cast<const char*>(peer.deviceUuid.data()),
                                 peer.deviceUuid.size()));
-    peerPlaces_.push_back({peer.process, peer.device, device.value()});
+    peerPlaces_.push_back({peer.process, peer.device, device.value(), network ? peer.host : 0});
   }
   peerLinks_ = std::move(found.links);
-  makeConnector();
+  makeWindows();
+  kept_ = arena_->mark();
   lastLaunch_ = runtime_.createEvent(device_);
+  makeConnector();
   join_ = runtime_.createEvent(device_);
   health_->start(description(), this->ranks(),
                  std::chrono::milliseconds(settings_.failureGraceMilliseconds));
@@ -282,8 +289,26 @@ void Communicator::makeConnector() {
       transport::DeviceTables::Sizes{config.ranks, config.channels, config.peerChannels}, head);
   connector_ = std::make_unique<transport::Connector>(
       runtime_, *bootstrap_, *arena_, *mappings_, *tables_, config, decision_.slots, peerPlaces_,
-      peerLinks_, decision_.graphs, settings_.verifyLinks);
+      peerLinks_, decision_.graphs, transportOptions());
   connector_->connectThrough();
+}
+
+transport::TransportOptions Communicator::transportOptions() {
+  transport::TransportOptions options;
+  options.check = [health = health_] {
+    if (health->hasFailed()) throw *health->error();
+    if (health->signal().raised()) throw invalidUsage("The communicator was aborted");
+  };
+  options.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
+  options.isIdle = [this] {
+    if (captures_) return false;
+    const runtime::DeviceScope scope(runtime_, device_);
+    return isIdle();
+  };
+  options.socketInterface = settings_.socketInterface;
+  options.socketFamily = settings_.socketFamily;
+  options.verifiesLinks = settings_.verifyLinks;
+  return options;
 }
 
 void Communicator::watch(const std::vector<RankFacts>& ranks) {
@@ -392,18 +417,17 @@ std::shared_ptr<const tuning::Advisor> Communicator::makeTuner(
 }
 
 // Windows are for the ranks of other processes. Those of this one exchange addresses.
-void Communicator::makeWindows(const std::vector<RankFacts>& ranks,
-                               const transport::PeerLinks& links) {
+void Communicator::makeWindows() {
   if (!settings_.zeroCopy) return;
   memory::Windows::WindowOptions options{
       bootstrap_->rank(), {}, static_cast<uint64_t>(settings_.zeroCopyBytes)};
-  const uint64_t process = ranks[static_cast<size_t>(options.rank)].process;
+  const uint64_t process = peerPlaces_[static_cast<size_t>(options.rank)].process;
   bool any = false;
-  for (size_t peer = 0; peer < ranks.size(); peer++) {
-    const auto entry = links.find(std::minmax(options.rank, static_cast<int>(peer)));
-    const transport::PeerLink link = entry == links.end() ? transport::PeerLink{} : entry->second;
-    options.peers.push_back(ranks[peer].process != process && link.through < 0 && link.atomics &&
-                            link.transport == transport::TransportKind::peer);
+  for (size_t peer = 0; peer < peerPlaces_.size(); peer++) {
+    const transport::PeerLink link =
+        transport::linkBetween(peerLinks_, peerPlaces_, options.rank, static_cast<int>(peer));
+    options.peers.push_back(peerPlaces_[peer].process != process && link.through < 0 &&
+                            link.atomics && link.transport == transport::TransportKind::peer);
     any |= options.peers.back();
   }
   if (!any) return;
@@ -601,11 +625,13 @@ void Communicator::launch(Prepared& prepared) {
   if (prepared.captured) {
     lastLaunch_->recordInGraph(stream);
     captured_ = true;
+    captures_ = true;
   } else {
     lastLaunch_->record(stream);
     launched_ = true;
     lastStream_ = number;
   }
+  connector_->noteLaunch();
   note();
 }
 
@@ -653,6 +679,7 @@ void Communicator::prepareToSuspend() {
 
 // Peers have mapped the memory, so that it is free when all of them have come to the end.
 void Communicator::suspend() {
+  connector_->drain();
   connector_->waitUntilMapped();
   bootstrap_->barrier();
   {

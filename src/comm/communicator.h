@@ -151,7 +151,8 @@ class Communicator {
   std::shared_ptr<const tuning::Advisor> makeTuner(const std::vector<RankFacts>& ranks,
                                                    const std::vector<topology::RankPlace>& places,
                                                    tuning::CostConstants& constants) const;
-  void makeWindows(const std::vector<RankFacts>& ranks, const transport::PeerLinks& links);
+  void makeWindows();
+  transport::TransportOptions transportOptions();
   transport::LaunchContext launchContext(uint64_t launch) const;
   void watch(const std::vector<RankFacts>& ranks);
   void stopWatching();
@@ -179,6 +180,8 @@ class Communicator {
   std::shared_ptr<memory::Arena> arena_;
   std::shared_ptr<memory::Windows> windows_;  // null if no peer can use any
   std::unique_ptr<memory::MappingCache> mappings_;
+  std::unique_ptr<runtime::Event> lastLaunch_;  // recorded after it: its stream may be gone by now
+  std::atomic<bool> captures_{false};           // captured_ for other threads
   std::unique_ptr<transport::DeviceTables> tables_;
   std::unique_ptr<transport::Connector> connector_;
   // What the last three are made from, and the memory that stays when they are gone.
@@ -198,9 +201,8 @@ class Communicator {
   mutable std::mutex growMutex_;
   std::optional<bootstrap::UniqueId> growId_;
   bool launched_ = false, captured_ = false;
-  uint64_t lastStream_ = 0;                     // runtime::Runtime::streamNumber
-  std::unique_ptr<runtime::Event> lastLaunch_;  // recorded after it: its stream may be gone by now
-  std::unique_ptr<runtime::Event> join_;        // between the streams of one group
+  uint64_t lastStream_ = 0;               // runtime::Runtime::streamNumber
+  std::unique_ptr<runtime::Event> join_;  // between the streams of one group
 
   // For copies of the input of all-to-alls in place.
   std::shared_ptr<runtime::DeviceMemory> staging_, capturedStaging_;

@@ -174,16 +174,10 @@ std::shared_ptr<const NodeChannels> nodeChannels(const Settings& settings,
 std::optional<transport::PeerLink> linkOf(const DevicePair& pair, const Settings& settings,
                                           const std::vector<NodeDevice>& devices, int a, int b) {
   const auto& [peer, sharedMemory] = pair;
-  const auto chosen = transport::chooseTransport({peer.allowed, sharedMemory.allowed});
-  if (!chosen) {
-    // Containers with different /dev/shm may still reach each other's device memory.
-    if (!peer.byUser && !settings.shmDisable) return std::nullopt;
-    throw invalidUsage(
-        "Ranks {} and {} may use neither each other's memory ({}) nor shared host memory ({}), and "
-        "there is no network transport yet",
-        a, b, peer.reason, sharedMemory.reason)
-        .remedy("Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL, or NCCL_SHM_DISABLE");
-  }
+  const bool byUser = peer.byUser || settings.shmDisable;
+  const auto chosen = transport::chooseTransport({peer.allowed, sharedMemory.allowed, byUser});
+  // Containers with different /dev/shm may still reach each other's device memory.
+  if (!chosen) return std::nullopt;
   if (*chosen != transport::TransportKind::peer) {
     logInfo("ranks {} and {} exchange data through {}: no peer-to-peer access, as {}", a, b,
             transport::nameOf(*chosen), peer.reason);

@@ -108,12 +108,16 @@ struct alignas(16) Fifo {
   std::byte* slots;  // null until connected
   uint64_t* tail;
   uint64_t* head;
-  uint64_t step;         // slots passed by this end so far; kept between launches
-  uint64_t* offer;       // {offer, window, users}; null if nothing is ever offered
-  uint64_t byAddress;    // 1: the receiver may offer addresses
-  uint64_t agreed;       // of the last offer: where the sender writes, or kStagedOffer
-  MappedWindow* pinned;  // sender: the window that it writes to, or null
+  uint64_t step;          // slots passed by this end so far; kept between launches
+  uint64_t* offer;        // {offer, window, users}; null if nothing is ever offered
+  uint32_t byAddress;     // 1: the receiver may offer addresses
+  uint32_t reportsSizes;  // 1: the sender stores how many bytes of each slot it has filled
+  uint64_t agreed;        // of the last offer: where the sender writes, or kStagedOffer
+  MappedWindow* pinned;   // sender: the window that it writes to, or null
 };
+
+// After the tail, by slot: the sizes of a FIFO that reports them.
+inline constexpr int kSizesWord = 2;
 
 // The offer for a message that goes through the FIFO.
 inline constexpr uint64_t kStagedOffer = 1;

@@ -17,7 +17,10 @@ constexpr size_t kLineBytes = 128;
 
 }  // namespace
 
-PeerLink TransportContext::linkBetween(int a, int b) const {
+PeerLink linkBetween(const PeerLinks& links, const std::vector<PeerPlace>& places, int a, int b) {
+  if (places[static_cast<size_t>(a)].host != places[static_cast<size_t>(b)].host) {
+    return {.atomics = false, .transport = TransportKind::network};
+  }
   const auto entry = links.find(std::minmax(a, b));
   return entry == links.end() ? PeerLink{} : entry->second;
 }
@@ -26,7 +29,7 @@ Connector::Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap,
                      memory::Arena& arena, memory::MappingCache& mappings, DeviceTables& tables,
                      const plan::CommConfig& config, uint32_t slots,
                      const std::vector<PeerPlace>& places, const PeerLinks& links,
-                     const ChannelGraphs& graphs, bool verifiesLinks)
+                     const ChannelGraphs& graphs, TransportOptions options)
     : runtime_(runtime),
       arena_(arena),
       tables_(tables),
@@ -35,8 +38,8 @@ Connector::Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap,
       places_(places),
       links_(links),
       graphs_(graphs),
-      context_{runtime_, bootstrap, arena_, blocks_,      config_,
-               slots_,   places_,   links_, verifiesLinks},
+      options_(std::move(options)),
+      context_{runtime_, bootstrap, arena_, blocks_, config_, slots_, places_, links_, options_},
       blocks_(bootstrap, mappings, context_),
       sendConnected_(static_cast<size_t>(config.ranks)),
       receiveConnected_(static_cast<size_t>(config.ranks)) {}
@@ -46,6 +49,24 @@ Transport& Connector::transportOf(const ConnectionGroup& group) {
   auto& transport = transports_[static_cast<size_t>(kind)];
   if (transport == nullptr) transport = makeTransport(kind, context_);
   return *transport;
+}
+
+void Connector::noteLaunch() {
+  for (const auto& transport : transports_) {
+    if (transport != nullptr) transport->noteLaunch();
+  }
+}
+
+void Connector::drain() {
+  for (const auto& transport : transports_) {
+    if (transport != nullptr) transport->drain();
+  }
+}
+
+void Connector::close() {
+  for (const auto& transport : transports_) {
+    if (transport != nullptr) transport->close();
+  }
 }
 
 // Sends, and never waits.
@@ -61,7 +82,7 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
   std::vector<device::Fifo> fifos = making.pending->connect();
   const size_t count = group.slotBytes.size();
   for (size_t f = 0; f < fifos.size(); f++) {
-    if (!isSimple(group, f % count)) continue;
+    if (!isSimple(group, f % count)) continue;  // every transport has these
     const auto channel = static_cast<int>(f / count);
     const int number = group.purpose == kPeer ? channel : group.channels[f / count];
     fifoCounters_.push_back(

@@ -54,7 +54,7 @@ class Connector {
   Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap, memory::Arena& arena,
             memory::MappingCache& mappings, DeviceTables& tables, const plan::CommConfig& config,
             uint32_t slots, const std::vector<PeerPlace>& places, const PeerLinks& links,
-            const ChannelGraphs& graphs, bool verifiesLinks);
+            const ChannelGraphs& graphs, TransportOptions options = {});
 
   // Makes the connections for messages that pass through a third rank, which takes no part in the
   // calls that need them. Collective.
@@ -67,6 +67,11 @@ class Connector {
 
   // As BlockExchange::waitUntilMapped.
   void waitUntilMapped() { blocks_.waitUntilMapped(); }
+
+  // As those of Transport.
+  void noteLaunch();
+  void drain();
+  void close();
 
   // The counters of a FIFO of protocol Simple that this rank uses, as it addresses them.
   struct FifoCounters {
@@ -111,6 +116,7 @@ class Connector {
   const std::vector<PeerPlace>& places_;
   const PeerLinks& links_;
   const ChannelGraphs& graphs_;
+  const TransportOptions options_;
   const TransportContext context_;
   BlockExchange blocks_;
   std::array<std::unique_ptr<Transport>, kTransportKinds> transports_;  // those in use

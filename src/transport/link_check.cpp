@@ -100,7 +100,7 @@ LinkCheck::Request LinkCheck::begin(int peer) {
   const bool isLink =
       context_.linkBetween(context_.config.rank, peer).transport == TransportKind::peer &&
       place.deviceHash != context_.own().deviceHash;
-  if (!context_.verifiesLinks || !isLink || pending_.contains(peer) ||
+  if (!context_.options.verifiesLinks || !isLink || pending_.contains(peer) ||
       KnownLinks::get().has(linkTo(peer))) {
     return {};
   }

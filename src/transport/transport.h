@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
-#include <string_view>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "device/work.h"
 #include "plan/plan.h"
 #include "transport/block_exchange.h"
@@ -20,20 +22,23 @@ namespace unisono::transport {
 enum class TransportKind : uint8_t {
   peer,        // kernels load and store memory of the other GPU
   hostMemory,  // kernels of both GPUs use memory of their host
+  network,     // kernels use memory of their host, and proxies move the data between hosts
 };
-inline constexpr int kTransportKinds = 2;
+inline constexpr int kTransportKinds = 3;
 
 // What decides how two ranks exchange data.
 struct PairFacts {
   bool peerAccess;        // the GPUs reach each other's memory, and the user allows it
   bool sharedHostMemory;  // they are on one host, and the user allows it
+  bool network;           // their hosts reach each other by a network
 };
 
 // What a rank knows of another one when it connects to it.
 struct PeerPlace {
-  uint64_t process;     // runtime::processToken of the rank
-  int device;           // ordinal in its process
-  uint64_t deviceHash;  // of its UUID
+  uint64_t process;         // runtime::processToken of the rank
+  int device;               // ordinal in its process
+  uint64_t deviceHash = 0;  // of its UUID
+  uint64_t host = 0;        // between ranks of different hosts is a network
 };
 
 // How two ranks exchange data (topology::checkPeer).
@@ -44,9 +49,23 @@ struct PeerLink {
   bool atomics = true;  // kernels can make atomic operations on each other's memory
   TransportKind transport = TransportKind::peer;
 };
-// By ranks, the lower one first. Both ends and the rank between have the same entry; a pair without
-// an entry has the default link, where senders push.
+// By ranks, the lower one first. Both ends and the rank between have the same entry.
 using PeerLinks = std::map<std::pair<int, int>, PeerLink>;
+
+// A pair of one host without an entry has the default link, where senders push.
+PeerLink linkBetween(const PeerLinks& links, const std::vector<PeerPlace>& places, int a, int b);
+
+// What transports ask of the communicator. Functions may be empty; they are called from any thread.
+struct TransportOptions {
+  // Throws when the communicator has failed or is being aborted.
+  std::function<void()> check;
+  // Makes the communicator unusable.
+  std::function<void(const Error&)> fail;
+  // Whether all that was launched is done and no graph may hold launches.
+  std::function<bool()> isIdle;
+  std::string socketInterface, socketFamily;  // of the settings
+  bool verifiesLinks = false;                 // whether LinkCheck looks at links
+};
 
 // All channels of one purpose from one rank to another. This rank is one of the two, or the one
 // between them.
@@ -72,9 +91,9 @@ struct TransportContext {
   const uint32_t slots;  // of every FIFO
   const std::vector<PeerPlace>& places;
   const PeerLinks& links;
-  const bool verifiesLinks;
+  const TransportOptions& options;
 
-  PeerLink linkBetween(int a, int b) const;
+  PeerLink linkBetween(int a, int b) const { return transport::linkBetween(links, places, a, b); }
   const PeerPlace& own() const { return places[static_cast<size_t>(config.rank)]; }
 };
 
@@ -96,6 +115,14 @@ class Transport {
   // connects several groups sets up all of them before it connects the first one, so that no order
   // of ranks can deadlock.
   virtual std::unique_ptr<PendingConnection> setup(const ConnectionGroup& group) = 0;
+  // Kernels of this communicator were enqueued.
+  virtual void noteLaunch() {}
+  // Waits until what kernels that have ended wanted to send needs this rank no more. Throws what
+  // TransportOptions::check does.
+  virtual void drain() {}
+  // Ends the connections of an aborted communicator, whose kernels may still run. Nothing but the
+  // destructor may follow.
+  virtual void close() {}
 };
 
 }  // namespace unisono::transport

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "transport/mapped/mapped_transport.h"
+#include "transport/net/net_transport.h"
 
 namespace unisono::transport {
 namespace {
@@ -21,6 +22,8 @@ constexpr TransportEntry kTransports[] = {
      [](const PairFacts& pair) { return pair.peerAccess; }, makePeerTransport},
     {TransportKind::hostMemory, "shared host memory",
      [](const PairFacts& pair) { return pair.sharedHostMemory; }, makeHostMemoryTransport},
+    {TransportKind::network, "the network", [](const PairFacts& pair) { return pair.network; },
+     makeNetworkTransport},
 };
 static_assert(std::size(kTransports) == kTransportKinds);
 

@@ -343,6 +343,9 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
     return estimate;
   }
   estimate.exclusion = machineExclusion(input, operation, algorithm);
+  if (estimate.exclusion == Exclusion::none && facts.network && protocol != Protocol::simple) {
+    estimate.exclusion = Exclusion::network;
+  }
   // PCIe splits stores of 128 bytes as it likes.
   if (estimate.exclusion == Exclusion::none && protocol == Protocol::ll128 &&
       (facts.slotsOfHost || (!forced && !keepsLinesWhole(facts, input.settings, algorithm)))) {

@@ -70,6 +70,7 @@ struct CommFacts {
   bool collnet = false;    // the network reduces, and the user wants it
   // All ranks are on one node and map each other's memory, and there are not too many.
   bool reachAll = false;
+  bool network = false;      // some ranks exchange data over the network, which LL cannot pass
   bool slotsOfHost = false;  // some connections have their slots in memory of the host
   DirectLimits direct;
   // The bytes that a ring moves over a connection up to which LL is chosen. It can be forced

@@ -91,6 +91,8 @@ std::string_view reasonOf(Exclusion exclusion) {
       return "the search found too few channels";
     case Exclusion::unreachable:
       return "some ranks cannot access each other's memory";
+    case Exclusion::network:
+      return "the network carries protocol Simple only";
     case Exclusion::splitLines:
       return "stores of 128 bytes may be split on this path";
     case Exclusion::tooLarge:

@@ -10,8 +10,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <latch>
+#include <set>
 #include <thread>
 
 #include "child_processes.h"
@@ -21,7 +23,7 @@
 namespace unisono::system_test {
 namespace {
 
-enum class Between { peers, nodes, hostMemory };
+enum class Between { peers, nodes, hostMemory, sockets, socketsOfOneHost };
 
 struct Layout {
   int processes;
@@ -38,6 +40,39 @@ bool mapsHostMemory() {
     if (line.find("memfd:unisono-host-memory") != std::string::npos) return true;
   }
   return false;
+}
+
+bool usesNetwork(const Layout& layout) {
+  return layout.between == Between::sockets || layout.between == Between::socketsOfOneHost;
+}
+
+// The descriptors of sockets that are connected over the network.
+std::set<int> openSockets() {
+  std::set<int> sockets;
+  for (int descriptor = 0; descriptor < 256; descriptor++) {
+    sockaddr_storage address;
+    socklen_t length = sizeof(address);
+    const bool connected =
+        ::getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0;
+    if (connected && address.ss_family == AF_INET) sockets.insert(descriptor);
+  }
+  return sockets;
+}
+
+// Whether this process has a thread that moves data over the network.
+bool hasProxy() {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    if (name == "unisono-proxy") return true;
+  }
+  return false;
+}
+
+void setSockets(int process) {
+  ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
+  ::setenv("NCCL_NET", "Socket", 1);
+  ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
 }
 
 // One process's ranks, each on a thread.
@@ -64,6 +99,7 @@ void runRanks(const Layout& layout, int process, const ncclUniqueId& id) {
       }
     }
     EXPECT_EQ(mapsHostMemory(), layout.between == Between::hostMemory);
+    EXPECT_EQ(hasProxy(), usesNetwork(layout));
     ncclComm_t child = nullptr;
     check(ncclCommSplit(member.comm, rank % 2, -rank, &child, nullptr));
     useOnce(child);
@@ -75,12 +111,22 @@ class Processes : public ::testing::TestWithParam<Layout> {};
 
 TEST_P(Processes, EveryCall) {
   const Layout layout = GetParam();
+#ifdef __SANITIZE_THREAD__
+  // The groups of a tree use a buffer one after the other because data pass another process, where
+  // ThreadSanitizer does not see them. Trees inside one process are in other tests.
+  if (layout.algorithm == std::string_view("tree")) GTEST_SKIP();
+#endif
   const Pipe pipe, done;
   const std::vector<int> results = runChildren(layout.processes, [&](int process) {
     if (layout.between == Between::nodes) {
       ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
     }
     if (layout.between == Between::hostMemory) ::setenv("NCCL_P2P_DISABLE", "1", 1);
+    if (layout.between == Between::sockets) setSockets(process);
+    if (layout.between == Between::socketsOfOneHost) {
+      ::setenv("NCCL_P2P_DISABLE", "1", 1);
+      ::setenv("NCCL_SHM_DISABLE", "1", 1);
+    }
     ::setenv("NCCL_ALGO", layout.algorithm, 1);
     ::setenv("NCCL_PROTO", layout.protocol, 1);
     runRanks(layout, process, sharedId(pipe, process, layout.processes));
@@ -97,20 +143,21 @@ TEST_P(Processes, EveryCall) {
 }
 
 std::string nameOf(const ::testing::TestParamInfo<Layout>& test) {
-  constexpr const char* kNames[] = {"", "Nodes", "HostMemory"};
+  constexpr const char* kNames[] = {"", "Nodes", "HostMemory", "Sockets", "SocketsOfOneHost"};
   return std::to_string(test.param.processes) + "x" + std::to_string(test.param.ranksEach) +
          kNames[static_cast<int>(test.param.between)] + test.param.algorithm + test.param.protocol;
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, Processes,
-    ::testing::Values(Layout{2, 1, Between::peers}, Layout{3, 1, Between::peers},
-                      Layout{4, 1, Between::peers}, Layout{2, 2, Between::peers},
-                      Layout{4, 2, Between::peers}, Layout{2, 2, Between::nodes},
-                      Layout{4, 1, Between::nodes}, Layout{2, 1, Between::hostMemory},
-                      Layout{3, 2, Between::hostMemory},
-                      Layout{3, 1, Between::hostMemory, "tree", "Simple"},
-                      Layout{2, 1, Between::hostMemory, "ring", "LL"}),
+    ::testing::Values(
+        Layout{2, 1, Between::peers}, Layout{3, 1, Between::peers}, Layout{4, 1, Between::peers},
+        Layout{2, 2, Between::peers}, Layout{4, 2, Between::peers}, Layout{2, 2, Between::nodes},
+        Layout{4, 1, Between::nodes}, Layout{2, 1, Between::hostMemory},
+        Layout{3, 2, Between::hostMemory}, Layout{3, 1, Between::hostMemory, "tree", "Simple"},
+        Layout{2, 1, Between::hostMemory, "ring", "LL"}, Layout{2, 1, Between::sockets},
+        Layout{2, 2, Between::sockets}, Layout{3, 1, Between::sockets, "tree", "Simple"},
+        Layout{2, 1, Between::socketsOfOneHost}),
     nameOf);
 
 // With buffers that the other process has mapped.
@@ -227,9 +274,10 @@ TEST(ProcessesThatFail, TellTheOthersWhy) {
 }
 
 // A process that dies in the middle leaves the others with an error or a wait that abort ends.
-TEST(ProcessesThatDie, OthersCanAbort) {
+void abortAfterADeath(bool sockets) {
   const Pipe pipe;
   const std::vector<int> results = runChildren(2, [&](int process) {
+    if (sockets) setSockets(process);
     const ncclComm_t comm = joinTwo(pipe, process);
     useOnce(comm, 300'000);
     if (process == 1) ::_exit(0);
@@ -241,11 +289,18 @@ TEST(ProcessesThatDie, OthersCanAbort) {
   });
   EXPECT_EQ(results, std::vector<int>({0, 0}));
 }
+TEST(ProcessesThatDie, OthersCanAbort) {
+  abortAfterADeath(false);
+}
+TEST(ProcessesThatDie, OthersCanAbortACallOverSockets) {
+  abortAfterADeath(true);
+}
 
 // The others wait for it in a kernel: they hear who it was, and their streams complete.
-TEST(ProcessesThatDie, InACallOfTheOthers) {
+void dieInACallOfTheOthers(bool sockets) {
   const Pipe pipe;
   const std::vector<int> results = runChildren(3, [&](int process) {
+    if (sockets) setSockets(process);
     check(unisonoHostSetDevice(process));
     ncclComm_t comm = nullptr;
     check(ncclCommInitRank(&comm, 3, sharedId(pipe, process, 3), process));
@@ -260,13 +315,51 @@ TEST(ProcessesThatDie, InACallOfTheOthers) {
     ncclResult_t state = ncclSuccess;
     EXPECT_OK(ncclCommGetAsyncError(comm, &state));
     EXPECT_EQ(state, ncclRemoteError);
-    EXPECT_NE(std::strstr(ncclGetLastError(comm), "Rank 2 (process "), nullptr)
-        << ncclGetLastError(comm);
+    const std::string text = ncclGetLastError(comm);
+    const bool named = text.find("Rank 2 (process ") != std::string::npos;
+    // On a busy machine the end of a connection may be known first.
+    EXPECT_TRUE(named || (sockets && text.find("peer 2") != std::string::npos)) << text;
     EXPECT_EQ(ncclAllReduce(buffer.as(), buffer.as(), 4, ncclInt, ncclSum, comm, stream),
               ncclRemoteError);
     EXPECT_OK(ncclCommDestroy(comm));
   });
   EXPECT_EQ(results, std::vector<int>({0, 0, 100 + SIGKILL}));
+}
+TEST(ProcessesThatDie, InACallOfTheOthers) {
+  dieInACallOfTheOthers(false);
+}
+TEST(ProcessesThatDie, InACallOverSockets) {
+  dieInACallOfTheOthers(true);
+}
+
+// Connections that end although their processes live: the ranks are told which. An abort does not
+// wait for the network.
+TEST(ProcessesOverSockets, HearOfConnectionsThatFail) {
+  const Pipe pipe;
+  const Meeting meeting;
+  const std::vector<int> results = runChildren(2, [&](int process) {
+    setSockets(process);
+    const ncclComm_t comm = joinTwo(pipe, process);
+    const std::set<int> before = openSockets();
+    useOnce(comm, 300'000);
+    meeting.wait(process);
+    if (process == 1) {
+      for (const int socket : openSockets()) {
+        if (!before.contains(socket)) ::shutdown(socket, SHUT_RDWR);
+      }
+    }
+    ncclResult_t state = ncclSuccess;
+    while (state == ncclSuccess) {
+      check(ncclCommGetAsyncError(comm, &state));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_EQ(state, ncclRemoteError);
+    const std::string text = ncclGetLastError(comm);
+    EXPECT_NE(text.find("network connection"), std::string::npos) << text;
+    EXPECT_NE(text.find("over lo"), std::string::npos) << text;
+    check(ncclCommAbort(comm));
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0}));
 }
 
 // Two processes go on after a third one has died, again and again.

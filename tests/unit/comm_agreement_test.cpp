@@ -98,8 +98,12 @@ TEST(Facts, OtherVersionsBackendsAndMachinesAreRefused) {
   backend[1].backend = 1;
   EXPECT_TRUE(has(refusal(backend), "UNISONO_BACKEND")) << refusal(backend);
   auto machine = factsOf(3);
-  machine[1].machine = 8;
+  machine[1].machine = machine[2].machine = 8;
+  // One host id, two machines.
   EXPECT_TRUE(has(refusal(machine), "Ranks 0 and 1")) << refusal(machine);
+  EXPECT_TRUE(has(refusal(machine), "NCCL_HOSTID")) << refusal(machine);
+  machine[1].host = machine[2].host = 9;
+  EXPECT_EQ(refusal(machine), "") << "the network joins them";
 }
 
 TEST(Facts, ProcessesThatCannotShareMemoryAreRefusedWithTheCause) {
@@ -114,9 +118,15 @@ TEST(Facts, ProcessesThatCannotShareMemoryAreRefusedWithTheCause) {
   EXPECT_EQ(refusal(user), "");
   user[1].user = 1001;
   EXPECT_TRUE(has(refusal(user), "different users (1000 and 1001)")) << refusal(user);
-  // The machine comes first: namespaces of different machines have nothing to do with each other.
+  // Different machines have nothing to do with each other's namespaces and users.
   space[2].machine = 8;
   EXPECT_TRUE(has(refusal(space), "different machines")) << refusal(space);
+  space[2].host = 8;
+  EXPECT_EQ(refusal(space), "");
+  user[1].host = 8;
+  EXPECT_NE(refusal(user), "") << "simulated hosts share memory";
+  user[0].network = 1;
+  EXPECT_EQ(refusal(user), "");
 }
 
 TEST(Facts, RanksThatWouldChooseDifferentlyAreRefused) {
@@ -248,6 +258,29 @@ TEST(Decision, SlotsInHostMemoryExcludeLl128) {
   EXPECT_EQ(exclusion(), tuning::Exclusion::none);
   ranks[1].reach.transports = 1u << static_cast<int>(transport::TransportKind::hostMemory);
   EXPECT_EQ(exclusion(), tuning::Exclusion::splitLines);
+}
+
+TEST(Decision, TheNetworkCarriesProtocolSimpleOnly) {
+  auto ranks = factsOf(2);
+  EXPECT_FALSE(usesNetwork(ranks));
+  ranks[1].host = 8;
+  EXPECT_FALSE(usesNetwork(ranks)) << "simulated hosts";
+  const auto exclusion = [&](device::Protocol protocol) {
+    return decideFrom(ranks, 0)
+        .config.model->of(device::Operation::allReduce, device::Algorithm::ring, protocol)
+        .exclusion;
+  };
+  EXPECT_EQ(exclusion(device::Protocol::ll), tuning::Exclusion::none);
+  ranks[1].network = 1;
+  EXPECT_TRUE(usesNetwork(ranks));
+  EXPECT_EQ(exclusion(device::Protocol::ll), tuning::Exclusion::network);
+  EXPECT_EQ(exclusion(device::Protocol::simple), tuning::Exclusion::none);
+  ranks[1].network = 0;
+  ranks[1].machine = 8;
+  EXPECT_TRUE(usesNetwork(ranks));
+  ranks[1].machine = ranks[0].machine;
+  ranks[0].backend = ranks[1].backend = static_cast<int>(runtime::Backend::cuda);
+  EXPECT_TRUE(usesNetwork(ranks));
 }
 
 TEST(Decision, ChannelsOfMessagesStayWithinTheirBounds) {

@@ -188,18 +188,15 @@ TEST(NodeChannels, RanksWithoutPeerAccessShareHostMemory) {
   EXPECT_TRUE(findPlace(ranks, 0, settings).links.empty());
 }
 
-TEST(NodeChannels, WhatTheUserForbidsIsAnError) {
+TEST(NodeChannels, RanksThatMayShareNothingUseTheNetwork) {
   const auto ranks = factsOf(4, 2);
   Settings settings;
   settings.p2pDisable = settings.shmDisable = true;
-  for (const char* part : {"Ranks 0 and 1", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"}) {
-    EXPECT_TRUE(has(errorOf(ranks, settings), part)) << errorOf(ranks, settings);
-  }
+  const NodePlace place = findPlace(ranks, 1, settings);
+  EXPECT_EQ(place.links.at({0, 1}).transport, transport::TransportKind::network);
+  EXPECT_NE(place.place.node, findPlace(ranks, 0, settings).place.node);
   settings.p2pDisable = false;
-  settings.p2pLevel = "LOC";
-  EXPECT_TRUE(has(errorOf(ranks, settings), "NCCL_P2P_LEVEL")) << errorOf(ranks, settings);
-  settings.p2pLevel = "NVL";
-  EXPECT_EQ(errorOf(ranks, settings), "");
+  EXPECT_TRUE(findPlace(ranks, 1, settings).links.empty());
 }
 
 TEST(NodeChannels, TheChosenRankWritesTheDumps) {

@@ -52,6 +52,7 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
     const GpuReach reach = reachOf(view);
     tuning::setLimits(reach.all, input.facts);
     input.facts.slotsOfHost = reach.hostMemory;
+    input.facts.network = input.facts.nodes > 1 && !settings.network.empty();
   }
   if (!settings.tuningFile.empty()) {
     input.measured = tuning::replaceCurves(

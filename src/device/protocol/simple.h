@@ -251,8 +251,18 @@ class Simple : public FifoEnds<kReceives, kSends> {
     }
   }
 
+  // For the proxy of a network. The slot is this rank's by now, and with it the word.
+  UNISONO_DEVICE void reportSize(int i, const Slice& slice) {
+    const End& end = block_.send[i];
+    if (!group_.isPoster(i) || end.fifo.reportsSizes == 0) return;
+    const uint64_t bytes =
+        kCopies ? slice.elements : slice.elements * elementBytes(block_.work.reduction.type);
+    storeRelaxed(end.fifo.tail + kSizesWord + (send_[i].step() & (block_.slots - 1)), bytes);
+  }
+
   UNISONO_DEVICE void publish(const Slice& slice) {
     group_.syncDone();
+    this->forEachSend(slice.send, [&](int i) { reportSize(i, slice); });
     this->forEachSend(slice.send, [&](int i) {
       if (!group_.isPoster(i)) return;
       if (!group_.aborted()) send_[i].postData(block_.send[i]);

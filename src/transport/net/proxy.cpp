@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/net/proxy.h"
+
+#include <sched.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <map>
+#include <utility>
+
+#include "base/log.h"
+#include "base/open_descriptor.h"
+#include "base/thread.h"
+
+namespace unisono::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+// How often the thread looks without a nap after data have moved.
+constexpr int kLooksAwake = 100;
+constexpr std::chrono::nanoseconds kShortestNap = 20us, kLongestNap = 500us;
+// When a process dies, its rank's bootstrap connection tells more than its data connections.
+constexpr auto kGrace = 1s;
+
+}  // namespace
+
+Proxy::Proxy()
+    : wakeUp_(openDescriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, "eventfd")) {
+  startThread("unisono-proxy", [this] { run(); }).detach();
+}
+
+// Never destroyed: the thread runs until the process ends.
+Proxy& Proxy::ofDevice(int device) {
+  static std::mutex mutex;
+  static auto& proxies = *new std::map<int, Proxy*>;
+  std::lock_guard lock(mutex);
+  Proxy*& proxy = proxies[device];
+  if (proxy == nullptr) proxy = new Proxy;
+  return *proxy;
+}
+
+std::unique_lock<std::mutex> Proxy::lockFromOutside() {
+  visitors_++;
+  std::unique_lock lock(mutex_);
+  visitors_--;
+  return lock;
+}
+
+uint64_t Proxy::add(Client client) {
+  const auto lock = lockFromOutside();
+  members_.push_back({++lastNumber_, std::move(client)});
+  return lastNumber_;
+}
+
+void Proxy::remove(uint64_t client) {
+  const auto lock = lockFromOutside();
+  std::erase_if(entries_, [client](const Entry& entry) { return entry.client == client; });
+  std::erase_if(members_, [client](const Member& member) { return member.number == client; });
+}
+
+void Proxy::addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place) {
+  {
+    const auto lock = lockFromOutside();
+    entries_.push_back({client, std::move(stream), std::move(place), {}});
+  }
+  wake();
+}
+
+bool Proxy::isDrained(uint64_t client) {
+  const auto lock = lockFromOutside();
+  return std::none_of(entries_.begin(), entries_.end(), [client](const Entry& entry) {
+    return entry.client == client && entry.stream->isPending();
+  });
+}
+
+void Proxy::wake() {
+  if (sleeps_.exchange(false)) static_cast<void>(::eventfd_write(wakeUp_.get(), 1));
+}
+
+void Proxy::run() {
+  int quietLooks = 0;
+  std::chrono::nanoseconds nap = kShortestNap;
+  for (;;) {
+    while (visitors_.load() > 0) ::sched_yield();
+    bool moved = false;
+    {
+      const std::lock_guard lock(mutex_);
+      moved = moveAll();
+    }
+    if (moved) {
+      quietLooks = 0;
+      nap = kShortestNap;
+    } else if (++quietLooks < kLooksAwake) {
+      ::sched_yield();
+    } else if (nap < kLongestNap) {
+      sleep(nap);
+      nap = std::min(2 * nap, kLongestNap);
+    } else {
+      // Whoever launches something from here on sees that this thread sleeps.
+      sleeps_.exchange(true);
+      bool idle = false;
+      {
+        const std::lock_guard lock(mutex_);
+        idle = isIdle();
+      }
+      sleep(idle ? std::nullopt : std::optional(kLongestNap));
+      if (idle) {
+        quietLooks = 0;
+        nap = kShortestNap;
+      }
+    }
+  }
+}
+
+bool Proxy::moveAll() {
+  bool moved = false;
+  sockets_.assign(1, {wakeUp_.get(), POLLIN, 0});
+  for (Entry& entry : entries_) {
+    const StreamProgress progress = entry.stream->progress();
+    moved |= progress.moved;
+    if (progress.waitsForSocket) {
+      sockets_.push_back({entry.stream->descriptor(), entry.stream->events(), 0});
+    }
+    if (!entry.stream->failure().empty()) reportFailure(entry);
+  }
+  return moved;
+}
+
+void Proxy::reportFailure(Entry& entry) {
+  const Clock::time_point now = Clock::now();
+  if (!entry.failedAt) entry.failedAt = now;
+  if (now - *entry.failedAt < kGrace) return;
+  for (Member& member : members_) {
+    if (member.number != entry.client || std::exchange(member.hasFailed, true)) continue;
+    member.client.fail(
+        Error(ErrorCode::remoteError, fmt::format("The network connection {} failed: {}",
+                                                  entry.place.connection, entry.stream->failure()))
+            .rank(entry.place.rank)
+            .peer(entry.place.peer)
+            .remedy("Look at the output of the peer, and at the network between the hosts"));
+  }
+}
+
+bool Proxy::isIdle() {
+  const auto isPending = [this](const Entry& entry) {
+    return entry.failedAt &&
+           std::any_of(members_.begin(), members_.end(), [&](const Member& member) {
+             return member.number == entry.client && !member.hasFailed;
+           });
+  };
+  if (std::any_of(entries_.begin(), entries_.end(), isPending)) return false;
+  return std::all_of(members_.begin(), members_.end(), [](const Member& member) {
+    try {
+      return member.hasFailed || member.client.isIdle();
+    } catch (const Error& error) {
+      logInfo("The proxy of a network connection: {}", error.what());
+      return true;  // the device has failed
+    }
+  });
+}
+
+// Until a socket is ready, something is launched, or the nap is over.
+void Proxy::sleep(std::optional<std::chrono::nanoseconds> nap) {
+  if (nap) sleeps_.exchange(true);
+  timespec limit{};
+  if (nap) limit.tv_nsec = nap->count();
+  ::ppoll(sockets_.data(), sockets_.size(), nap ? &limit : nullptr, nullptr);
+  sleeps_.store(false);
+  if ((sockets_.front().revents & POLLIN) != 0) {
+    eventfd_t count = 0;
+    static_cast<void>(::eventfd_read(wakeUp_.get(), &count));
+  }
+}
+
+}  // namespace unisono::transport

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <poll.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/unique_descriptor.h"
+#include "transport/net/stream.h"
+
+namespace unisono::transport {
+
+// Moves the data of all network connections of a device. Its thread runs as long as the process
+// does. It looks at the counters of the streams again and again while calls may be running, sleeps
+// longer and longer while they do nothing, and without a limit when all of them are done: no call
+// tells it what to do, so that graphs replay without it.
+class Proxy {
+ public:
+  // A communicator of the device.
+  struct Client {
+    // Whether nothing that was launched is left, and nothing can be launched without a call of
+    // wake(). By the proxy's thread, seldom.
+    std::function<bool()> isIdle;
+    // Called once with the first failure. By the proxy's thread.
+    std::function<void(const Error&)> fail;
+  };
+
+  static Proxy& ofDevice(int device);
+
+  // Returns the number of the client.
+  uint64_t add(Client client);
+  // Ends the streams of a client. Afterwards none of its functions runs, and its memory is not
+  // touched.
+  void remove(uint64_t client);
+  // What errors of a stream name.
+  struct Place {
+    int rank, peer;
+    std::string connection;  // "to 192.0.2.1:80 over eth0"
+  };
+  void addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place);
+  // Whether everything that was to be sent has gone, or cannot go any more.
+  bool isDrained(uint64_t client);
+  // Something was launched.
+  void wake();
+
+ private:
+  struct Entry {
+    uint64_t client;
+    std::unique_ptr<Stream> stream;
+    Place place;
+    std::optional<std::chrono::steady_clock::time_point> failedAt;
+  };
+  struct Member {
+    uint64_t number;
+    Client client;
+    bool hasFailed = false;
+  };
+
+  Proxy();
+  void run();
+  bool moveAll();
+  void reportFailure(Entry& entry);
+  bool isIdle();
+  void sleep(std::optional<std::chrono::nanoseconds> nap);
+  std::unique_lock<std::mutex> lockFromOutside();
+
+  const UniqueDescriptor wakeUp_;  // an eventfd
+  std::atomic<bool> sleeps_{false};
+  std::atomic<int> visitors_{0};  // threads that wait for mutex_, which the proxy's thread lets in
+  std::mutex mutex_;              // held while streams move and functions of clients run
+  std::vector<Entry> entries_;
+  std::vector<Member> members_;
+  uint64_t lastNumber_ = 0;
+  // Of the thread: the sockets that streams wait for, after wakeUp_.
+  std::vector<pollfd> sockets_;
+};
+
+}  // namespace unisono::transport

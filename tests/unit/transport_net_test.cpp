@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "device/work.h"
+#include "support/seed.h"
+#include "transport/net/proxy.h"
+#include "transport/net/stream.h"
+#include "transport/transports.h"
+
+namespace unisono::transport {
+namespace {
+
+using namespace std::chrono_literals;
+
+// One end of a FIFO, as kernels see it.
+class End {
+ public:
+  static constexpr uint32_t kSlots = 4, kSlotBytes = 5000;
+
+  StreamMemory memory() { return {tail_, &head_, slots_.data(), kSlots, kSlotBytes}; }
+  uint64_t tail() { return std::atomic_ref(tail_[0]).load(std::memory_order_acquire); }
+  uint64_t head() { return std::atomic_ref(head_).load(std::memory_order_acquire); }
+
+  // What the sender's kernel does; returns false if there is no room.
+  bool put(const std::vector<std::byte>& data) {
+    if (head() + kSlots <= step_) return false;
+    std::copy(data.begin(), data.end(), slot());
+    std::atomic_ref(tail_[device::kSizesWord + step_ % kSlots]).store(data.size());
+    std::atomic_ref(tail_[0]).store(++step_, std::memory_order_release);
+    return true;
+  }
+  // What the receiver's kernel does with a slot whose size it knows.
+  bool take(std::vector<std::byte>& data) {
+    if (tail() <= step_) return false;
+    std::copy_n(slot(), data.size(), data.begin());
+    std::atomic_ref(head_).store(++step_, std::memory_order_release);
+    return true;
+  }
+
+ private:
+  std::byte* slot() { return slots_.data() + step_ % kSlots * kSlotBytes; }
+
+  uint64_t tail_[device::kSizesWord + kSlots] = {};
+  uint64_t head_ = 0;
+  std::vector<std::byte> slots_ = std::vector<std::byte>(size_t{kSlots} * kSlotBytes);
+  uint64_t step_ = 0;  // of the kernel
+};
+
+struct Sockets {
+  bootstrap::Socket sender, receiver;
+};
+Sockets connected() {
+  int pair[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) {
+    throw systemError(errno, "socketpair");
+  }
+  return {bootstrap::Socket::adopt(UniqueDescriptor(pair[0])),
+          bootstrap::Socket::adopt(UniqueDescriptor(pair[1]))};
+}
+
+std::vector<std::byte> dataOf(std::mt19937& random) {
+  std::vector<std::byte> data(random() % 4 == 0 ? 0 : random() % (End::kSlotBytes + 1));
+  for (std::byte& byte : data) byte = static_cast<std::byte>(random());
+  return data;
+}
+
+TEST(Streams, MoveSlotsOfAnySize) {
+  std::mt19937 random(test::seed());
+  End from, to;
+  Sockets sockets = connected();
+  SendStream send(std::move(sockets.sender), from.memory());
+  ReceiveStream receive(std::move(sockets.receiver), to.memory());
+  std::vector<std::vector<std::byte>> sent;
+  for (size_t taken = 0; taken < 1000;) {
+    auto data = dataOf(random);
+    if (from.put(data)) sent.push_back(std::move(data));
+    if (random() % 2 == 0) send.progress();
+    if (random() % 2 == 0) receive.progress();
+    if (taken == sent.size()) continue;
+    std::vector<std::byte> got(sent[taken].size());
+    if (!to.take(got)) continue;
+    ASSERT_EQ(got, sent[taken]) << "slot " << taken;
+    taken++;
+  }
+  EXPECT_EQ(send.failure() + receive.failure(), "");
+}
+
+TEST(Streams, StopWhenTheReceiverHasNoRoom) {
+  End from, to;
+  Sockets sockets = connected();
+  SendStream send(std::move(sockets.sender), from.memory());
+  ReceiveStream receive(std::move(sockets.receiver), to.memory());
+  for (uint32_t i = 0; i < End::kSlots; i++) ASSERT_TRUE(from.put({}));
+  for (int i = 0; i < 10; i++) send.progress(), receive.progress();
+  EXPECT_EQ(to.tail(), End::kSlots);
+  EXPECT_FALSE(send.isPending());
+  ASSERT_TRUE(from.put({std::byte{7}}));
+  EXPECT_TRUE(send.isPending());
+  for (int i = 0; i < 10; i++) send.progress(), receive.progress();
+  EXPECT_FALSE(send.isPending());
+  EXPECT_EQ(to.tail(), End::kSlots) << "the slot is in use";
+  std::vector<std::byte> none, one(1);
+  ASSERT_TRUE(to.take(none));
+  for (int i = 0; i < 10; i++) receive.progress();
+  for (uint32_t i = 1; i < End::kSlots; i++) ASSERT_TRUE(to.take(none));
+  ASSERT_TRUE(to.take(one));
+  EXPECT_EQ(one.front(), std::byte{7});
+}
+
+TEST(Streams, TellAnEndFromAFailure) {
+  End from, to;
+  {
+    Sockets sockets = connected();
+    ReceiveStream receive(std::move(sockets.receiver), to.memory());
+    { const SendStream ends(std::move(sockets.sender), from.memory()); }
+    for (int i = 0; i < 3; i++) EXPECT_FALSE(receive.progress().waitsForSocket);
+    EXPECT_EQ(receive.failure(), "");
+  }
+  {
+    Sockets sockets = connected();
+    ReceiveStream receive(std::move(sockets.receiver), to.memory());
+    sockets.sender.close();
+    receive.progress();
+    EXPECT_EQ(receive.failure(), "the peer closed it");
+  }
+  {
+    Sockets sockets = connected();
+    SendStream send(std::move(sockets.sender), from.memory());
+    sockets.receiver.close();
+    EXPECT_EQ(send.failure(), "");
+    ASSERT_TRUE(from.put({}));
+    send.progress();
+    EXPECT_NE(send.failure(), "");
+  }
+  for (const SlotHeader& wrong : {SlotHeader{1, 0}, SlotHeader{0, End::kSlotBytes + 1}}) {
+    Sockets sockets = connected();
+    ReceiveStream receive(std::move(sockets.receiver), to.memory());
+    sockets.sender.write(std::as_bytes(std::span(&wrong, 1)));
+    receive.progress();
+    EXPECT_NE(receive.failure(), "");
+    EXPECT_EQ(to.tail(), 0u);
+  }
+}
+
+// The thread sleeps while its client is idle, and moves data again once it is woken.
+TEST(Proxies, MoveDataWhileTheirClientsAreBusy) {
+  End from, to;
+  Sockets sockets = connected();
+  std::atomic<bool> idle = true;
+  Proxy& proxy = Proxy::ofDevice(100);
+  const uint64_t client = proxy.add({[&] { return idle.load(); }, [](const Error&) {}});
+  proxy.addStream(client, std::make_unique<SendStream>(std::move(sockets.sender), from.memory()),
+                  {0, 1, "to b"});
+  proxy.addStream(client, std::make_unique<ReceiveStream>(std::move(sockets.receiver), to.memory()),
+                  {0, 1, "to a"});
+  for (int i = 0; i < 20; i++) {
+    std::this_thread::sleep_for(i % 4 * 1ms);
+    idle = false;
+    std::vector<std::byte> data(100, static_cast<std::byte>(i)), got(100);
+    ASSERT_TRUE(from.put(data));
+    proxy.wake();
+    while (!to.take(got)) std::this_thread::yield();
+    EXPECT_EQ(got, data);
+    while (!proxy.isDrained(client)) std::this_thread::yield();
+    idle = true;
+  }
+  proxy.remove(client);
+}
+
+TEST(Proxies, NameTheConnectionThatFails) {
+  End to;
+  Sockets sockets = connected();
+  std::atomic<bool> failed = false;
+  std::string text;
+  Proxy& proxy = Proxy::ofDevice(100);
+  const uint64_t client = proxy.add({[] { return true; },
+                                     [&](const Error& error) {
+                                       EXPECT_FALSE(failed);
+                                       EXPECT_EQ(error.code(), ErrorCode::remoteError);
+                                       text = error.what();
+                                       failed = true;
+                                     }});
+  proxy.addStream(client, std::make_unique<ReceiveStream>(std::move(sockets.receiver), to.memory()),
+                  {3, 5, "to 192.0.2.1:80 over eth7"});
+  sockets.sender.close();
+  while (!failed) std::this_thread::sleep_for(1ms);
+  for (const char* part : {"rank 3", "peer 5", "192.0.2.1:80 over eth7", "the peer closed it"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  proxy.remove(client);
+}
+
+TEST(Transports, AreChosenInOrderOfPreference) {
+  EXPECT_EQ(chooseTransport({true, true, true}), TransportKind::peer);
+  EXPECT_EQ(chooseTransport({false, true, true}), TransportKind::hostMemory);
+  EXPECT_EQ(chooseTransport({false, false, true}), TransportKind::network);
+  EXPECT_EQ(chooseTransport({false, false, false}), std::nullopt);
+}
+
+}  // namespace
+}  // namespace unisono::transport
