@@ -161,10 +161,14 @@ INSTANTIATE_TEST_SUITE_P(
     nameOf);
 
 // With buffers that the other process has mapped.
-TEST(Suspends, BetweenProcesses) {
+class Suspends : public ::testing::TestWithParam<bool> {};
+
+TEST_P(Suspends, BetweenProcesses) {
+  const bool overNetwork = GetParam();
   const Pipe pipe;
   const Meeting ready;
   const std::vector<int> results = runChildren(2, [&](int process) {
+    if (overNetwork) setSockets(process);
     const ncclComm_t comm = joinTwo(pipe, process);
     const auto memory = [&](ncclCommMemStat_t stat) {
       uint64_t bytes = 0;
@@ -187,6 +191,8 @@ TEST(Suspends, BetweenProcesses) {
   });
   EXPECT_EQ(results, (std::vector<int>{0, 0}));
 }
+
+INSTANTIATE_TEST_SUITE_P(Networks, Suspends, ::testing::Bool());
 
 bool canEnterNetworkNamespace() {
   return runChildren(1, [](int) { ::_exit(::unshare(CLONE_NEWNET) == 0 ? 0 : 1); }).front() == 0;
