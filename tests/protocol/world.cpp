@@ -311,7 +311,7 @@ void World::makeMember(int rank, int ranks) {
   member.graphs = makeGraphs(rank, ranks);
   member.connector = std::make_unique<transport::Connector>(
       runtime, network(rank), *member.arena, *member.mappings, *member.tables, config,
-      geometry_.slots, member.places, member.links, member.graphs, false);
+      geometry_.slots, member.places, member.links, member.graphs);
   member.connector->connectThrough();
 
   plan::Needs everything;
