@@ -315,6 +315,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
       collnet && allReach && !input.facts.network && decision.joined.collnetChannels() > 0;
   if (input.facts.collnet) {
     decision.graphs.collnet = chainGraphOf(decision.joined, config.channels);
+    if (decision.nodes > 1) decision.graphs.multicast.network = decision.joined.nvlsHeads();
   }
   input.facts.nvlsChannels = std::min(input.facts.nvlsChannels, config.channels);
   if (input.facts.multicast) {

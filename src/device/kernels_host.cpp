@@ -24,10 +24,14 @@ void collective(const void* arguments, const runtime::HostGroupContext& context)
 }
 
 void multicast(const void* arguments, const runtime::HostGroupContext& context) {
+  const auto& launch = *static_cast<const CollectiveArguments*>(arguments);
   ThreadGroup group(context);
+  if (context.group == launch.groups) {
+    if (context.role == 0) reductionServer(group, context.block, launch);
+    return;
+  }
   MulticastBlock block{};
-  multicastBlock(group, block, context.block, context.group,
-                 *static_cast<const CollectiveArguments*>(arguments));
+  multicastBlock(group, block, context.block, context.group, launch);
 }
 
 void sendReceive(const void* arguments, const runtime::HostGroupContext& context) {

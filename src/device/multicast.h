@@ -46,7 +46,9 @@ struct MulticastChannel {
   std::byte* own;  // its address
   std::byte* all;  // the multicast address of the buffers of all ranks
   uint64_t step[kMulticastSteps];
-  Tree tree;  // of the heads for this rank's piece; no edges inside one node
+  // Of the heads for this rank's piece: for NVLSTree, and for NVLS, where the parent is the
+  // network. No edges inside one node.
+  Tree tree, network;
 };
 inline constexpr int kMaxHeadChildren = 2;
 
@@ -82,6 +84,7 @@ struct Multicast {
   MulticastLayout layout;
   int32_t head;  // the piece of which this rank is the head; -1: none
   MulticastChannel* channels;
+  ReductionServer* server;  // of one rank, if the network is simulated
 };
 
 // The types and operators that an NVSwitch reduces.

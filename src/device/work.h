@@ -152,11 +152,12 @@ struct Tree {
 
 // With CollNet the network combines what a rank of each node sends, and returns the result to all
 // of them. For these ranks it is a peer with FIFOs of protocol Simple.
-inline constexpr int kNetworkPeer = -1;
+inline constexpr int kNetworkPeer = -1;      // of chains
+inline constexpr int kHeadNetworkPeer = -2;  // of the heads of NVLS
 
 // A channel from one rank's view. Its connections are those of a ring, a tree, a tree of the heads
 // of nodes (device/multicast.h), a chain, and the network.
-inline constexpr int kMaxConnections = 2 + (1 + kMaxTreeChildren) + (1 + 2) + 2 + 1;
+inline constexpr int kMaxConnections = 2 + (1 + kMaxTreeChildren) + (1 + 2) + 2 + 2;
 struct Channel {
   Ring ring;
   Tree tree;
@@ -169,7 +170,8 @@ struct Multicast;  // device/multicast.h
 // What a rank needs to stand in for the network on simulated nodes: the other ends of the FIFOs.
 struct ReductionServer {
   int32_t nodes;
-  Fifo* receive;  // [channel * nodes + node]
+  int32_t streams;  // of each channel: one, or one for each head
+  Fifo* receive;    // [(channel * streams + stream) * nodes + node]
   Fifo* send;
 };
 

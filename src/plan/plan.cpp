@@ -194,6 +194,11 @@ constexpr bool haveNeeds(device::AlgorithmList<kList...>) {
 }
 static_assert(haveNeeds(device::CollectiveAlgorithms()), "an algorithm is missing in needOf");
 
+bool isReducedByNetwork(const CommConfig& config, device::Algorithm algorithm) {
+  return algorithm == device::Algorithm::collNetChain ||
+         (algorithm == device::Algorithm::nvls && config.model->facts.nodes > 1);
+}
+
 // A run of collectives that share launches, of blocks with `groups` thread groups.
 void planRun(const CommConfig& config, std::span<const ChosenCall> run, int groups, Plan& plan) {
   while (!run.empty()) {
@@ -221,8 +226,7 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, int grou
       cut(config, call.choice.chunkBytes, work);
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
       if (config.ranks > 1) plan.needs.*needOf(work.algorithm) = true;
-      launch.serves |=
-          config.rank == kServerRank && work.algorithm == device::Algorithm::collNetChain;
+      launch.serves |= config.rank == kServerRank && isReducedByNetwork(config, work.algorithm);
     }
   }
 }

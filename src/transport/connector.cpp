@@ -11,7 +11,7 @@ namespace unisono::transport {
 namespace {
 
 constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kTree = 5, kMulticast = 6, kHeadTree = 7,
-                   kChain = 8, kNetwork = 9;
+                   kNetwork = 9, kChain = 10, kHeadNetwork = 11;
 // Counters of different FIFOs are in different lines.
 constexpr size_t kLineBytes = 128;
 
@@ -240,6 +240,11 @@ void Connector::connectMulticast() {
     addTreeHops(hops, channel, graph.trees[static_cast<size_t>(channel) % graph.trees.size()]);
   }
   connectHops(kHeadTree, hops);
+  device::ReductionServer* server = nullptr;
+  if (!graph.network.empty()) {
+    server = connectNetwork(kHeadNetwork, device::kHeadNetworkPeer,
+                            {static_cast<size_t>(config_.multicastChannels), graph.network});
+  }
   const device::MulticastLayout layout{static_cast<uint32_t>(graph.heads), slots_,
                                        config_.multicastSlotBytes};
   const size_t bytes = layout.bytes() * static_cast<size_t>(config_.multicastChannels);
@@ -258,7 +263,8 @@ void Connector::connectMulticast() {
   const int device = places_[static_cast<size_t>(config_.rank)].device;
   auto address = runtime_.mapMulticast(device, members, bytes);
   tables_.setMulticast(layout, graph.head, config_.multicastChannels, own.address,
-                       static_cast<std::byte*>(address->address()), places);
+                       static_cast<std::byte*>(address->address()), places, !graph.network.empty(),
+                       server);
   multicast_ = std::move(address);
 }
 
@@ -269,57 +275,66 @@ void Connector::connectChains() {
     addTreeHops(hops, static_cast<int>(channel), graph.chains[channel]);
   }
   connectHops(kChain, hops);
-  connectNetwork();
+  std::vector<std::vector<std::vector<int>>> heads;
+  for (const auto& ofChannel : graph.heads) heads.push_back({ofChannel});
+  if (auto* server = connectNetwork(kNetwork, device::kNetworkPeer, heads)) {
+    tables_.setServer(server);
+  }
   for (size_t channel = 0; channel < graph.chains.size(); channel++) {
-    const auto& heads = graph.heads[channel];
-    tables_.setChain(static_cast<int>(channel),
-                     graph.chains[channel][static_cast<size_t>(config_.rank)],
-                     std::find(heads.begin(), heads.end(), config_.rank) != heads.end());
+    const auto& ofChannel = graph.heads[channel];
+    tables_.setChain(
+        static_cast<int>(channel), graph.chains[channel][static_cast<size_t>(config_.rank)],
+        std::find(ofChannel.begin(), ofChannel.end(), config_.rank) != ofChannel.end());
   }
   chainsConnected_ = true;
 }
 
-// The simulated network. Both FIFOs of every head, to the network and from it, are in the memory of
-// the rank that stands in for it.
-void Connector::connectNetwork() {
-  const auto& heads = graphs_.collnet.heads;
+// Both FIFOs of every head, to the network and from it, are in the memory of the rank that stands
+// in for it. `heads`: [channel][stream][node].
+device::ReductionServer* Connector::connectNetwork(
+    uint64_t purpose, int peer, const std::vector<std::vector<std::vector<int>>>& heads) {
   const size_t slotBytes = config_.slotBytes[plan::indexOf(device::Protocol::simple)];
   const size_t fifoBytes = 2 * kLineBytes + slots_ * slotBytes;
-  const size_t nodes = heads.front().size();
+  const size_t streams = heads.front().size(), nodes = heads.front().front().size();
   const bool serves = config_.rank == plan::kServerRank;
   std::set<int> clients;
-  for (const auto& channel : heads) clients.insert(channel.begin(), channel.end());
+  for (const auto& channel : heads) {
+    for (const auto& stream : channel) clients.insert(stream.begin(), stream.end());
+  }
   clients.erase(plan::kServerRank);
   memory::Block own{};
-  const auto tagFor = [](int client) { return tagOf(kNetwork, true, plan::kServerRank, client); };
+  const auto tagFor = [&](int client) { return tagOf(purpose, true, plan::kServerRank, client); };
   if (serves) {
-    own = arena_.allocate(2 * heads.size() * nodes * fifoBytes);
+    own = arena_.allocate(2 * heads.size() * streams * nodes * fifoBytes);
     for (const int client : clients) blocks_.send(client, tagFor(client), 0, own);
   } else if (clients.contains(config_.rank)) {
     own.address = blocks_.receive(plan::kServerRank, tagFor(config_.rank), 0);
   }
   std::vector<device::Fifo> receive, send;  // of the network
+  std::byte* at = own.address;
   for (size_t channel = 0; channel < heads.size(); channel++) {
-    for (size_t node = 0; node < nodes; node++) {
-      std::byte* at = own.address + 2 * (channel * nodes + node) * fifoBytes;
-      device::Fifo fifos[2] = {};
-      for (device::Fifo& fifo : fifos) {
-        fifo.head = reinterpret_cast<uint64_t*>(at);
-        fifo.tail = reinterpret_cast<uint64_t*>(at + kLineBytes);
-        fifo.slots = at + 2 * kLineBytes;
-        at += fifoBytes;
-      }
-      receive.push_back(fifos[0]);
-      send.push_back(fifos[1]);
-      if (heads[channel][node] != config_.rank) continue;
-      for (const bool sends : {true, false}) {
-        std::array<device::Fifo, device::kProtocols> ends{};
-        ends[plan::indexOf(device::Protocol::simple)] = fifos[sends ? 0 : 1];
-        tables_.setFifos(sends, static_cast<int>(channel), device::kNetworkPeer, ends);
+    for (const std::vector<int>& stream : heads[channel]) {
+      for (const int head : stream) {
+        device::Fifo fifos[2] = {};
+        for (device::Fifo& fifo : fifos) {
+          fifo.head = reinterpret_cast<uint64_t*>(at);
+          fifo.tail = reinterpret_cast<uint64_t*>(at + kLineBytes);
+          fifo.slots = at + 2 * kLineBytes;
+          at += fifoBytes;
+        }
+        receive.push_back(fifos[0]);
+        send.push_back(fifos[1]);
+        if (head != config_.rank) continue;
+        for (const bool sends : {true, false}) {
+          std::array<device::Fifo, device::kProtocols> ends{};
+          ends[plan::indexOf(device::Protocol::simple)] = fifos[sends ? 0 : 1];
+          tables_.setFifos(sends, static_cast<int>(channel), peer, ends);
+        }
       }
     }
   }
-  if (serves) tables_.setServer(static_cast<int>(nodes), receive, send);
+  if (!serves) return nullptr;
+  return tables_.makeServer(static_cast<int>(nodes), static_cast<int>(streams), receive, send);
 }
 
 // Of the peers those that are not connected yet.

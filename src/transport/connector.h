@@ -27,6 +27,7 @@ struct MulticastGraph {
   // The heads of the same number on all nodes: their places in two trees, by tree and rank. Empty
   // inside one node.
   std::array<std::vector<topology::TreePlace>, 2> trees;
+  std::vector<std::vector<int>> network;  // CollNet: the heads by [head][node], else empty
 };
 
 // CollNet, where the network reduces.
@@ -106,7 +107,10 @@ class Connector {
   void connectDirect(device::DirectPeers peers);
   void connectMulticast();
   void connectChains();
-  void connectNetwork();
+  // Of a simulated network: connects `peer` for this rank's end, and returns the server's table, or
+  // null on other ranks.
+  device::ReductionServer* connectNetwork(uint64_t purpose, int peer,
+                                          const std::vector<std::vector<std::vector<int>>>& heads);
 
   runtime::Runtime& runtime_;
   memory::Arena& arena_;

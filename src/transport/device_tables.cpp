@@ -103,31 +103,42 @@ void DeviceTables::setChain(int channel, const topology::TreePlace& place, bool 
   write(&channels_[channel].chain, &chain, sizeof(chain));
 }
 
-void DeviceTables::setServer(int nodes, std::span<const device::Fifo> receive,
-                             std::span<const device::Fifo> send) {
+device::ReductionServer* DeviceTables::makeServer(int nodes, int streams,
+                                                  std::span<const device::Fifo> receive,
+                                                  std::span<const device::Fifo> send) {
   Pieces pieces;
   const size_t serverOffset = pieces.add<device::ReductionServer>(1);
   const size_t receiveOffset = pieces.add<device::Fifo>(receive.size());
   const size_t sendOffset = pieces.add<device::Fifo>(send.size());
   std::byte* base = arena_.allocate(pieces.bytes()).address;
   auto* onDevice = reinterpret_cast<device::ReductionServer*>(base + serverOffset);
-  const device::ReductionServer server{nodes, reinterpret_cast<device::Fifo*>(base + receiveOffset),
+  const device::ReductionServer server{nodes, streams,
+                                       reinterpret_cast<device::Fifo*>(base + receiveOffset),
                                        reinterpret_cast<device::Fifo*>(base + sendOffset)};
   write(server.receive, receive.data(), receive.size_bytes());
   write(server.send, send.data(), send.size_bytes());
   write(onDevice, &server, sizeof(server));
-  write(&communicator_->server, &onDevice, std::span(&onDevice, 1).size_bytes());
+  return onDevice;
+}
+
+void DeviceTables::setServer(device::ReductionServer* server) {
+  write(&communicator_->server, &server, std::span(&server, 1).size_bytes());
 }
 
 void DeviceTables::setMulticast(const device::MulticastLayout& layout, int head, int channels,
                                 std::byte* own, std::byte* all,
-                                const std::array<topology::TreePlace, 2>& tree) {
+                                const std::array<topology::TreePlace, 2>& tree, bool hasNetwork,
+                                device::ReductionServer* server) {
   std::vector<device::MulticastChannel> table(static_cast<size_t>(channels));
   for (size_t c = 0; c < table.size(); c++) {
     table[c] = {own + c * layout.bytes(),
                 all + c * layout.bytes(),
                 {},
-                treeAt(static_cast<int>(c), tree[c % tree.size()])};
+                treeAt(static_cast<int>(c), tree[c % tree.size()]),
+                treeAt(static_cast<int>(c), {})};
+    if (hasNetwork && head >= 0) {
+      table[c].network.up = connectionTo(static_cast<int>(c), device::kHeadNetworkPeer);
+    }
   }
   Pieces pieces;
   const size_t headOffset = pieces.add<device::Multicast>(1);
@@ -135,7 +146,7 @@ void DeviceTables::setMulticast(const device::MulticastLayout& layout, int head,
   std::byte* base = arena_.allocate(pieces.bytes()).address;
   auto* onDevice = reinterpret_cast<device::Multicast*>(base + headOffset);
   const device::Multicast multicast{
-      layout, head, reinterpret_cast<device::MulticastChannel*>(base + channelOffset)};
+      layout, head, reinterpret_cast<device::MulticastChannel*>(base + channelOffset), server};
   write(multicast.channels, table.data(), std::span(table).size_bytes());
   write(onDevice, &multicast, sizeof(multicast));
   write(&communicator_->multicast, &onDevice, std::span(&onDevice, 1).size_bytes());

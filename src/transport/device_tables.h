@@ -44,13 +44,16 @@ class DeviceTables {
   void setTree(int channel, const topology::TreePlace& place);
   // Neighbours in the CollNet chain of a channel; with `hasNetwork` the parent is the network.
   void setChain(int channel, const topology::TreePlace& place, bool hasNetwork);
-  // The ends of the network, which this rank stands in for: of each node, by channel.
-  void setServer(int nodes, std::span<const device::Fifo> receive,
-                 std::span<const device::Fifo> send);
+  // The ends of the network, which this rank stands in for, as in device::ReductionServer.
+  device::ReductionServer* makeServer(int nodes, int streams, std::span<const device::Fifo> receive,
+                                      std::span<const device::Fifo> send);
+  void setServer(device::ReductionServer* server);
   // This rank's buffers of NVLS, one after another for all channels, and their multicast address.
-  // `tree`: its places in the trees of heads, for even and odd channels.
+  // `tree`: its places in the trees of heads, for even and odd channels. `hasNetwork`: the network
+  // reduces for heads.
   void setMulticast(const device::MulticastLayout& layout, int head, int channels, std::byte* own,
-                    std::byte* all, const std::array<topology::TreePlace, 2>& tree);
+                    std::byte* all, const std::array<topology::TreePlace, 2>& tree, bool hasNetwork,
+                    device::ReductionServer* server);
   // The FIFOs for messages to or from a peer, on consecutive channels.
   void setPeer(bool sends, int peer, int firstChannel, std::span<const device::Fifo> fifos);
 

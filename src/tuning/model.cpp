@@ -352,8 +352,8 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
     estimate.exclusion = Exclusion::splitLines;
   }
   const bool has = input.registry->has(operation, algorithm, protocol);
-  const bool between =
-      algorithm != Algorithm::nvls || facts.nodes == 1 || input.registry->nvlsBetweenNodes;
+  const bool between = algorithm != Algorithm::nvls || facts.nodes == 1 ||
+                       input.registry->nvlsBetweenNodes[static_cast<int>(operation)];
   if (estimate.exclusion == Exclusion::none &&
       (!between || (!has && !input.registry->hasForced(operation, algorithm, protocol)))) {
     estimate.exclusion = Exclusion::notImplemented;

@@ -154,6 +154,7 @@ const Registry& libraryRegistry() {
     };
     enter(kImplemented, result.implemented);
     enter(kOnlyForced, result.onlyForced);
+    result.nvlsBetweenNodes[static_cast<int>(Operation::allReduce)] = true;
     return result;
   }();
   return registry;
@@ -162,7 +163,7 @@ const Registry& libraryRegistry() {
 const Registry& ncclRegistry() {
   static const Registry registry = [] {
     Registry result;
-    result.nvlsBetweenNodes = true;
+    std::fill(std::begin(result.nvlsBetweenNodes), std::end(result.nvlsBetweenNodes), true);
     for (const Operation operation : kOperations) {
       for (int a = 0; a < device::kNcclAlgorithms; a++) {
         for (int p = 0; p < device::kProtocols; p++) {

@@ -140,18 +140,30 @@ void World::visitFifos(Visit visit) const {
     }
     return nullptr;
   };
-  const device::ReductionServer* server = tables(plan::kServerRank).server;
-  for (int channel = 0; server != nullptr && channel < geometry_.channels; channel++) {
-    const std::vector<int32_t> heads = makeChainGraph(ranks()).heads[static_cast<size_t>(channel)];
+  const auto visitNetwork = [&](const device::ReductionServer& server, int channel, size_t stream,
+                                int peer, const auto& heads) {
     for (size_t node = 0; node < heads.size(); node++) {
       constexpr auto kSimple = static_cast<int>(device::Protocol::simple);
-      device::Connection& head = *connectionTo(heads[node], channel, device::kNetworkPeer);
-      const size_t entry = static_cast<size_t>(channel) * heads.size() + node;
+      device::Connection& head = *connectionTo(heads[node], channel, peer);
+      const size_t entry = (index(channel) * index(server.streams) + stream) * heads.size() + node;
       const size_t slotBytes = geometry_.slotBytes;
-      visit(head.send[kSimple], server->receive[entry], slotBytes, false,
+      visit(head.send[kSimple], server.receive[entry], slotBytes, false,
             fmt::format("connection {} -> network, channel {}", heads[node], channel));
-      visit(server->send[entry], head.receive[kSimple], slotBytes, false,
+      visit(server.send[entry], head.receive[kSimple], slotBytes, false,
             fmt::format("connection network -> {}, channel {}", heads[node], channel));
+    }
+  };
+  const device::DeviceCommunicator& first = tables(plan::kServerRank);
+  const auto streams = makeMulticastGraph(0, ranks()).network;
+  for (int channel = 0; channel < geometry_.channels; channel++) {
+    if (first.server != nullptr) {
+      visitNetwork(*first.server, channel, 0, device::kNetworkPeer,
+                   makeChainGraph(ranks()).heads[index(channel)]);
+    }
+    if (first.multicast == nullptr || first.multicast->server == nullptr) continue;
+    for (size_t stream = 0; stream < streams.size(); stream++) {
+      visitNetwork(*first.multicast->server, channel, stream, device::kHeadNetworkPeer,
+                   streams[stream]);
     }
   }
   for (int rank = 0; rank < ranks(); rank++) {
@@ -392,6 +404,10 @@ transport::MulticastGraph World::makeMulticastGraph(int rank, int ranks) const {
   }
   for (int head = 0; head < graph.heads; head++) {
     if (headOf(nodeOf(rank), head) == rank) graph.head = head;
+    if (geometry_.collnet && nodes > 1) {
+      std::vector<int>& stream = graph.network.emplace_back();
+      for (int node = 0; node < nodes; node++) stream.push_back(headOf(node, head));
+    }
     for (int node = 0; node < nodes && nodes > 1; node++) {
       for (size_t tree = 0; tree < graph.trees.size(); tree++) {
         const topology::TreeLinks links = topology::doubleTree(nodes, node, static_cast<int>(tree));

@@ -96,7 +96,10 @@ TEST(Model, SaysWhyAnAlgorithmIsExcluded) {
             Exclusion::operation);
   EXPECT_EQ(exclusionOf(two, Algorithm::collNetChain, simple), Exclusion::noCollnet);
   two.facts.collnet = true;
-  EXPECT_EQ(exclusionOf(two, Algorithm::nvls, simple), Exclusion::notImplemented);
+  EXPECT_EQ(exclusionOf(two, Algorithm::nvls, simple), Exclusion::none);
+  two.facts.collnetHeads = 8;
+  EXPECT_EQ(exclusionOf(two, Algorithm::nvls, simple, Operation::allGather),
+            Exclusion::notImplemented);
   EXPECT_EQ(exclusionOf(two, Algorithm::collNetChain, simple), Exclusion::noChannels);
   two.facts.collnetChain = two.facts.tree;
   EXPECT_EQ(exclusionOf(two, Algorithm::collNetChain, simple), Exclusion::none);

@@ -446,8 +446,9 @@ UNISONO_DEVICE void multicastBlock(ThreadGroup& group, MulticastBlock& block, in
       }
     }
     if (groupIndex == kHeadGroup) {
-      const Tree& tree = multicast.channels[channelIndex].tree;
-      loadHeadEnds(group, block, communicator.channels[channelIndex], tree);
+      const MulticastChannel& channel = multicast.channels[channelIndex];
+      loadHeadEnds(group, block, communicator.channels[channelIndex],
+                   work.algorithm == Algorithm::nvlsTree ? channel.tree : channel.network);
     }
     group.syncAll();
     NvlsCollective(group, block).run(groupIndex);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "device/multicast.h"
 #include "device/protocol/fifo.h"
 #include "device/reduce/reduce_copy.h"
 
@@ -11,16 +12,33 @@ namespace unisono::device::host_target {
 
 class NetworkChannel {
  public:
-  NetworkChannel(ThreadGroup& group, const DeviceCommunicator& communicator, int channel)
+  NetworkChannel(ThreadGroup& group, const DeviceCommunicator& communicator,
+                 const ReductionServer& server, int channel)
       : group_(group),
         communicator_(communicator),
+        server_(server),
         channel_(channel),
-        nodes_(communicator.server->nodes),
-        receive_(communicator.server->receive + channel * nodes_),
-        send_(communicator.server->send + channel * nodes_) {}
+        nodes_(server.nodes) {}
 
-  // Makes the steps of a work. Returns false after an abort.
-  bool run(const CollectiveWork& work) {
+  // Make the steps of a work. Return false after an abort.
+  bool runHeads(const CollectiveWork& work) {
+    const ChannelPart part = work.part(channel_);
+    const auto heads = static_cast<uint64_t>(server_.streams);
+    const uint64_t all = work.chunkElements * heads;
+    for (uint64_t done = 0; done < part.count; done += all) {
+      const uint64_t left = part.count - done;
+      const uint64_t size = left < all ? part.lastChunk : work.chunkElements;
+      for (uint64_t h = 0; h < heads; h++) {
+        select(static_cast<int>(h));
+        const uint64_t first = h * size;
+        const uint64_t rest = first < left ? left - first : 0;
+        if (!step(work, rest < size ? rest : size)) return false;
+      }
+    }
+    return true;
+  }
+  bool runChain(const CollectiveWork& work) {
+    select(0);
     const ChannelPart part = work.part(channel_);
     for (uint64_t chunk = 0; chunk < part.count; chunk += work.chunkElements) {
       const uint64_t left = part.count - chunk;
@@ -34,6 +52,11 @@ class NetworkChannel {
   }
 
  private:
+  void select(int stream) {
+    const int first = (channel_ * server_.streams + stream) * nodes_;
+    receive_ = server_.receive + first;
+    send_ = server_.send + first;
+  }
   // Waits until `counter` and `ahead` exceed `step`.
   bool wait(const char* what, const uint64_t* counter, uint64_t ahead, uint64_t step) {
     const WaitSubject subject{what,    communicator_.rank, kNetworkPeer, channel_,
@@ -47,7 +70,7 @@ class NetworkChannel {
   }
   void reduce(const ReductionSpec& spec, ReduceCopy copy, uint64_t elements) {
     copy.elements = elements;
-    reduceCopy(group_, spec, copy);
+    if (elements > 0) reduceCopy(group_, spec, copy);
   }
 
   // Combines a slot of every node and returns the result to all of them.
@@ -81,24 +104,27 @@ class NetworkChannel {
 
   ThreadGroup& group_;
   const DeviceCommunicator& communicator_;
+  const ReductionServer& server_;
   int channel_;
   int nodes_;
-  Fifo* receive_;
-  Fifo* send_;
+  Fifo* receive_ = nullptr;  // of the stream
+  Fifo* send_ = nullptr;
 };
 
 // What the task of a channel does: the works that cover it, in order.
 inline void reductionServer(ThreadGroup& group, int channel, const CollectiveArguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
   if ((loadRelaxed(arguments.launchFlag) | loadRelaxed(&communicator.stopped)) != 0) return;
-  NetworkChannel network(group, communicator, channel);
+  const bool heads = arguments.groups == kMulticastGroups;
+  const ReductionServer& server = heads ? *communicator.multicast->server : *communicator.server;
+  NetworkChannel network(group, communicator, server, channel);
   for (int w = 0; w < arguments.works; w++) {
     const CollectiveWork& work = arguments.work[w];
-    if (work.algorithm != Algorithm::collNetChain || channel < work.firstChannel ||
-        channel >= work.firstChannel + work.channels) {
+    if (work.algorithm != (heads ? Algorithm::nvls : Algorithm::collNetChain) ||
+        channel < work.firstChannel || channel >= work.firstChannel + work.channels) {
       continue;
     }
-    if (network.run(work)) continue;
+    if (heads ? network.runHeads(work) : network.runChain(work)) continue;
     storeRelaxed(&communicator.stopped, uint32_t{1});
     return;
   }
