@@ -195,6 +195,23 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
   return left;
 }
 
+void assumeProgress(std::vector<RankView>& views, int rank) {
+  RankView& own = views.at(static_cast<size_t>(rank));
+  const auto hasFinished = [](const RankView& view, uint64_t sequence) {
+    if (!view.isKnown || view.lastCollective() < sequence) return false;
+    const Call* call = view.findCollective(sequence);
+    return call == nullptr || view.isFinished(*call);
+  };
+  for (const Call& call : own.calls) {
+    if (call.isMessage() || call.launch == 0) continue;
+    const bool isFinished = std::all_of(views.begin(), views.end(), [&](const RankView& view) {
+      return &view == &own || hasFinished(view, call.sequence);
+    });
+    if (isFinished) own.finished = std::max(own.finished, call.launch);
+  }
+  own.started = std::max(own.started, own.launched);
+}
+
 bool fitTogether(const Call& a, const Call& b) {
   const auto isPair = [](const Call& x, const Call& y) {
     return x.call == plan::Call::send && y.call == plan::Call::receive;

@@ -57,6 +57,10 @@ struct RankView {
 // Reads a table of a segment.
 RankView readView(const ProcessHead& head, const CallTable& table, int64_t now);
 
+// For a rank whose device does not say how far it is: collectives that all others have finished are
+// finished, and whatever it has launched has begun.
+void assumeProgress(std::vector<RankView>& views, int rank);
+
 // "AllReduce #17 (count 1024, float32, sum)", "Send #3 to rank 1 (count 8, int32)".
 std::string describe(const Call& call);
 // Without number: what two ranks must have in common.

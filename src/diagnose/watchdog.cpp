@@ -24,6 +24,7 @@ constexpr int64_t kSecond = 1'000'000'000;
 // from then on as often in UNISONO_HANG_SECONDS as this: a job whose CPU runs ahead is never done.
 constexpr int64_t kSlow = kSecond / 2;
 constexpr int64_t kReadsPerPatience = 8;
+constexpr int kEnoughAttempts = 4;
 // Before another process whose tables could not be mapped is asked again.
 constexpr int64_t kMappingPause = 30 * kSecond;
 
@@ -181,6 +182,7 @@ bool Watched::updateProgress(int64_t now) {
   if (!std::exchange(isBusy_, true)) {
     nextMeasurement_ = now + std::min(kSlow, pause);
     measured_.reset();
+    unread_ = 0;
   }
   if (now >= nextMeasurement_) {
     nextMeasurement_ = now + pause;
@@ -193,7 +195,12 @@ void Watched::measure(int64_t now) {
   const CallTable& table = journal_->table();
   const uint64_t launched = table.launched.load(kAcquire);
   const auto progress = questions_.readProgress();
-  if (!progress) return;
+  if (!progress) {
+    if (++unread_ == kEnoughAttempts) {
+      logInfo("{}: the progress of its launches cannot be read from the device", description_);
+    }
+    return;
+  }
   // That the last launch is done is for isDone() to say: groups of threads may outlive their mark.
   journal_->setProgress(std::max(progress->started, table.started.load(kAcquire)),
                         std::clamp(progress->finished, table.finished.load(kAcquire), launched - 1),
@@ -202,6 +209,7 @@ void Watched::measure(int64_t now) {
     if (const auto links = questions_.readLinks()) journal_->setLinks(*links);
   }
   measured_ = progress;
+  unread_ = 0;
 }
 
 // Every rank compares its collectives with those of the lowest one, and what it sends with what the
@@ -242,13 +250,18 @@ void Watched::compareCalls() {
   }
 }
 
+// Or enough attempts have failed: a report without the progress of the device is better than none.
+bool Watched::isMeasured() const {
+  return !isBusy_ || measured_ || unread_ >= kEnoughAttempts;
+}
+
 // One report for a hang: of the lowest rank that lives and waits.
 void Watched::reportHang(int64_t now) {
   if (journal_->isIdle()) return;
   const RankView own = peers_->view(rank_, now);
   const Call* current = own.current();
   if (current == nullptr || current->index == reported_ ||
-      now - own.waitsSince(*current) < patience_ || (isBusy_ && !measured_)) {
+      now - own.waitsSince(*current) < patience_ || !isMeasured()) {
     return;
   }
   reported_ = current->index;
@@ -260,11 +273,13 @@ void Watched::reportHang(int64_t now) {
     views.push_back(peers_->view(rank, now));
     peers_->findWaitElsewhere(views.back(), now);
   }
+  if (!measured_) assumeProgress(views, rank_);
+  const RankView& seen = views[static_cast<size_t>(rank_)];
   const auto report = explain(views, rank_, now);
   if (!report) return;
   // Whatever NCCL_DEBUG says: nobody who has a hang should have to start again to hear why.
-  writeLog(LogLevel::warn, report->text(own));
-  writeLog(LogLevel::warn, report->json(own));
+  writeLog(LogLevel::warn, report->text(seen));
+  writeLog(LogLevel::warn, report->json(seen));
 }
 
 bool Watched::reportsInstead(const RankView& other, int64_t now) const {
@@ -321,7 +336,7 @@ void Watchdog::run() {
         owned->look();
       } catch (const std::exception& error) {
         // Its device has failed, or memory is short.
-        logInfo("{}: hangs are not diagnosed any more: {}", owned->description_, error.what());
+        logWarn("{}: hangs are not diagnosed any more: {}", owned->description_, error.what());
         owned->stop();
       }
     }

@@ -101,6 +101,7 @@ class Watched {
   bool updateProgress(int64_t now);
   void measure(int64_t now);
   void compareCalls();
+  bool isMeasured() const;
   void reportHang(int64_t now);
   bool reportsInstead(const RankView& other, int64_t now) const;
 
@@ -115,6 +116,7 @@ class Watched {
   bool isBusy_ = false;  // a launch was not done at the last look
   int64_t nextMeasurement_ = 0;
   std::optional<Progress> measured_;  // what the device said last, while it is busy
+  int unread_ = 0;                    // attempts since then that said nothing
   std::vector<int> compared_;         // the ranks whose calls were compared last
   uint64_t comparedCalls_ = 0;        // how many calls they had made
   bool mismatches_ = false;

@@ -200,6 +200,35 @@ TEST(Calls, AreNotComparedAfterACapture) {
   EXPECT_FALSE(mismatch());
 }
 
+// Rank 0 has launched two calls and its device does not answer; rank 1 has finished the first and
+// not made the second.
+TEST(Report, SaysWhoHasNotArrivedAlsoWhereTheDeviceDoesNotAnswer) {
+  std::vector<RankView> views(2);
+  for (size_t rank = 0; rank < views.size(); rank++) {
+    views[rank].rank = static_cast<int>(rank);
+    views[rank].ranks = 2;
+    views[rank].isKnown = true;
+    for (uint64_t index = 1; index <= 2 - rank; index++) {
+      Call made = call(plan::Call::allReduce, 8, device::DataType::int32);
+      made.index = made.sequence = made.launch = index;
+      views[rank].calls.push_back(made);
+    }
+    views[rank].entered = views[rank].launched = 2 - rank;
+  }
+  views[1].started = views[1].finished = 1;
+  assumeProgress(views, 0);
+  EXPECT_EQ(views[0].finished, 1u);
+  const auto report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict, Verdict::notArrived);
+  EXPECT_EQ(report->missing, std::vector<int>{1});
+
+  // What another rank has not finished may be what rank 0 is in.
+  views[0].finished = views[1].finished = 0;
+  assumeProgress(views, 0);
+  EXPECT_EQ(views[0].finished, 0u);
+}
+
 // 600 ranks, of which half have not made the call.
 TEST(Report, StaysShortWithManyRanks) {
   std::vector<RankView> views(600);

@@ -222,4 +222,14 @@ std::unique_ptr<Event> createCudaEvent(int device) {
   return std::make_unique<CudaEvent>(device);
 }
 
+cudaStream_t createUrgentStream(int device) {
+  int lowest = 0, highest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange",
+        device);
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest),
+        "cudaStreamCreateWithPriority", device);
+  return stream;
+}
+
 }  // namespace unisono::runtime

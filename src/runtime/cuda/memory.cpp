@@ -16,6 +16,7 @@
 #include "base/math.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/driver.h"
+#include "runtime/cuda/event.h"
 #include "runtime/cuda/share.h"
 
 namespace unisono::runtime {
@@ -195,11 +196,7 @@ class DeviceFlag final : public LaunchFlag {
     std::lock_guard lock(mutex());
     PerDevice& own = of(device);
     if (own.stream == nullptr) {
-      int lowest = 0, highest = 0;
-      check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange",
-            device);
-      check(cudaStreamCreateWithPriority(&own.stream, cudaStreamNonBlocking, highest),
-            "cudaStreamCreateWithPriority", device);
+      own.stream = createUrgentStream(device);
       *static_cast<uint32_t*>(own.one.hostAddress()) = 1;
     }
     if (own.free.empty()) addPage(own, device);

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 
 namespace unisono::runtime {
 
-// Reads words of device memory by copies on streams of its own, which run while kernels do.
+// Reads words of device memory by copies on streams of its own, which run while kernels do. A
+// thread for each device makes them: while another thread of the process waits in a copy to
+// pageable memory, as PyTorch's Tensor.cpu() and Tensor.item() do, CUDA does not return from a
+// copy.
 class WordReader {
  public:
   void prepare(int device);
@@ -19,19 +21,11 @@ class WordReader {
   bool read(int device, std::span<const uint64_t* const> addresses, std::span<uint64_t> values);
 
  private:
-  static constexpr size_t kWords = 512;
-
-  // Kept for the life of the process: freeing pinned memory would wait for the device.
-  struct Reader {
-    cudaStream_t stream = nullptr;
-    uint64_t* words = nullptr;  // pinned
-  };
-  bool isIdle(const Reader& reader) const;
-  bool readSome(const Reader& reader, std::span<const uint64_t* const> addresses,
-                std::span<uint64_t> values) const;
+  class Device;
 
   std::mutex mutex_;
-  std::map<int, Reader> readers_;  // by device
+  // Kept for the life of the process: freeing pinned memory would wait for the device.
+  std::map<int, std::shared_ptr<Device>> devices_;
 };
 
 }  // namespace unisono::runtime
