@@ -83,7 +83,11 @@ constexpr Algorithm codeOf(Algorithm algorithm) {
   return algorithm == Algorithm::collNetChain ? Algorithm::tree : algorithm;
 }
 
-// Thread groups that a block is split into. Works with the same number share launches.
+// Works of one rank alone are run by the kernel of these.
+inline constexpr Algorithm kLocalAlgorithm = Algorithm::ring;
+inline constexpr Protocol kLocalProtocol = Protocol::simple;
+
+// Thread groups that a block is split into.
 constexpr int groupsOf(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::tree:
@@ -103,6 +107,11 @@ inline constexpr int kWarpThreads = 32;
 inline constexpr int kWorkerThreads = 512;
 inline constexpr int kServiceThreads = 2 * kWarpThreads;
 inline constexpr int kChannelThreads = kWorkerThreads + kServiceThreads;
+// At most, of a block for collectives. A multiprocessor has 4 parts with registers of their own: 16
+// warps have 128 registers a thread, which protocols of lines need, 18 warps have 96.
+constexpr int maxChannelThreads(Protocol protocol) {
+  return protocol == Protocol::simple ? kChannelThreads : 16 * kWarpThreads;
+}
 
 // The bytes of data in a slot.
 constexpr uint32_t payloadOf(Protocol protocol, uint32_t slotBytes) {

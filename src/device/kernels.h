@@ -11,9 +11,10 @@
 // The kernels, in the form that runtime::Runtime::launch takes. Each has one by-value argument.
 namespace unisono::device {
 
-const runtime::Kernel& collectiveKernel();   // CollectiveArguments, a block a channel
+// CollectiveArguments, one block for each channel.
+const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol);
 const runtime::Kernel& multicastKernel();    // the same for NVLS
-const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, a block a channel
+const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, one block for each channel
 // The first works of DirectArguments, as many as there are.
 const runtime::Kernel& directKernel(const DirectArguments& arguments);
 const runtime::Kernel& directStreamsKernel();  // DirectStreamsArguments
@@ -24,9 +25,10 @@ std::vector<const runtime::Kernel*> kernelsOf(int ranks);
 inline constexpr int kSendReceiveGroups = 2;
 
 #ifdef UNISONO_CUDA
-// The __global__ functions behind them, defined in kernels_cuda.cu.
-const void* collectiveCudaFunction();
-const void* multicastCudaFunction();  // in kernels_multicast.cu
+// The __global__ functions that they launch, defined in kernels_cuda.cu.
+const void* collectiveCudaFunction(Algorithm algorithm,
+                                   Protocol protocol);  // in kernels_collective.cu
+const void* multicastCudaFunction();                    // in kernels_multicast.cu
 const void* sendReceiveCudaFunction();
 const void* changeWindowCudaFunction();
 // The kernels of one work and of several, in kernels_direct.cu.

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/collective/collective.h"
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
 #include "device/protocol/window.h"
@@ -8,22 +7,6 @@ namespace unisono::device {
 namespace {
 
 using namespace cuda_target;
-
-__global__ void __launch_bounds__(kChannelThreads, 1)
-    collective(const __grid_constant__ CollectiveArguments arguments) {
-  __shared__ Block blocks[groupsOf(Algorithm::tree)];
-  const int channel = static_cast<int>(blockIdx.x);
-  const int warps = static_cast<int>(blockDim.x) / kWarpSize;
-  if (arguments.groups == 1) {
-    ThreadGroup group(warps, 0, 1);
-    collectiveBlock(group, blocks[0], channel, 0, arguments);
-    return;
-  }
-  const int half = warps / 2;  // the number of warps is even
-  const int index = static_cast<int>(threadIdx.x) / (half * kWarpSize);
-  ThreadGroup group(half, index * half, index == 0 ? 1 : 4);
-  collectiveBlock(group, blocks[index], channel, index, arguments);
-}
 
 __global__ void __launch_bounds__(kChannelThreads, 1)
     sendReceive(const __grid_constant__ SendReceiveArguments arguments) {
@@ -45,9 +28,6 @@ __global__ void change(const __grid_constant__ ChangeWindowArguments arguments) 
 
 }  // namespace
 
-const void* collectiveCudaFunction() {
-  return reinterpret_cast<const void*>(&collective);
-}
 const void* sendReceiveCudaFunction() {
   return reinterpret_cast<const void*>(&sendReceive);
 }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "base/error.h"
 #include "device/collective/collective.h"
 #include "device/collective/direct.h"
 #include "device/collective/nvls.h"
@@ -12,21 +13,22 @@ namespace {
 
 using namespace host_target;
 
+template <Algorithm kAlgorithm, Protocol kProtocol>
 void collective(const void* arguments, const runtime::HostGroupContext& context) {
   const auto& launch = *static_cast<const CollectiveArguments*>(arguments);
   ThreadGroup group(context);
-  if (context.group == launch.groups) {
+  if (context.group == launch.groups()) {
     if (context.role == 0) reductionServer(group, context.block, launch);
     return;
   }
   Block block{};
-  collectiveBlock(group, block, context.block, context.group, launch);
+  collectiveBlock<kAlgorithm, kProtocol>(group, block, context.block, context.group, launch);
 }
 
 void multicast(const void* arguments, const runtime::HostGroupContext& context) {
   const auto& launch = *static_cast<const CollectiveArguments*>(arguments);
   ThreadGroup group(context);
-  if (context.group == launch.groups) {
+  if (context.group == launch.groups()) {
     if (context.role == 0) reductionServer(group, context.block, launch);
     return;
   }
@@ -107,13 +109,41 @@ void change(const void* arguments, const runtime::HostGroupContext& context) {
 
 }  // namespace
 
-const runtime::Kernel& collectiveKernel() {
+namespace {
+
+template <Algorithm kAlgorithm, Protocol kProtocol>
+const runtime::Kernel& collectiveKernelOf() {
 #ifdef UNISONO_CUDA
-  static const runtime::Kernel kernel{"collective", collectiveCudaFunction(), collective};
+  static const runtime::Kernel kernel{"collective", collectiveCudaFunction(kAlgorithm, kProtocol),
+                                      collective<kAlgorithm, kProtocol>};
 #else
-  static const runtime::Kernel kernel{"collective", nullptr, collective};
+  static const runtime::Kernel kernel{"collective", nullptr, collective<kAlgorithm, kProtocol>};
 #endif
   return kernel;
+}
+
+// Calls visit(algorithm, protocol, kernel) for all kernels for collectives.
+template <typename Visit>
+void forEachCollectiveKernel(const Visit& visit) {
+  auto visitAlgorithm = [&]<Algorithm kAlgorithm, Protocol... kProtocols>(
+      ProtocolList<kProtocols...>) {
+    (visit(kAlgorithm, kProtocols, collectiveKernelOf<kAlgorithm, kProtocols>()), ...);
+  };
+  [&]<Algorithm... kAlgorithms>(AlgorithmList<kAlgorithms...>) {
+    (visitAlgorithm.template operator()<kAlgorithms>(CollectiveProtocols()), ...);
+  }
+  (CollectiveAlgorithms());
+}
+
+}  // namespace
+
+const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol) {
+  const runtime::Kernel* found = nullptr;
+  forEachCollectiveKernel([&](Algorithm a, Protocol p, const runtime::Kernel& kernel) {
+    if (a == algorithm && p == protocol) found = &kernel;
+  });
+  if (found == nullptr) throw internalError("A work has an algorithm or protocol without a kernel");
+  return *found;
 }
 
 // Communicators do not prepare it: no runtime but the host's has multicast addresses yet.
@@ -203,8 +233,9 @@ const runtime::Kernel& directKernel(const DirectArguments& arguments) {
 }
 
 std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
-  std::vector<const runtime::Kernel*> kernels{&collectiveKernel(), &sendReceiveKernel(),
-                                              &changeWindowKernel()};
+  std::vector<const runtime::Kernel*> kernels{&sendReceiveKernel(), &changeWindowKernel()};
+  forEachCollectiveKernel(
+      [&](Algorithm, Protocol, const runtime::Kernel& kernel) { kernels.push_back(&kernel); });
   if (ranks < 2 || ranks > kDirectMaxRanks) return kernels;
   const DirectKernels& direct = DirectKernels::of(ranks);
   kernels.push_back(&direct.copy);

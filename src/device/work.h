@@ -280,9 +280,10 @@ struct CollectiveArguments {
   const uint32_t* launchFlag;
   LaunchMark mark;
   int32_t works;
-  int32_t groups;  // thread groups of a block, the same for all works (groupsOf)
-  CollectiveWork work[kMaxCollectiveWorks];
+  CollectiveWork work[kMaxCollectiveWorks];  // all with the same algorithm and protocol
 
+  // Thread groups of a block.
+  constexpr int groups() const { return groupsOf(work[0].algorithm); }
   constexpr size_t bytesInUse() const {
     return sizeof(*this) - sizeof(work) + static_cast<size_t>(works) * sizeof(work[0]);
   }

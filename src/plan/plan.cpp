@@ -148,9 +148,10 @@ struct ChosenCall {
 CollectiveWork workOf(const CommConfig& config, const ChosenCall& call) {
   const Task& task = *call.task;
   CollectiveWork work{};
-  work.operation = config.ranks == 1 ? Operation::local : operationOf(task.call);
-  work.algorithm = call.choice.algorithm;
-  work.protocol = call.choice.protocol;
+  const bool alone = config.ranks == 1;
+  work.operation = alone ? Operation::local : operationOf(task.call);
+  work.algorithm = alone ? device::kLocalAlgorithm : call.choice.algorithm;
+  work.protocol = alone ? device::kLocalProtocol : call.choice.protocol;
   work.root = task.peer;
   work.reduction = task.reduction;
   work.input = task.input;
@@ -199,8 +200,13 @@ bool isReducedByNetwork(const CommConfig& config, device::Algorithm algorithm) {
          (algorithm == device::Algorithm::nvls && config.model->facts.nodes > 1);
 }
 
-// A run of collectives that share launches, of blocks with `groups` thread groups.
-void planRun(const CommConfig& config, std::span<const ChosenCall> run, int groups, Plan& plan) {
+bool canShareLaunch(const tuning::Choice& a, const tuning::Choice& b) {
+  return a.algorithm == b.algorithm && a.protocol == b.protocol;
+}
+
+// A run of collectives that share launches: they have the same algorithm and protocol.
+void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& plan) {
+  const int groups = device::groupsOf(run.front().choice.algorithm);
   while (!run.empty()) {
     const size_t size = std::min<size_t>(run.size(), device::kMaxCollectiveWorks);
     const std::span<const ChosenCall> calls = run.first(size);
@@ -218,7 +224,6 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, int grou
     const int channels =
         groups == device::kMulticastGroups ? config.multicastChannels : config.channels;
     ChannelPacker packer(tuning::channelsOf(load, channels), traffic);
-    launch.arguments.groups = groups;
     for (const ChosenCall& call : calls) {
       CollectiveWork& work = launch.arguments.work[launch.arguments.works++];
       work = workOf(config, call);
@@ -265,10 +270,11 @@ CollectiveLaunch planCopy(int channels, void* to, const void* from, uint64_t byt
   CollectiveLaunch launch;
   launch.threads = device::kChannelThreads;
   launch.arguments.works = 1;
-  launch.arguments.groups = 1;
   CollectiveWork& work = launch.arguments.work[0];
   work = {};
   work.operation = Operation::local;
+  work.algorithm = device::kLocalAlgorithm;
+  work.protocol = device::kLocalProtocol;
   work.reduction.type = device::DataType::uint8;
   work.input = from;
   work.output = to;
@@ -304,7 +310,7 @@ Plan planCollective(const CommConfig& config, const Task& task) {
     addDirect(directWork(config, task), launch);
     plan.needs = directNeeds(config, task.call);
   } else {
-    planRun(config, {&call, 1}, device::groupsOf(call.choice.algorithm), plan);
+    planRun(config, {&call, 1}, plan);
   }
   return plan;
 }
@@ -356,10 +362,9 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
   Plan plan;
   std::vector<ChosenCall> run;
   std::vector<Task> messages;
-  int groups = 1;  // of the run
   DirectPacker direct(config);
   auto endRun = [&] {
-    if (!run.empty()) planRun(config, run, groups, plan);
+    if (!run.empty()) planRun(config, run, plan);
     run.clear();
   };
   auto endDirect = [&] {
@@ -380,9 +385,7 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
       direct.add(directWork(config, task));
     } else {
       endDirect();
-      const int needed = device::groupsOf(choice.algorithm);
-      if (needed != groups) endRun();
-      groups = needed;
+      if (!run.empty() && !canShareLaunch(run.back().choice, choice)) endRun();
       run.push_back({&task, choice});
     }
   }

@@ -19,11 +19,13 @@ Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
   launch.arguments.launchFlag = context.launchFlag;
   launch.arguments.mark = context.mark;
   static_assert(device::kMulticastGroups <= device::kMarkGroups);
-  const bool multicast = launch.arguments.groups == device::kMulticastGroups;
-  return {multicast ? device::multicastKernel() : device::collectiveKernel(),
+  const device::CollectiveWork& work = launch.arguments.work[0];
+  const bool multicast = launch.arguments.groups() == device::kMulticastGroups;
+  return {multicast ? device::multicastKernel()
+                    : device::collectiveKernel(device::codeOf(work.algorithm), work.protocol),
           {.blocks = launch.blocks,
            .threadsPerBlock = launch.threads,
-           .groupsPerBlock = launch.arguments.groups + (launch.serves ? 1 : 0),
+           .groupsPerBlock = launch.arguments.groups() + (launch.serves ? 1 : 0),
            .argumentBytes = launch.arguments.bytesInUse()},
           &launch.arguments};
 }

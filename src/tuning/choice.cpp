@@ -238,8 +238,9 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
   choice.channels = channels;
   // Trees and NVLS split a block, so that none of its threads are to spare.
   const bool whole = device::groupsOf(choice.algorithm) > 1 || choice.algorithm == Algorithm::pat;
+  const int most = device::maxChannelThreads(choice.protocol);
   choice.threads =
-      whole ? device::kChannelThreads : std::max(workers + device::kServiceThreads, kFewestThreads);
+      whole ? most : std::clamp(workers + device::kServiceThreads, kFewestThreads, most);
   choice.chunkBytes = model.facts.chunkBytes[p];
 }
 

@@ -17,6 +17,10 @@ template <>
 struct AlgorithmCode<Algorithm::ring> {
   template <template <int, int> class P>
   using Type = RingCollective<P>;
+  UNISONO_DEVICE static void loadPlace(Block& block, const Channel& channel,
+                                       const CollectiveWork&) {
+    block.ring = channel.ring;
+  }
   UNISONO_DEVICE static void loadEnds(ThreadGroup& group, Block& block, Channel& channel,
                                       const CollectiveWork& work) {
     loadRingEnds(group, block, channel, static_cast<int>(work.protocol));
@@ -27,6 +31,10 @@ template <>
 struct AlgorithmCode<Algorithm::tree> {
   template <template <int, int> class P>
   using Type = TreeCollective<P>;
+  UNISONO_DEVICE static void loadPlace(Block& block, const Channel& channel,
+                                       const CollectiveWork& work) {
+    block.tree = treeOf(channel, work);
+  }
   UNISONO_DEVICE static void loadEnds(ThreadGroup& group, Block& block, Channel& channel,
                                       const CollectiveWork& work) {
     loadTreeEnds(group, block, channel, treeOf(channel, work), static_cast<int>(work.protocol));
@@ -51,36 +59,6 @@ struct ProtocolCode<Protocol::simple> {
   using Type = Simple<kReceives, kSends>;
 };
 
-template <Algorithm kAlgorithm, Protocol kProtocol>
-UNISONO_DEVICE_CALL void runWork(ThreadGroup& group, Block& block) {
-  typename AlgorithmCode<kAlgorithm>::template Type<ProtocolCode<kProtocol>::template Type>(group,
-                                                                                            block)
-      .run();
-}
-
-template <Algorithm kAlgorithm, Protocol... kProtocols>
-UNISONO_DEVICE void runWorkBy(ThreadGroup& group, Block& block, ProtocolList<kProtocols...>) {
-  ((block.work.protocol == kProtocols ? runWork<kAlgorithm, kProtocols>(group, block) : void()),
-   ...);
-}
-template <Algorithm... kAlgorithms>
-UNISONO_DEVICE void runAnyWork(ThreadGroup& group, Block& block, AlgorithmList<kAlgorithms...>) {
-  ((codeOf(block.work.algorithm) == kAlgorithms
-        ? runWorkBy<kAlgorithms>(group, block, CollectiveProtocols())
-        : void()),
-   ...);
-}
-
-// Loads the ends of the FIFOs that a group uses for a work.
-template <Algorithm... kAlgorithms>
-UNISONO_DEVICE void loadEnds(ThreadGroup& group, Block& block, Channel& channel,
-                             const CollectiveWork& work, AlgorithmList<kAlgorithms...>) {
-  ((codeOf(work.algorithm) == kAlgorithms
-        ? AlgorithmCode<kAlgorithms>::loadEnds(group, block, channel, work)
-        : void()),
-   ...);
-}
-
 // One rank alone: the reduction of its own input.
 UNISONO_DEVICE void localCollective(ThreadGroup& group, const Block& block) {
   const CollectiveWork& work = block.work;
@@ -94,21 +72,25 @@ UNISONO_DEVICE void localCollective(ThreadGroup& group, const Block& block) {
   if (group.isWorker() && !group.aborted()) reduceCopy(group, work.reduction, copy);
 }
 
-// What one group of a block does: the works that cover its channel, in order.
+// What one group of a block does: the works that cover its channel, in order. All of them have this
+// algorithm and protocol. Everything is inlined: a function would save the registers of its caller,
+// in memory that does not fit into the first-level cache for all threads.
+template <Algorithm kAlgorithm, Protocol kProtocol>
 UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channelIndex,
                                     int groupIndex, const CollectiveArguments& arguments) {
+  using Code = AlgorithmCode<kAlgorithm>;
+  constexpr int kProtocolIndex = static_cast<int>(kProtocol);
   DeviceCommunicator& communicator = *arguments.communicator;
   Channel& channel = communicator.channels[channelIndex];
+  // Works of one rank alone: such communicators have no connections.
+  const bool alone = arguments.work[0].operation == Operation::local;
   if (group.isPoster()) markStart(arguments.mark, channelIndex, groupIndex);
   if (group.isLoader(0)) {
     loadCommunicator(block, communicator, channelIndex);
+    block.slotBytes = communicator.slotBytes[kProtocolIndex];
     block.group = groupIndex;
-    block.groups = arguments.groups;
-    // A launch has works over rings, over trees, or of one rank alone. What it does not use may
-    // be connected while it runs.
-    if (arguments.groups == 1 && arguments.work[0].operation != Operation::local) {
-      block.ring = channel.ring;
-    }
+    // What a launch does not use may be connected while it runs.
+    if (!alone) Code::loadPlace(block, channel, arguments.work[0]);
   }
   stayStopped(group, communicator, arguments.launchFlag);
   for (int w = 0; w < arguments.works; w++) {
@@ -116,18 +98,13 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
     if (channelIndex < work.firstChannel || channelIndex >= work.firstChannel + work.channels) {
       continue;
     }
-    const bool alone = work.operation == Operation::local;
-    if (group.isLoader(0)) {
-      block.work = work;
-      if (arguments.groups > 1) block.tree = treeOf(channel, work);
-      block.slotBytes = communicator.slotBytes[static_cast<int>(work.protocol)];
-    }
-    if (!alone) loadEnds(group, block, channel, work, CollectiveAlgorithms());
+    if (group.isLoader(0)) block.work = work;
+    if (!alone) Code::loadEnds(group, block, channel, work);
     group.syncAll();
-    if (alone) {
+    if (!alone) {
+      typename Code::template Type<ProtocolCode<kProtocol>::template Type>(group, block).run();
+    } else if constexpr (kAlgorithm == kLocalAlgorithm && kProtocol == kLocalProtocol) {
       localCollective(group, block);
-    } else {
-      runAnyWork(group, block, CollectiveAlgorithms());
     }
     group.syncAll();  // the next work takes the place of this one and reads what it saved
   }

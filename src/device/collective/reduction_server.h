@@ -115,7 +115,7 @@ class NetworkChannel {
 inline void reductionServer(ThreadGroup& group, int channel, const CollectiveArguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
   if ((loadRelaxed(arguments.launchFlag) | loadRelaxed(&communicator.stopped)) != 0) return;
-  const bool heads = arguments.groups == kMulticastGroups;
+  const bool heads = arguments.groups() == kMulticastGroups;
   const ReductionServer& server = heads ? *communicator.multicast->server : *communicator.server;
   NetworkChannel network(group, communicator, server, channel);
   for (int w = 0; w < arguments.works; w++) {

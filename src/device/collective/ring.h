@@ -23,38 +23,33 @@ template <template <int, int> class ProtocolOf>
 class RingCollective {
  public:
   UNISONO_DEVICE RingCollective(ThreadGroup& group, Block& block)
-      : work_(block.work),
-        ring_(block.ring),
-        ranks_(block.ranks),
-        rank_(block.rank),
+      : block_(block),
         elementBytes_(elementBytes(block.work.reduction.type)),
-        part_(block.work.part(block.channel)),
         mover_(group, block) {}
 
+  // The part of a channel is cut into rounds. In each, a chunk of every rank (all-reduce) or one
+  // chunk travels along the ring, and a rank handles one in each step.
   UNISONO_DEVICE void run() {
-    switch (work_.operation) {
-      case Operation::allReduce:
-        mover_.begin(kPrevious);
-        allReduce();
-        break;
-      case Operation::allGather:
-        mover_.begin(kPrevious);
-        allGather();
-        break;
-      case Operation::reduceScatter:
-        mover_.begin(kNobody);
-        reduceScatter();
-        break;
-      case Operation::broadcast:
-        mover_.begin(rank_ == work_.root ? kNobody : kPrevious);
-        broadcast();
-        break;
-      case Operation::reduce:
-        mover_.begin(kNobody);
-        reduce();
-        break;
-      case Operation::local:
-        break;
+    const CollectiveWork& work = block_.work;
+    const ChannelPart part = work.part(block_.channel);
+    const int ranks = block_.ranks;
+    const bool all = work.operation == Operation::allReduce;
+    const int chunksPerRound = all ? ranks : 1;
+    uint64_t chunk = work.chunkElements;
+    const uint64_t round = chunk * static_cast<uint64_t>(chunksPerRound);
+    const int steps = stepsOf(work.operation);
+    mover_.begin(receivesResults() ? kPrevious : kNobody);
+    for (uint64_t done = 0; done < part.count; done += round) {
+      const uint64_t left = part.count - done;
+      if (all && left < round) chunk = part.lastChunk;
+      for (int step = 0; step < steps; step++) {
+        const int index = all ? allReduceChunk(step) : 0;
+        const uint64_t begin = chunk * static_cast<uint64_t>(index);
+        const uint64_t rest = begin < left ? left - begin : 0;
+        Slice slice = sliceOf(step, part.offset + done + begin);
+        slice.elements = rest < chunk ? rest : chunk;
+        mover_.move(slice);
+      }
     }
     mover_.finish();
   }
@@ -63,120 +58,123 @@ class RingCollective {
   // The one peer on either side.
   static constexpr Peers kPrevious = 1, kNext = 1;
 
+  UNISONO_DEVICE int stepsOf(Operation operation) const {
+    switch (operation) {
+      case Operation::allReduce:
+        return 2 * block_.ranks - 1;
+      case Operation::allGather:
+      case Operation::reduceScatter:
+        return block_.ranks;
+      default:
+        return 1;
+    }
+  }
+  UNISONO_DEVICE bool receivesResults() const {
+    switch (block_.work.operation) {
+      case Operation::allReduce:
+      case Operation::allGather:
+        return true;
+      case Operation::broadcast:
+        return block_.rank != block_.work.root;
+      default:
+        return false;
+    }
+  }
+  // Which chunk of a round a rank handles: it begins with the chunk of the rank before it, and goes
+  // back by one in each step.
+  UNISONO_DEVICE int allReduceChunk(int step) const {
+    int index = block_.ring.position - 1 - step;
+    while (index < 0) index += block_.ranks;
+    return index;
+  }
+
+  // What a rank does in a step with its chunk, `index` elements into the user's buffers or, if
+  // these have a share for each rank, into a share.
+  UNISONO_DEVICE Slice sliceOf(int step, uint64_t index) const {
+    const CollectiveWork& work = block_.work;
+    const int last = block_.ranks - 1;
+    Slice slice;
+    switch (work.operation) {
+      case Operation::allReduce:
+        if (step > 0) slice.receive = kPrevious;
+        if (step < 2 * last) slice.send = kNext;
+        if (step <= last) addOperand(slice, index);
+        slice.finish = step == last;
+        if (step >= last) addResult(slice, index);
+        break;
+      case Operation::allGather: {
+        if (step > 0) slice.receive = kPrevious;
+        if (step < last) slice.send = kNext;
+        addResult(slice, shareOf(rankBefore(step)) + index);
+        if (step == 0) addOwnResult(slice, index);
+        break;
+      }
+      case Operation::reduceScatter:
+        if (step > 0) slice.receive = kPrevious;
+        if (step < last) slice.send = kNext;
+        addOperand(slice, shareOf(rankBefore(step + 1)) + index);
+        slice.finish = step == last;
+        if (step == last) slice.output = output(index);
+        break;
+      case Operation::broadcast:
+        if (block_.rank != work.root) slice.receive = kPrevious;
+        if (block_.send[0].peer != work.root) slice.send = kNext;
+        addResult(slice, index);
+        if (block_.rank == work.root) addOwnResult(slice, index);
+        break;
+      case Operation::reduce:
+        if (block_.receive[0].peer != work.root) slice.receive = kPrevious;
+        addOperand(slice, index);
+        if (block_.rank == work.root) {
+          slice.finish = true;
+          slice.output = output(index);
+        } else {
+          slice.send = kNext;
+        }
+        break;
+      case Operation::local:
+        break;
+    }
+    return slice;
+  }
+
+  UNISONO_DEVICE void addOperand(Slice& slice, uint64_t index) const {
+    slice.input = input(index);
+    slice.prepare = true;
+  }
+  // What goes on to other ranks from here on is part of the result.
+  UNISONO_DEVICE void addResult(Slice& slice, uint64_t index) const {
+    slice.output = output(index);
+    slice.receivesResult = slice.input == nullptr && slice.receive != kNobody;
+    slice.sendsResult = true;
+    slice.place = index * elementBytes_;
+  }
+  // This rank's part of a result, which may be in place already.
+  UNISONO_DEVICE void addOwnResult(Slice& slice, uint64_t index) const {
+    slice.input = input(index);
+    if (slice.input == slice.output) slice.output = nullptr;
+  }
+
   // Element `index` of the user's buffers.
   UNISONO_DEVICE const std::byte* input(uint64_t index) const {
-    return static_cast<const std::byte*>(work_.input) + index * elementBytes_;
+    return static_cast<const std::byte*>(block_.work.input) + index * elementBytes_;
   }
   UNISONO_DEVICE std::byte* output(uint64_t index) const {
-    return static_cast<std::byte*>(work_.output) + index * elementBytes_;
+    return static_cast<std::byte*>(block_.work.output) + index * elementBytes_;
   }
-
-  // The part is cut into rounds of a chunk for each rank; the chunks of a round circulate at once.
-  UNISONO_DEVICE void allReduce() {
-    const uint64_t ranks = static_cast<uint64_t>(ranks_);
-    const int position = ring_.position;
-    uint64_t chunk = work_.chunkElements;
-    for (uint64_t base = 0; base < part_.count; base += chunk * ranks) {
-      const uint64_t remaining = part_.count - base;
-      if (remaining < chunk * ranks) chunk = part_.lastChunk;
-      auto sizeOf = [&](int index) {
-        const uint64_t begin = chunk * static_cast<uint64_t>(index);
-        return begin >= remaining ? uint64_t{0}
-                                  : (remaining - begin < chunk ? remaining - begin : chunk);
-      };
-      auto offsetOf = [&](int index) {
-        return part_.offset + base + chunk * static_cast<uint64_t>(index);
-      };
-      auto wrapped = [&](int index) { return index >= ranks_ ? index - ranks_ : index; };
-
-      int index = wrapped(position + ranks_ - 1);
-      mover_.send(kNext, input(offsetOf(index)), sizeOf(index), true);
-      for (int step = 2; step < ranks_; step++) {
-        index = wrapped(position + ranks_ - step);
-        mover_.receiveReduceSend(kPrevious, kNext, input(offsetOf(index)), sizeOf(index));
-      }
-      index = position;
-      mover_.receiveReduceCopySend(kPrevious, kNext, input(offsetOf(index)),
-                                   output(offsetOf(index)), sizeOf(index));
-      for (int step = 1; step < ranks_ - 1; step++) {
-        index = wrapped(position + ranks_ - step);
-        mover_.receiveCopySend(kPrevious, kNext, output(offsetOf(index)), sizeOf(index));
-      }
-      index = wrapped(position + 1);
-      mover_.receive(kPrevious, output(offsetOf(index)), sizeOf(index));
-    }
-  }
-
-  UNISONO_DEVICE void allGather() {
-    for (uint64_t done = 0; done < part_.count; done += work_.chunkElements) {
-      const uint64_t size = chunkSize(done);
-      const uint64_t offset = part_.offset + done;
-      mover_.sendCopy(kNext, input(offset), output(shareOf(rank_) + offset), size);
-      for (int step = 1; step < ranks_ - 1; step++) {
-        mover_.receiveCopySend(kPrevious, kNext,
-                               output(shareOf(ring_.order[ranks_ - step]) + offset), size);
-      }
-      mover_.receive(kPrevious, output(shareOf(ring_.order[1]) + offset), size);
-    }
-  }
-
-  UNISONO_DEVICE void reduceScatter() {
-    for (uint64_t done = 0; done < part_.count; done += work_.chunkElements) {
-      const uint64_t size = chunkSize(done);
-      const uint64_t offset = part_.offset + done;
-      mover_.send(kNext, input(shareOf(ring_.order[ranks_ - 1]) + offset), size, true);
-      for (int step = 2; step < ranks_; step++) {
-        mover_.receiveReduceSend(kPrevious, kNext,
-                                 input(shareOf(ring_.order[ranks_ - step]) + offset), size);
-      }
-      mover_.receiveReduceCopy(kPrevious, input(shareOf(rank_) + offset), output(offset), size);
-    }
-  }
-
-  UNISONO_DEVICE void broadcast() {
-    const bool last = ring_.order[1] == work_.root;
-    for (uint64_t done = 0; done < part_.count; done += work_.chunkElements) {
-      const uint64_t size = chunkSize(done);
-      const uint64_t offset = part_.offset + done;
-      if (rank_ == work_.root) {
-        mover_.sendCopy(kNext, input(offset), output(offset), size);
-      } else if (last) {
-        mover_.receive(kPrevious, output(offset), size);
-      } else {
-        mover_.receiveCopySend(kPrevious, kNext, output(offset), size);
-      }
-    }
-  }
-
-  UNISONO_DEVICE void reduce() {
-    const bool first = ring_.order[ranks_ - 1] == work_.root;
-    for (uint64_t done = 0; done < part_.count; done += work_.chunkElements) {
-      const uint64_t size = chunkSize(done);
-      const uint64_t offset = part_.offset + done;
-      if (rank_ == work_.root) {
-        mover_.receiveReduceCopy(kPrevious, input(offset), output(offset), size);
-      } else if (first) {
-        mover_.send(kNext, input(offset), size, true);
-      } else {
-        mover_.receiveReduceSend(kPrevious, kNext, input(offset), size);
-      }
-    }
-  }
-
-  UNISONO_DEVICE uint64_t chunkSize(uint64_t done) const {
-    const uint64_t remaining = part_.count - done;
-    return remaining < work_.chunkElements ? remaining : work_.chunkElements;
+  // The rank `distance` steps before this one, 0 .. ranks.
+  UNISONO_DEVICE int rankBefore(int distance) const {
+    if (distance == 0 || distance == block_.ranks) return block_.rank;
+    if (distance == 1) return block_.receive[0].peer;  // without a load from the table
+    return block_.ring.order[block_.ranks - distance];
   }
   // Where a rank's share of an all-gather or reduce-scatter begins.
   UNISONO_DEVICE uint64_t shareOf(int rank) const {
-    return static_cast<uint64_t>(rank) * work_.count;
+    return static_cast<uint64_t>(rank) * block_.work.count;
   }
 
-  const CollectiveWork& work_;
-  const Ring& ring_;
-  int ranks_, rank_;
+  Block& block_;
   uint64_t elementBytes_;
-  ChannelPart part_;
   Mover<ProtocolOf<1, 1>> mover_;
 };
 

@@ -37,15 +37,11 @@ UNISONO_DEVICE void loadTreeEnds(ThreadGroup& group, Block& block, Channel& chan
   };
   const bool up = block.group == kUpGroup;
   if (isRoot && !up) return;  // the other group does both
+  const bool toChildren = !up || isRoot;
   for (int i = 0; i < kMaxTreeChildren; i++) {
-    if (up) receiveFrom(i, i, tree.down[i]);
-    if (!up || isRoot) sendTo(kMaxTreeChildren + i, i, tree.down[i]);
-  }
-  if (isRoot) return;
-  if (up) {
-    sendTo(kMaxTreeChildren, 0, tree.up);
-  } else {
-    receiveFrom(0, 0, tree.up);
+    const int parent = i == 0 ? tree.up : -1;
+    receiveFrom(i, i, up ? tree.down[i] : parent);
+    sendTo(kMaxTreeChildren + i, i, toChildren ? tree.down[i] : parent);
   }
 }
 
@@ -59,68 +55,40 @@ class TreeCollective {
   }
 
   UNISONO_DEVICE void run() {
+    const CollectiveWork& work = block_.work;
     const bool up = block_.group == kUpGroup;
-    if (block_.tree.up < 0) {
-      if (up) turnAround();
-    } else if (up) {
-      reduceUp();
-    } else {
-      broadcastDown();
+    const bool isRoot = block_.tree.up < 0;
+    if (isRoot && !up) return;
+    const uint64_t size = elementBytes(work.reduction.type);
+    const ChannelPart part = work.part(block_.channel);
+    Mover<ProtocolOf<kMaxTreeChildren, kMaxTreeChildren>> mover(group_, block_);
+    // What a network returns is the sum of all nodes, not yet the result.
+    const bool isResult = !up && block_.receive[0].peer != kNetworkPeer;
+    mover.begin(isResult ? kParent : kNobody);
+    for (uint64_t done = 0; done < part.count; done += work.chunkElements) {
+      const uint64_t left = part.count - done;
+      Slice slice;
+      slice.elements = left < work.chunkElements ? left : work.chunkElements;
+      slice.place = (part.offset + done) * size;
+      slice.receive = up ? children_ : kParent;
+      slice.send = up && !isRoot ? kParent : children_;
+      if (up) {
+        slice.input = static_cast<const std::byte*>(work.input) + slice.place;
+        slice.prepare = true;
+      }
+      if (!up || isRoot) {
+        slice.output = static_cast<std::byte*>(work.output) + slice.place;
+        slice.finish = !isResult;
+        slice.receivesResult = isResult;
+        slice.sendsResult = true;
+      }
+      mover.move(slice);
     }
+    mover.finish();
   }
 
  private:
   static constexpr Peers kParent = 1;
-
-  // Calls body(first, count) for each chunk.
-  template <typename Body>
-  UNISONO_DEVICE void forEachChunk(Body body) {
-    const ChannelPart part = block_.work.part(block_.channel);
-    const uint64_t most = block_.work.chunkElements;
-    for (uint64_t done = 0; done < part.count; done += most) {
-      body(part.offset + done, part.count - done < most ? part.count - done : most);
-    }
-  }
-  UNISONO_DEVICE const std::byte* input(uint64_t index) const {
-    return static_cast<const std::byte*>(block_.work.input) +
-           index * elementBytes(block_.work.reduction.type);
-  }
-  UNISONO_DEVICE std::byte* output(uint64_t index) const {
-    return static_cast<std::byte*>(block_.work.output) +
-           index * elementBytes(block_.work.reduction.type);
-  }
-
-  UNISONO_DEVICE void turnAround() {
-    Mover<ProtocolOf<kMaxTreeChildren, kMaxTreeChildren>> mover(group_, block_);
-    mover.begin(kNobody);
-    forEachChunk([&](uint64_t first, uint64_t count) {
-      mover.receiveReduceCopySend(children_, children_, input(first), output(first), count);
-    });
-    mover.finish();
-  }
-
-  UNISONO_DEVICE void reduceUp() {
-    Mover<ProtocolOf<kMaxTreeChildren, 1>> mover(group_, block_);
-    mover.begin(kNobody);
-    forEachChunk([&](uint64_t first, uint64_t count) {
-      mover.receiveReduceSend(children_, kParent, input(first), count);
-    });
-    mover.finish();
-  }
-
-  UNISONO_DEVICE void broadcastDown() {
-    Mover<ProtocolOf<1, kMaxTreeChildren>> mover(group_, block_);
-    const bool isReduced = block_.receive[0].peer != kNetworkPeer;
-    mover.begin(isReduced ? kParent : kNobody);
-    forEachChunk([&](uint64_t first, uint64_t count) {
-      if (isReduced) {
-        mover.receiveCopySend(kParent, children_, output(first), count);
-      } else {
-        mover.receiveReduceCopySend(kParent, children_, nullptr, output(first), count);
-      }
-    });
-    mover.finish();
-  }
 
   ThreadGroup& group_;
   Block& block_;

@@ -30,7 +30,7 @@ struct Block {
   int32_t rank, ranks, channel;
   uint32_t slots;
   uint32_t slotBytes;
-  int32_t group, groups;  // this group among those of its block that share the user's buffers
+  int32_t group;  // this group among those of its block
   const uint32_t* abortFlag;
   MappedWindow* windows;  // of the communicator
   Ring ring;
@@ -68,10 +68,15 @@ class FifoCursor {
   UNISONO_DEVICE std::byte* slot(const Block& block, const End& end) const {
     return end.fifo.slots + (step_ & (block.slots - 1)) * block.slotBytes;
   }
-  UNISONO_DEVICE bool hasCredit(const Block& block, const End& end) const {
-    return loadRelaxed(end.fifo.head) + block.slots > step_;
-  }
   UNISONO_DEVICE bool hasData(const End& end) const { return loadRelaxed(end.fifo.tail) > step_; }
+  // Wait for the data of this step, or for a free slot, and acquire what the peer did before. False
+  // after an abort, unless nothing had to be awaited.
+  UNISONO_DEVICE bool awaitData(const Block& block, const End& end) {
+    return await(block.abortFlag, dataSubject(block, end));
+  }
+  UNISONO_DEVICE bool awaitCredit(const Block& block, const End& end) {
+    return step_ < block.slots || await(block.abortFlag, creditSubject(block, end));
+  }
   UNISONO_DEVICE void postData(const End& end) const { storeRelease(end.fifo.tail, step_ + 1); }
   UNISONO_DEVICE void postCredit(const End& end) const { storeRelease(end.fifo.head, step_ + 1); }
   UNISONO_DEVICE void postCreditRelaxed(const End& end) const {
@@ -90,7 +95,20 @@ class FifoCursor {
   }
 
  private:
+  // Until the counter is at least as wanted. A value that was acquired covers all steps before it,
+  // so that these need no load. Nearly always the first load is enough; polls are relaxed.
+  UNISONO_DEVICE bool await(const uint32_t* abortFlag, const WaitSubject& subject) {
+    if (acquired_ >= subject.wanted) return true;
+    acquired_ = loadAcquire(subject.counter);
+    if (acquired_ >= subject.wanted) return true;
+    const bool came = waitUntil(abortFlag, subject,
+                                [&] { return loadRelaxed(subject.counter) >= subject.wanted; });
+    acquired_ = loadAcquire(subject.counter);
+    return came;
+  }
+
   uint64_t step_ = 0;
+  uint64_t acquired_ = 0;  // of the counter that the peer advances; by a waiter
 };
 
 // What all protocols do with the ends of their FIFOs.
@@ -138,13 +156,7 @@ class FifoEnds {
   UNISONO_DEVICE void waitForCredit(Peers peers) {
     forEachSend(peers, [&](int i) {
       if (!group_.isWaiter(kReceives + i) || group_.aborted()) return;
-      const End& end = block_.send[i];
-      const FifoCursor& cursor = send_[i];
-      if (!waitUntil(block_.abortFlag, cursor.creditSubject(block_, end),
-                     [&] { return cursor.hasCredit(block_, end); })) {
-        group_.setAborted();
-      }
-      loadAcquire(end.fifo.head);  // the poll is relaxed
+      if (!send_[i].awaitCredit(block_, block_.send[i])) group_.setAborted();
     });
   }
 

@@ -3,7 +3,7 @@
 
 #include "device/protocol/low_latency.h"
 #include "device/protocol/protocol.h"
-#include "device/reduce/reductions.h"
+#include "device/reduce/reduce_copy.h"
 
 // Protocols LL and LL128: a slot is filled with lines of data and flag, so that readiness arrives
 // with the data and there is neither a tail nor a fence. The flag follows from the step, and every
@@ -11,75 +11,128 @@
 // has used what it loaded before the barrier that the poster waits for.
 namespace unisono::device::UNISONO_TARGET {
 
-// Words of 8 bytes that a lane handles at a time, reduced in pairs.
-struct WordPair {
-  uint64_t word[2];
-};
+// A buffer of the user, of less than 2^32 words of 8 bytes. It is aligned to its elements only. A
+// Place names the words of a lane in one pass: word k is `distance(k)` after the first, and exists
+// if `has(k)`.
+class UserWords {
+ public:
+  UNISONO_DEVICE UserWords(const void* address, uint64_t bytes, uint64_t elementSize)
+      : address_(reinterpret_cast<uint64_t>(address)),
+        bytes_(bytes),
+        whole_(address_ % 8 == 0 ? static_cast<uint32_t>(bytes / 8) : 0),
+        elementSize_(static_cast<uint32_t>(elementSize)) {}
 
-// How a pair is combined with a rank's own operand or another partial result.
-struct PairStep {
-  bool first;    // there is nothing to combine with yet
-  bool prepare;  // the operand is the rank's own contribution
-  bool finish;   // the result is the complete reduction
-};
-
-template <typename R>
-UNISONO_DEVICE_CALL WordPair reducePair(const ReductionSpec& spec, WordPair sum, WordPair operand,
-                                        PairStep step) {
-  using Element = typename R::Element;
-  const R reducer(spec);
-  constexpr int kElements = sizeof(WordPair) / sizeof(Element);
-  Element a[kElements], b[kElements];
-  memcpy(a, &sum, sizeof(a));
-  memcpy(b, &operand, sizeof(b));
-  UNISONO_UNROLL
-  for (int e = 0; e < kElements; e++) {
-    auto value = step.prepare ? reducer.prepare(b[e]) : R::Traits::widen(b[e]);
-    if (!step.first) value = R::combine(R::Traits::widen(a[e]), value);
-    if (step.finish) value = reducer.finish(value);
-    a[e] = R::Traits::narrow(value);
+  template <typename Place, int kWords>
+  UNISONO_DEVICE void load(Place place, uint64_t (&word)[kWords]) const {
+    UNISONO_UNROLL
+    for (int k = 0; k < kWords; k++) {
+      const uint32_t index = place.first() + place.distance(k);
+      const bool isWhole = place.has(k) && index < whole_;
+      if (isWhole) noteRead(at(index), 8);
+      word[k] = loadWord(at(index), isWhole, 0);
+    }
+    if (whole_ == words()) return;
+    UNISONO_UNROLL
+    for (int k = 0; k < kWords; k++) {
+      const uint32_t index = place.first() + place.distance(k);
+      if (place.has(k) && isInPart(index)) {
+        word[k] = loadPart(at(0), index, bytes_, elementSize_);
+      }
+    }
   }
-  memcpy(&sum, a, sizeof(a));
-  return sum;
-}
+  template <typename Place, int kWords>
+  UNISONO_DEVICE void store(Place place, const uint64_t (&word)[kWords]) const {
+    UNISONO_UNROLL
+    for (int k = 0; k < kWords; k++) {
+      const uint32_t index = place.first() + place.distance(k);
+      if (!place.has(k) || index >= whole_) continue;
+      noteWrite(at(index), 8);
+      *at(index) = word[k];
+    }
+    if (whole_ == words()) return;
+    UNISONO_UNROLL
+    for (int k = 0; k < kWords; k++) {
+      const uint32_t index = place.first() + place.distance(k);
+      if (place.has(k) && isInPart(index)) {
+        storePart(at(0), index, bytes_, elementSize_, word[k]);
+      }
+    }
+  }
 
-using PairFunction = WordPair (*)(const ReductionSpec&, WordPair, WordPair, PairStep);
-struct MakePairFunction {
+ private:
+  UNISONO_DEVICE uint64_t* at(uint32_t index) const {
+    return reinterpret_cast<uint64_t*>(address_) + index;
+  }
+  UNISONO_DEVICE uint32_t words() const { return static_cast<uint32_t>((bytes_ + 7) / 8); }
+  // Words that cannot be accessed as one.
+  UNISONO_DEVICE bool isInPart(uint32_t index) const { return index >= whole_ && index < words(); }
+  UNISONO_DEVICE_CALL static uint64_t loadPart(const void* buffer, uint64_t index, uint64_t bytes,
+                                               uint32_t elementSize) {
+    switch (elementSize) {
+      case 1:
+        return loadPack<uint8_t>(buffer, index, bytes);
+      case 2:
+        return loadPack<uint16_t>(buffer, index, bytes);
+      case 4:
+        return loadPack<uint32_t>(buffer, index, bytes);
+      default:
+        return loadPack<uint64_t>(buffer, index, bytes);
+    }
+  }
+  UNISONO_DEVICE_CALL static void storePart(void* buffer, uint64_t index, uint64_t bytes,
+                                            uint32_t elementSize, uint64_t word) {
+    switch (elementSize) {
+      case 1:
+        return storePack<uint8_t>(buffer, index, bytes, word);
+      case 2:
+        return storePack<uint16_t>(buffer, index, bytes, word);
+      case 4:
+        return storePack<uint32_t>(buffer, index, bytes, word);
+      default:
+        return storePack<uint64_t>(buffer, index, bytes, word);
+    }
+  }
+
+  uint64_t address_, bytes_;
+  uint32_t whole_;  // words that can be accessed as one
+  uint32_t elementSize_;
+};
+
+// Combines words with those of the operands before, by the reducer that is visited. `prepare`: the
+// words are the rank's own contribution; `finish`: the result is the complete reduction.
+template <int kWords>
+struct CombineWords {
+  const ReductionSpec& spec;
+  uint64_t (&sum)[kWords];
+  const uint64_t (&word)[kWords];
+  bool first, prepare, finish;
+
   template <typename R>
-  constexpr PairFunction operator()() const {
-    return &reducePair<R>;
+  UNISONO_DEVICE void run() const {
+    using Word = WordOf<typename R::Element>;
+    constexpr int kParts = 8 / sizeof(Word);
+    const R reducer(spec);
+    const typename R::Accumulator factor = reducer.factorIf(prepare);
+    UNISONO_UNROLL
+    for (int k = 0; k < kWords; k++) {
+      Word a[kParts], b[kParts];
+      memcpy(a, &sum[k], sizeof(a));
+      memcpy(b, &word[k], sizeof(b));
+      UNISONO_UNROLL
+      for (int p = 0; p < kParts; p++) {
+        PartialWord<R, 2> partial;
+        if (first) {
+          partial.add(b[p], factor, true);
+        } else {
+          partial.add(a[p], typename R::Accumulator{1}, true);
+          partial.add(b[p], factor, false);
+        }
+        a[p] = partial.result(reducer, finish);
+      }
+      memcpy(&sum[k], a, sizeof(a));
+    }
   }
 };
-UNISONO_DEVICE_TABLE ReductionTable<PairFunction> kPairFunctions =
-    makeReductionTable<PairFunction>(MakePairFunction{});
-
-// Word `index` of a buffer with elements of `elementSize` bytes.
-UNISONO_DEVICE uint64_t loadWord(const void* buffer, uint64_t index, uint64_t bytes,
-                                 uint64_t elementSize) {
-  switch (elementSize) {
-    case 1:
-      return loadPack<uint8_t>(buffer, index, bytes);
-    case 2:
-      return loadPack<uint16_t>(buffer, index, bytes);
-    case 4:
-      return loadPack<uint32_t>(buffer, index, bytes);
-    default:
-      return loadPack<uint64_t>(buffer, index, bytes);
-  }
-}
-UNISONO_DEVICE void storeWord(void* buffer, uint64_t index, uint64_t bytes, uint64_t elementSize,
-                              uint64_t word) {
-  switch (elementSize) {
-    case 1:
-      return storePack<uint8_t>(buffer, index, bytes, word);
-    case 2:
-      return storePack<uint16_t>(buffer, index, bytes, word);
-    case 4:
-      return storePack<uint32_t>(buffer, index, bytes, word);
-    default:
-      return storePack<uint64_t>(buffer, index, bytes, word);
-  }
-}
 
 // LL: a line of 16 bytes carries one word and twice the flag, 31 bits of the step and a bit that is
 // always set. Lines that a short slice has not overwritten keep older flags, which would match
@@ -89,45 +142,50 @@ struct LowLatencyFormat {
   static constexpr Protocol kProtocol = Protocol::ll;
   static constexpr int kWords = kWordsPerPass;
 
-  // The words of a lane in one pass: kWords, `lanes` apart.
-  struct Place {
-    uint64_t first;
-    uint64_t stride;
-    UNISONO_DEVICE uint64_t index(int k) const { return first + static_cast<uint64_t>(k) * stride; }
+  // The words of a lane in one pass: kWords, as many apart as there are lanes.
+  class Place {
+   public:
+    UNISONO_DEVICE Place(uint32_t pass, int lane, int lanes)
+        : first_(pass * passWords(lanes) + static_cast<uint32_t>(lane)),
+          stride_(static_cast<uint32_t>(lanes)) {}
+    UNISONO_DEVICE uint32_t first() const { return first_; }
+    UNISONO_DEVICE uint32_t distance(int k) const { return static_cast<uint32_t>(k) * stride_; }
+    UNISONO_DEVICE static bool has(int) { return true; }
+
+   private:
+    uint32_t first_, stride_;
   };
-  UNISONO_DEVICE static uint64_t passWords(int lanes) {
-    return static_cast<uint64_t>(lanes) * kWords;
-  }
-  UNISONO_DEVICE static Place placeOf(uint64_t pass, int lane, int lanes) {
-    return {pass * passWords(lanes) + static_cast<uint64_t>(lane), static_cast<uint64_t>(lanes)};
+  UNISONO_DEVICE static uint32_t passWords(int lanes) {
+    return static_cast<uint32_t>(lanes) * kWords;
   }
 
   UNISONO_DEVICE static uint64_t flagOf(uint64_t step) {
     return static_cast<uint32_t>(step) | uint32_t{1} << 31;
   }
-  UNISONO_DEVICE static void store(std::byte* slot, Place place, uint64_t words, uint64_t flag,
+  UNISONO_DEVICE static void store(std::byte* slot, Place place, uint32_t words, uint64_t flag,
                                    const uint64_t (&word)[kWords], bool dependent) {
+    Line* line = reinterpret_cast<Line*>(slot) + place.first();
     UNISONO_UNROLL
     for (int k = 0; k < kWords; k++) {
-      if (place.index(k) >= words) break;
-      storeLine(reinterpret_cast<Line*>(slot) + place.index(k), word[k],
-                static_cast<uint32_t>(flag), dependent);
+      if (place.first() + place.distance(k) >= words) break;
+      storeLine(line + place.distance(k), word[k], static_cast<uint32_t>(flag), dependent);
     }
   }
-  UNISONO_DEVICE static bool waitAndLoad(const Block& block, const WaitSubject& subject,
-                                         const std::byte* slot, Place place, uint64_t words,
+  UNISONO_DEVICE static bool waitAndLoad(const uint32_t* abortFlag, const WaitSubject& subject,
+                                         const std::byte* slot, Place place, uint32_t words,
                                          uint64_t flag, uint64_t (&word)[kWords], bool dependent) {
-    return waitUntil(block.abortFlag, subject, [&] {
+    const Line* from = reinterpret_cast<const Line*>(slot) + place.first();
+    return waitUntil(abortFlag, subject, [&] {
       Line line[kWords];
       UNISONO_UNROLL
       for (int k = 0; k < kWords; k++) {
-        if (place.index(k) >= words) break;
-        line[k] = loadLine(reinterpret_cast<const Line*>(slot) + place.index(k), dependent);
+        if (place.first() + place.distance(k) >= words) break;
+        line[k] = loadLine(from + place.distance(k), dependent);
       }
       bool here = true;
       UNISONO_UNROLL
       for (int k = 0; k < kWords; k++) {
-        if (place.index(k) >= words) break;
+        if (place.first() + place.distance(k) >= words) break;
         here = here && lineHolds(line[k], static_cast<uint32_t>(flag));
         word[k] = lineData(line[k]);
       }
@@ -151,45 +209,70 @@ struct LowLatencyFormat {
 // repeats. Only where a line's store arrives as one.
 struct LowLatency128Format {
   static constexpr Protocol kProtocol = Protocol::ll128;
-  static constexpr int kWords = kLaneWords;
-  static constexpr uint64_t kData = kLineWords - 1;
+  static constexpr int kWords = kLinesPerPass * kLaneWords;
+  static constexpr uint32_t kData = kLineWords - 1;
 
-  // A lane's words of one line; the last lane has the flag in place of the last word.
-  struct Place {
-    uint64_t line;
-    int lane;
-    UNISONO_DEVICE uint64_t index(int k) const {
-      const uint64_t place = static_cast<uint64_t>(lane * kWords + k);
-      return place == kData ? ~uint64_t{0} : line * kData + place;
+  // A lane's words of kLinesPerPass lines, as many apart as the lanes fill at once; the last lane
+  // of a line has the flag in place of the last word.
+  class Place {
+   public:
+    UNISONO_DEVICE Place(uint32_t pass, int lane, int lanes)
+        : stride_(static_cast<uint32_t>(lanes / kLineLanes)),
+          line_(pass * kLinesPerPass * stride_ + static_cast<uint32_t>(lane / kLineLanes)),
+          lane_(lane % kLineLanes) {}
+    UNISONO_DEVICE uint32_t first() const {
+      return line_ * kData + static_cast<uint32_t>(lane_ * kLaneWords);
     }
-    UNISONO_DEVICE bool isUsed(uint64_t words) const { return line * kData < words; }
-    UNISONO_DEVICE bool hasFlag() const { return lane == kLineLanes - 1; }
+    UNISONO_DEVICE uint32_t distance(int k) const {
+      return static_cast<uint32_t>(k / kLaneWords) * stride_ * kData +
+             static_cast<uint32_t>(k % kLaneWords);
+    }
+    UNISONO_DEVICE bool has(int k) const { return !hasFlag() || k % kLaneWords != kLaneWords - 1; }
+    UNISONO_DEVICE bool hasFlag() const { return lane_ == kLineLanes - 1; }
+    UNISONO_DEVICE int lane() const { return lane_; }
+    // Of the lines that this lane has a part of. In words from the beginning of a slot.
+    UNISONO_DEVICE uint32_t offset(int i) const { return line(i) * kLineWords; }
+    UNISONO_DEVICE bool isUsed(int i, uint32_t words) const { return line(i) * kData < words; }
+
+   private:
+    UNISONO_DEVICE uint32_t line(int i) const { return line_ + static_cast<uint32_t>(i) * stride_; }
+
+    uint32_t stride_, line_;
+    int lane_;
   };
-  UNISONO_DEVICE static uint64_t passWords(int lanes) {
-    return static_cast<uint64_t>(lanes / kLineLanes) * kData;
-  }
-  UNISONO_DEVICE static Place placeOf(uint64_t pass, int lane, int lanes) {
-    return {
-        pass * static_cast<uint64_t>(lanes / kLineLanes) + static_cast<uint64_t>(lane / kLineLanes),
-        lane % kLineLanes};
+  UNISONO_DEVICE static uint32_t passWords(int lanes) {
+    return static_cast<uint32_t>(lanes / kLineLanes) * kLinesPerPass * kData;
   }
 
   UNISONO_DEVICE static uint64_t flagOf(uint64_t step) { return step + 1; }
-  UNISONO_DEVICE static void store(std::byte* slot, Place place, uint64_t words, uint64_t flag,
+  UNISONO_DEVICE static void store(std::byte* slot, Place place, uint32_t words, uint64_t flag,
                                    uint64_t (&word)[kWords], bool) {
-    if (place.hasFlag()) word[kWords - 1] = flag;
     syncWarp();  // the lanes of a line store it in one instruction
-    if (!place.isUsed(words)) return;
-    storeLine128(reinterpret_cast<uint64_t*>(slot) + place.line * kLineWords, place.lane, word);
+    UNISONO_UNROLL
+    for (int i = 0; i < kLinesPerPass; i++) {
+      if (place.hasFlag()) word[(i + 1) * kLaneWords - 1] = flag;
+      if (!place.isUsed(i, words)) continue;
+      storeLine128(reinterpret_cast<uint64_t*>(slot) + place.offset(i), place.lane(),
+                   &word[i * kLaneWords]);
+    }
   }
-  UNISONO_DEVICE static bool waitAndLoad(const Block& block, const WaitSubject& subject,
-                                         const std::byte* slot, Place place, uint64_t words,
+  UNISONO_DEVICE static bool waitAndLoad(const uint32_t* abortFlag, const WaitSubject& subject,
+                                         const std::byte* slot, Place place, uint32_t words,
                                          uint64_t flag, uint64_t (&word)[kWords], bool) {
-    return waitUntilAll(block.abortFlag, subject, [&] {
-      if (!place.isUsed(words)) return true;
-      loadLine128(reinterpret_cast<const uint64_t*>(slot) + place.line * kLineWords, place.lane,
-                  word);
-      return !place.hasFlag() || word[kWords - 1] == flag;
+    return waitUntilAll(abortFlag, subject, [&] {
+      UNISONO_UNROLL
+      for (int i = 0; i < kLinesPerPass; i++) {
+        if (!place.isUsed(i, words)) continue;
+        loadLine128(reinterpret_cast<const uint64_t*>(slot) + place.offset(i), place.lane(),
+                    &word[i * kLaneWords]);
+      }
+      bool here = true;
+      UNISONO_UNROLL
+      for (int i = 0; i < kLinesPerPass; i++) {
+        if (!place.hasFlag() || !place.isUsed(i, words)) continue;
+        here = here && word[(i + 1) * kLaneWords - 1] == flag;
+      }
+      return here;
     });
   }
 
@@ -198,6 +281,7 @@ struct LowLatency128Format {
 };
 
 // A slice with the slots that it comes from and goes to.
+template <int kReceives, int kSends>
 struct LineSlice {
   struct Source {
     std::byte* slot;
@@ -209,8 +293,8 @@ struct LineSlice {
     std::byte* slot;
     uint64_t flag;
   };
-  Source source[kMaxFan];
-  Destination destination[kMaxFan];
+  Source source[kReceives];
+  Destination destination[kSends];
   int sources, destinations;
   const void* input;
   void* output;
@@ -218,75 +302,69 @@ struct LineSlice {
   bool prepare, finish;
 };
 
-// By all workers. Returns false after an abort.
-template <typename Format>
-UNISONO_DEVICE_CALL bool moveLines(const ThreadGroup& group, const Block& block,
-                                   const LineSlice& slice) {
-  const ReductionSpec& spec = block.work.reduction;
-  const uint64_t bytes = slice.bytes;
-  const uint64_t words = (bytes + 7) / 8;
-  const uint64_t size = elementBytes(spec.type);
-  const bool dependent = block.groups > 1;
-  const bool hasInput = slice.input != nullptr;
-  const PairFunction reduce = kPairFunctions.of(spec);
+// By all workers. Returns false after an abort. What does not change is in variables: polls and
+// stores of lines make the compiler load all else again.
+template <typename Format, int kReceives, int kSends>
+UNISONO_DEVICE bool moveLines(const ThreadGroup& group, const Block& block,
+                              const LineSlice<kReceives, kSends>& slice) {
+  const ReductionSpec spec = block.work.reduction;
+  const uint32_t* const abortFlag = block.abortFlag;
+  const int rank = block.rank, channel = block.channel;
+  const auto words = static_cast<uint32_t>((slice.bytes + 7) / 8);
+  const bool dependent = groupsOf(block.work.algorithm) > 1;
+  const int sources = slice.sources, destinations = slice.destinations;
+  const bool hasInput = slice.input != nullptr, hasOutput = slice.output != nullptr;
+  const UserWords input(slice.input, slice.bytes, elementBytes(spec.type));
+  const UserWords output(slice.output, slice.bytes, elementBytes(spec.type));
   // A copy leaves all bits as they are.
   const bool prepares = hasInput && slice.prepare && spec.reduction == Reduction::preMulSum;
   const bool finishes = slice.finish && spec.reduction == Reduction::sumPostDivide;
+  const int operands = sources + (hasInput ? 1 : 0);
 
   const int lane = group.rank(), lanes = group.size();
-  const uint64_t passWords = Format::passWords(lanes);
-  for (uint64_t pass = 0; pass * passWords < words; pass++) {
-    const typename Format::Place place = Format::placeOf(pass, lane, lanes);
+  const uint32_t passWords = Format::passWords(lanes);
+  for (uint32_t pass = 0; pass * passWords < words; pass++) {
+    const typename Format::Place place(pass, lane, lanes);
     uint64_t own[Format::kWords] = {};
-    if (hasInput) {
-      UNISONO_UNROLL
-      for (int k = 0; k < Format::kWords; k++) {
-        if (place.index(k) < words) own[k] = loadWord(slice.input, place.index(k), bytes, size);
-      }
-    }
+    if (hasInput) input.load(place, own);
     uint64_t sum[Format::kWords] = {};
-    int operands = 0;
-    auto add = [&](const uint64_t(&word)[Format::kWords], bool prepare, bool last) {
-      const bool finish = last && finishes;
-      const bool copies = operands == 0 && !prepare && !finish;
-      UNISONO_UNROLL
-      for (int k = 0; k < Format::kWords; k += 2) {
-        WordPair pair{{word[k], word[k + 1]}};
-        if (!copies) {
-          pair = reduce(spec, {{sum[k], sum[k + 1]}}, pair, {operands == 0, prepare, finish});
-        }
-        sum[k] = pair.word[0];
-        sum[k + 1] = pair.word[1];
-      }
-      operands++;
-    };
-    for (int s = 0; s < slice.sources; s++) {
-      const LineSlice::Source& source = slice.source[s];
+    UNISONO_NO_UNROLL
+    for (int o = 0; o < operands; o++) {
       uint64_t word[Format::kWords] = {};
-      if (!Format::waitAndLoad(block, {"lines", block.rank, source.peer, block.channel},
-                               source.slot, place, words, source.flag, word, dependent)) {
-        return false;
+      const bool isOwn = o == sources;
+      if (isOwn) {
+        UNISONO_UNROLL
+        for (int k = 0; k < Format::kWords; k++) word[k] = own[k];
+      } else {
+        const auto source = slice.source[kReceives == 1 ? 0 : o];
+        if (!Format::waitAndLoad(abortFlag, {"lines", rank, source.peer, channel}, source.slot,
+                                 place, words, source.flag, word, dependent)) {
+          return false;
+        }
       }
-      add(word, false, s + 1 == slice.sources && !hasInput);
-    }
-    if (hasInput) add(own, prepares, true);
-    for (int d = 0; d < slice.destinations; d++) {
-      const LineSlice::Destination& destination = slice.destination[d];
-      Format::store(destination.slot, place, words, destination.flag, sum, dependent);
-    }
-    if (slice.output != nullptr) {
-      UNISONO_UNROLL
-      for (int k = 0; k < Format::kWords; k++) {
-        if (place.index(k) < words) storeWord(slice.output, place.index(k), bytes, size, sum[k]);
+      const bool prepare = isOwn && prepares;
+      const bool finish = o + 1 == operands && finishes;
+      if (o == 0 && !prepare && !finish) {
+        UNISONO_UNROLL
+        for (int k = 0; k < Format::kWords; k++) sum[k] = word[k];
+      } else {
+        visitReducer(spec, CombineWords<Format::kWords>{spec, sum, word, o == 0, prepare, finish});
       }
     }
+    UNISONO_NO_UNROLL
+    for (int d = 0; d < destinations; d++) {
+      const auto to = slice.destination[kSends == 1 ? 0 : d];
+      Format::store(to.slot, place, words, to.flag, sum, dependent);
+    }
+    if (hasOutput) output.store(place, sum);
   }
-  for (int s = 0; s < slice.sources; s++) {
-    if (slice.source[s].clear) Format::clear(slice.source[s].slot, block.slotBytes, lane, lanes);
+  UNISONO_NO_UNROLL
+  for (int s = 0; s < sources; s++) {
+    const auto source = slice.source[kReceives == 1 ? 0 : s];
+    if (source.clear) Format::clear(source.slot, block.slotBytes, lane, lanes);
   }
   return true;
 }
-
 template <typename Format, int kReceives, int kSends>
 class Lines : public FifoEnds<kReceives, kSends> {
  public:
@@ -300,7 +378,7 @@ class Lines : public FifoEnds<kReceives, kSends> {
     this->waitForCredit(slice.send);
     group_.syncReady();
     if (group_.isWorker() && !group_.aborted()) {
-      LineSlice lines;
+      LineSlice<kReceives, kSends> lines;
       lines.sources = lines.destinations = 0;
       this->forEachReceive(slice.receive, [&](int i) {
         lines.source[lines.sources++] = {receive_[i].slot(block_, block_.receive[i]),

@@ -5,7 +5,7 @@
 
 #include "device/protocol/fifo.h"
 
-// What a protocol is, and the verbs in which algorithms are written.
+// What a protocol is, and how algorithms move data through it.
 namespace unisono::device::UNISONO_TARGET {
 
 // One slice on its way through a rank.
@@ -37,58 +37,16 @@ concept ProtocolType = requires(P protocol, ThreadGroup& group, Block& block, co
   { protocol.finish() } -> std::same_as<void>;
 };
 
-// The verbs. A chunk moves in slices of the size that the host has chosen; every chunk takes at
-// least one step, even an empty one.
+// Moves chunks in slices of the size that the host has chosen; every chunk takes at least one step,
+// even an empty one. An algorithm should call move() at one place: the code of a protocol is
+// inlined there, and what runs again is in the instruction cache already.
 template <ProtocolType P>
 class Mover {
  public:
   UNISONO_DEVICE Mover(ThreadGroup& group, Block& block) : block_(block), protocol_(group, block) {}
 
-  // Comes before the other verbs. `from`: the peers from which results are received.
+  // Comes before move(). `from`: the peers from which results are received.
   UNISONO_DEVICE void begin(Peers from) { protocol_.begin(from); }
-
-  UNISONO_DEVICE void send(Peers to, const void* input, uint64_t elements, bool prepare) {
-    move({kNobody, input, to, nullptr, elements, prepare, false});
-  }
-  // The own part of the result, which is in place if `input` is `output`.
-  UNISONO_DEVICE void sendCopy(Peers to, const void* input, void* output, uint64_t elements) {
-    Slice chunk{kNobody, input, to, output == input ? nullptr : output, elements, false, false};
-    chunk.sendsResult = true;
-    chunk.place = placeOf(output);
-    move(chunk);
-  }
-  UNISONO_DEVICE void receive(Peers from, void* output, uint64_t elements) {
-    receiveCopySend(from, kNobody, output, elements);
-  }
-  UNISONO_DEVICE void receiveCopySend(Peers from, Peers to, void* output, uint64_t elements) {
-    Slice chunk{from, nullptr, to, output, elements, false, false};
-    chunk.receivesResult = true;
-    chunk.sendsResult = true;
-    chunk.place = placeOf(output);
-    move(chunk);
-  }
-  UNISONO_DEVICE void receiveReduceSend(Peers from, Peers to, const void* input,
-                                        uint64_t elements) {
-    move({from, input, to, nullptr, elements, true, false});
-  }
-  // Complete the reduction.
-  UNISONO_DEVICE void receiveReduceCopy(Peers from, const void* input, void* output,
-                                        uint64_t elements) {
-    move({from, input, kNobody, output, elements, true, true});
-  }
-  UNISONO_DEVICE void receiveReduceCopySend(Peers from, Peers to, const void* input, void* output,
-                                            uint64_t elements) {
-    Slice chunk{from, input, to, output, elements, true, true};
-    chunk.sendsResult = true;
-    chunk.place = placeOf(output);
-    move(chunk);
-  }
-  UNISONO_DEVICE void finish() { protocol_.finish(); }
-
- private:
-  UNISONO_DEVICE uint64_t placeOf(const void* output) const {
-    return reinterpret_cast<uint64_t>(output) - reinterpret_cast<uint64_t>(block_.work.output);
-  }
 
   UNISONO_DEVICE void move(const Slice& chunk) {
     const uint64_t most = block_.work.sliceElements;
@@ -106,6 +64,9 @@ class Mover {
     } while (done < chunk.elements);
   }
 
+  UNISONO_DEVICE void finish() { protocol_.finish(); }
+
+ private:
   Block& block_;
   P protocol_;
 };

@@ -281,13 +281,7 @@ class Simple : public FifoEnds<kReceives, kSends> {
   UNISONO_DEVICE void waitForPeers(const Slice& slice) {
     this->forEachReceive(slice.receive, [&](int i) {
       if (!group_.isWaiter(i) || group_.aborted()) return;
-      const End& end = block_.receive[i];
-      const FifoCursor& cursor = receive_[i];
-      if (!waitUntil(block_.abortFlag, cursor.dataSubject(block_, end),
-                     [&] { return cursor.hasData(end); })) {
-        group_.setAborted();
-      }
-      loadAcquire(end.fifo.tail);  // the poll is relaxed
+      if (!receive_[i].awaitData(block_, block_.receive[i])) group_.setAborted();
       if constexpr (!kCopies) {
         if (slice.receivesResult && !group_.aborted()) readAnswer(i);
       }

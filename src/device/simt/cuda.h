@@ -15,7 +15,7 @@
 namespace unisono::device::cuda_target {
 
 inline constexpr int kWarpSize = 32;
-// Words that a lane of protocol LL moves at a time.
+// Words that a lane of protocol LL moves at a time, and lines of protocol LL128.
 inline constexpr int kWordsPerPass = 4;
 inline constexpr int kMaxGroups = 3;
 inline constexpr int kGroupWords = 6;
@@ -341,16 +341,17 @@ UNISONO_DEVICE Line loadLine(const Line* line, bool dependent) {
 }
 
 inline constexpr int kLineLanes = 8;
+inline constexpr int kLinesPerPass = 4;
 inline constexpr int kLaneWords = kLineWords / kLineLanes;
 
 // Lane `lane` of a line's kLineLanes, all in one warp and in step: their 16-byte stores become one
 // of 128 bytes, which NVLink and L2 keep whole. The last word of the last lane is the flag.
-UNISONO_DEVICE void storeLine128(uint64_t* line, int lane, const uint64_t (&word)[kLaneWords]) {
+UNISONO_DEVICE void storeLine128(uint64_t* line, int lane, const uint64_t* word) {
   asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(line + lane * kLaneWords),
                "l"(word[0]), "l"(word[1])
                : "memory");
 }
-UNISONO_DEVICE void loadLine128(const uint64_t* line, int lane, uint64_t (&word)[kLaneWords]) {
+UNISONO_DEVICE void loadLine128(const uint64_t* line, int lane, uint64_t* word) {
   asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
                : "=l"(word[0]), "=l"(word[1])
                : "l"(line + lane * kLaneWords)

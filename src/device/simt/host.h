@@ -26,7 +26,7 @@ namespace unisono::device::host_target {
 
 inline constexpr int kWarpSize = 1;
 inline constexpr int kGroupWords = 6;
-// Words that a lane of protocol LL moves at a time.
+// Words that a lane of protocol LL moves at a time, and lines of protocol LL128.
 inline constexpr int kWordsPerPass = 2;
 
 template <typename T>
@@ -249,14 +249,15 @@ inline Line loadLine(const Line* line, bool dependent = false) {
 // flag is stored last, with release, and loaded first, with acquire. Data that are stored after the
 // flag, or in another line than it, are found out.
 inline constexpr int kLineLanes = 1;
+inline constexpr int kLinesPerPass = 2;
 inline constexpr int kLaneWords = kLineWords;
 
-inline void storeLine128(uint64_t* line, int lane, const uint64_t (&word)[kLaneWords]) {
+inline void storeLine128(uint64_t* line, int lane, const uint64_t* word) {
   static_cast<void>(lane);
   for (int w = 0; w < kLineWords - 1; w++) storeRelaxed(line + w, word[w]);
   storeRelease(line + kLineWords - 1, word[kLineWords - 1]);
 }
-inline void loadLine128(const uint64_t* line, int lane, uint64_t (&word)[kLaneWords]) {
+inline void loadLine128(const uint64_t* line, int lane, uint64_t* word) {
   static_cast<void>(lane);
   word[kLineWords - 1] = loadAcquire(line + kLineWords - 1);
   for (int w = 0; w < kLineWords - 1; w++) word[w] = loadRelaxed(line + w);

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/collective/collective.h"
+#include "device/kernels.h"
+
+// The kernels for collectives over FIFOs: every algorithm with every protocol.
+namespace unisono::device {
+namespace {
+
+using namespace cuda_target;
+
+template <Algorithm kAlgorithm, Protocol kProtocol>
+__global__ void __launch_bounds__(maxChannelThreads(kProtocol), 1)
+    collective(const __grid_constant__ CollectiveArguments arguments) {
+  constexpr int kGroups = groupsOf(kAlgorithm);
+  __shared__ Block blocks[kGroups];
+  const int warps = static_cast<int>(blockDim.x) / kWarpSize / kGroups;  // a multiple of kGroups
+  const int index = kGroups == 1 ? 0 : static_cast<int>(threadIdx.x) / (warps * kWarpSize);
+  ThreadGroup group(warps, index * warps, 1 + 3 * index);
+  collectiveBlock<kAlgorithm, kProtocol>(group, blocks[index], static_cast<int>(blockIdx.x), index,
+                                         arguments);
+}
+
+template <Algorithm kAlgorithm, Protocol... kProtocols>
+const void* findProtocol(Protocol protocol, ProtocolList<kProtocols...>) {
+  const void* function = nullptr;
+  ((protocol == kProtocols
+        ? void(function = reinterpret_cast<const void*>(&collective<kAlgorithm, kProtocols>))
+        : void()),
+   ...);
+  return function;
+}
+template <Algorithm... kAlgorithms>
+const void* findCollective(Algorithm algorithm, Protocol protocol, AlgorithmList<kAlgorithms...>) {
+  const void* function = nullptr;
+  ((algorithm == kAlgorithms
+        ? void(function = findProtocol<kAlgorithms>(protocol, CollectiveProtocols()))
+        : void()),
+   ...);
+  return function;
+}
+
+}  // namespace
+
+const void* collectiveCudaFunction(Algorithm algorithm, Protocol protocol) {
+  return findCollective(algorithm, protocol, CollectiveAlgorithms());
+}
+
+}  // namespace unisono::device
