@@ -40,7 +40,7 @@ struct Defaults {
 // CUDA: as many rings as H200 needs to fill its links with one block each, and slices long enough
 // that what happens between two of them does not count; lines fill a slot in passes of whole
 // blocks. Host: small, so that hundreds of ranks fit.
-constexpr Defaults kCuda{24, 768 << 10, 112 << 10, 224 << 10, 256 << 10, 64 << 10,
+constexpr Defaults kCuda{24, 512 << 10, 112 << 10, 224 << 10, 256 << 10, 64 << 10,
                          4,  32,        16,        64,        64 << 10};
 constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8 << 10, 8, 4, 2, 128, 64 << 10};
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Faults on two GPUs, one process each: a rank that is late, stopped, killed or makes another call,
-and communicators that grow and shrink. Prints one line per run with the time that passed until the
-surviving rank knew, and the messages with --verbose. Exit status 1 if a run failed.
+and communicators that grow, shrink, are suspended or revoked. Prints one line per run with the time
+that passed until the surviving rank knew, and the messages with --verbose. Exit status 1 if a run
+failed.
 
 A rank is this script again, with --rank. The ranks and the parent communicate through files of one
 folder.
@@ -210,6 +211,12 @@ def rank_killed_init(rank):
         raise RuntimeError("a communicator was made without rank 1")
 
 
+def memory_statistic(rank, statistic):
+    value = ctypes.c_uint64(0)
+    rank.check(rank.nccl.ncclCommMemStats(rank.comm, statistic, ctypes.byref(value)))
+    return value.value
+
+
 def rank_grow(rank):
     if rank.number == 0:
         rank.check(rank.join(ranks=1))
@@ -224,11 +231,7 @@ def rank_grow(rank):
     if rank.number == 0:
         rank.check(rank.nccl.ncclCommDestroy(old))
     rank.checked_sum()
-    values = []
-    for statistic in range(4):
-        value = ctypes.c_uint64(0)
-        rank.check(rank.nccl.ncclCommMemStats(rank.comm, statistic, ctypes.byref(value)))
-        values.append(value.value)
+    values = [memory_statistic(rank, statistic) for statistic in range(4)]
     if rank.number == 0:
         shrunk = ctypes.c_void_p()
         excluded = (ctypes.c_int * 1)(1)
@@ -240,6 +243,36 @@ def rank_grow(rank):
         print(f"memory statistics {values}")
     else:
         rank.folder.get("shrunk")
+    rank.leave()
+
+
+def rank_suspend(rank):
+    rank.check(rank.join())
+    rank.checked_sum()
+    rank.torch.cuda.synchronize()
+    free_before = rank.torch.cuda.mem_get_info()[0]
+    rank.check(rank.nccl.ncclCommSuspend(rank.comm, 1))
+    freed = rank.torch.cuda.mem_get_info()[0] - free_before
+    if memory_statistic(rank, 1) != 1:
+        raise RuntimeError("the communicator is not suspended")
+    rank.check(rank.nccl.ncclCommResume(rank.comm))
+    if memory_statistic(rank, 1) != 0:
+        raise RuntimeError("the communicator is still suspended")
+    rank.checked_sum()
+    print(f"rank {rank.number}: {freed >> 20} MiB came back")
+    rank.leave()
+
+
+def rank_revoke(rank):
+    rank.check(rank.join())
+    rank.checked_sum()
+    if rank.number == 0:
+        rank.check(rank.sum(rank.few))  # rank 1 never makes this call
+    time.sleep(0.5)
+    begin = time.time()
+    rank.check(rank.nccl.ncclCommRevoke(rank.comm, 0))
+    rank.torch.cuda.synchronize()
+    print(f"rank {rank.number}: streams ended {time.time() - begin:.3f} s after the revocation")
     rank.leave()
 
 
@@ -287,6 +320,8 @@ SCENARIOS = {
     "killed_graph": (rank_killed_graph, parent_killed),
     "killed_init": (rank_killed_init, parent_killed),
     "grow": (rank_grow, parent_waits),
+    "suspend": (rank_suspend, parent_waits),
+    "revoke": (rank_revoke, parent_waits),
 }
 
 
