@@ -365,6 +365,7 @@ UNISONO_DEVICE bool moveLines(const ThreadGroup& group, const Block& block,
   }
   return true;
 }
+
 template <typename Format, int kReceives, int kSends>
 class Lines : public FifoEnds<kReceives, kSends> {
  public:
