@@ -230,7 +230,8 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
       packer.place(trafficOf(config, *call.task), work);
       cut(config, call.choice.chunkBytes, work);
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
-      if (config.ranks > 1) plan.needs.*needOf(work.algorithm) = true;
+      const auto need = needOf(work.algorithm);
+      if (config.ranks > 1 && need != nullptr) plan.needs.*need = true;
       launch.serves |= config.rank == kServerRank && isReducedByNetwork(config, work.algorithm);
     }
   }

@@ -281,11 +281,14 @@ TEST(ProcessesThatFail, TellTheOthersWhy) {
 
 // A process that dies in the middle leaves the others with an error or a wait that abort ends.
 void abortAfterADeath(bool sockets) {
-  const Pipe pipe;
+  const Pipe pipe, first, second;
   const std::vector<int> results = runChildren(2, [&](int process) {
     if (sockets) setSockets(process);
     const ncclComm_t comm = joinTwo(pipe, process);
     useOnce(comm, 300'000);
+    // What the network still had to send has arrived.
+    (process == 0 ? first : second).write(process);
+    (process == 0 ? second : first).read<int>();
     if (process == 1) ::_exit(0);
     DeviceBuffer buffer(0, 1 << 20);
     DeviceStream stream(0);
@@ -304,14 +307,18 @@ TEST(ProcessesThatDie, OthersCanAbortACallOverSockets) {
 
 // The others wait for it in a kernel: they hear who it was, and their streams complete.
 void dieInACallOfTheOthers(bool sockets) {
-  const Pipe pipe;
+  const Pipe pipe, called;
   const std::vector<int> results = runChildren(3, [&](int process) {
     if (sockets) setSockets(process);
     check(unisonoHostSetDevice(process));
     ncclComm_t comm = nullptr;
     check(ncclCommInitRank(&comm, 3, sharedId(pipe, process, 3), process));
     useOnce(comm, 300'000);
-    if (process == 2) ::kill(::getpid(), SIGKILL);
+    if (process == 2) {
+      for (int other = 0; other < 2; other++) called.read<int>();
+      ::kill(::getpid(), SIGKILL);
+    }
+    called.write(process);
     DeviceBuffer buffer(process, 1 << 20);
     DeviceStream stream(process);
     // The death may be known already.

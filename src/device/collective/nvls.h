@@ -78,12 +78,12 @@ struct HeadMove {
       Vector16 value[kVectors];
       UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
-        if (rounds.has(u)) value[u] = load(rounds.offset() + rounds.distance(u));
+        if (rounds.has(u)) value[u] = load(rounds.offset() + Rounds<kVectors>::distance(u));
       }
       UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
         if (!rounds.has(u)) continue;
-        const uint64_t offset = rounds.offset() + rounds.distance(u);
+        const uint64_t offset = rounds.offset() + Rounds<kVectors>::distance(u);
         if (broadcasts) view.storeVector(result + offset, value[u]);
         if (output != nullptr) storeUpTo16(offset, value[u]);
         forEach(sent, [&](std::byte* slot) { storeVector(slot + offset, value[u]); });

@@ -87,7 +87,7 @@ class Simple : public FifoEnds<kReceives, kSends> {
       end.origin->agreed = awaitOffer(end);
     }
     group_.syncAll();
-    noteRead(&end.origin->agreed, sizeof(end.origin->agreed) + sizeof(end.origin->pinned));
+    noteRead(&end.origin->agreed, sizeof(end.origin->agreed) + sizeof(void*));
     return end.origin->agreed;
   }
   // The address `to` is one that takeOffer() returned.
@@ -161,7 +161,7 @@ class Simple : public FifoEnds<kReceives, kSends> {
   }
 
   UNISONO_DEVICE static void setPinned(Fifo& fifo, MappedWindow* window) {
-    noteWrite(&fifo.pinned, sizeof(fifo.pinned));
+    noteWrite(&fifo.pinned, sizeof(void*));
     fifo.pinned = window;
   }
   UNISONO_DEVICE static uint64_t offerOf(bool addressIsOpen, const Fifo& fifo, const void* buffer,
@@ -246,7 +246,7 @@ class Simple : public FifoEnds<kReceives, kSends> {
     for (int i = 0; i < kSends; i++) {
       const End& end = block_.send[i];
       if (!group_.isPoster(i) || end.origin == nullptr) continue;
-      noteRead(&end.origin->pinned, sizeof(end.origin->pinned));
+      noteRead(&end.origin->pinned, sizeof(void*));
       if (end.origin->pinned != nullptr) unpinWindow(*end.origin->pinned);
     }
   }

@@ -143,16 +143,17 @@ UNISONO_DEVICE_CALL void copyAligned(int lane, int lanes, const std::byte* from,
     Vector16 value[kVectors];
     UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
-      value[u] = loadVector(from + rounds.offset() + rounds.distance(u), rounds.has(u));
+      value[u] = loadVector(from + rounds.offset() + Rounds<kVectors>::distance(u), rounds.has(u));
     }
     UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
-      storeVector(first + rounds.offset() + rounds.distance(u), value[u], rounds.has(u));
+      storeVector(first + rounds.offset() + Rounds<kVectors>::distance(u), value[u], rounds.has(u));
     }
     if (second == nullptr) continue;
     UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
-      storeVector(second + rounds.offset() + rounds.distance(u), value[u], rounds.has(u));
+      storeVector(second + rounds.offset() + Rounds<kVectors>::distance(u), value[u],
+                  rounds.has(u));
     }
   }
 }
@@ -170,14 +171,15 @@ UNISONO_DEVICE void copyVectors(int lane, int lanes, const ReduceCopy& work, Vec
     Vector16 value[kVectors];
     UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
-      value[u] = loadVector(from + rounds.offset() + rounds.distance(u), rounds.has(u));
+      value[u] = loadVector(from + rounds.offset() + Rounds<kVectors>::distance(u), rounds.has(u));
     }
     UNISONO_UNROLL
     for (int d = 0; d < kMaxDestinations; d++) {
       if (to[d] == nullptr) break;
       UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
-        storeVector(to[d] + rounds.offset() + rounds.distance(u), value[u], rounds.has(u));
+        storeVector(to[d] + rounds.offset() + Rounds<kVectors>::distance(u), value[u],
+                    rounds.has(u));
       }
     }
   }
@@ -193,12 +195,12 @@ UNISONO_DEVICE void copyWindows(int lane, int lanes, const ReduceCopy& work, Vec
     Window window[kVectors];
     UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
-      window[u] = loadWindow(from + rounds.offset() + rounds.distance(u), rounds.has(u));
+      window[u] = loadWindow(from + rounds.offset() + Rounds<kVectors>::distance(u), rounds.has(u));
     }
     UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
       const Vector16 value = vectorOf(window[u], misalignment);
-      const uint64_t offset = range.begin + rounds.offset() + rounds.distance(u);
+      const uint64_t offset = range.begin + rounds.offset() + Rounds<kVectors>::distance(u);
       if (!rounds.has(u)) break;
       storeVector(at(work.destination[0], offset), value);
       for (int d = 1; d < work.destinations; d++) {

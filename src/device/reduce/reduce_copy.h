@@ -122,7 +122,8 @@ UNISONO_DEVICE void reduceFew(int lane, int lanes, const R& reducer,
     for (int u = 0; u < kVectors; u++) {
       UNISONO_UNROLL
       for (int s = 0; s < kSources; s++) {
-        raw[s][u] = loadVector(source[s] + rounds.offset() + rounds.distance(u), rounds.has(u));
+        raw[s][u] =
+            loadVector(source[s] + rounds.offset() + Rounds<kVectors>::distance(u), rounds.has(u));
       }
     }
     UNISONO_UNROLL
@@ -138,12 +139,14 @@ UNISONO_DEVICE void reduceFew(int lane, int lanes, const R& reducer,
         result.word[w] = partial.result(reducer, finish);
       }
       raw[0][u] = bitsAs<Vector16>(result);
-      storeVector(first + rounds.offset() + rounds.distance(u), raw[0][u], rounds.has(u));
+      storeVector(first + rounds.offset() + Rounds<kVectors>::distance(u), raw[0][u],
+                  rounds.has(u));
     }
     if (second == nullptr) continue;
     UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
-      storeVector(second + rounds.offset() + rounds.distance(u), raw[0][u], rounds.has(u));
+      storeVector(second + rounds.offset() + Rounds<kVectors>::distance(u), raw[0][u],
+                  rounds.has(u));
     }
   }
 }
@@ -167,7 +170,7 @@ UNISONO_DEVICE void reduceMany(int lane, int lanes, const R& reducer, const Redu
       Window window[kVectors];
       UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
-        window[u] = loadWindow(from + rounds.distance(u), rounds.has(u));
+        window[u] = loadWindow(from + Rounds<kVectors>::distance(u), rounds.has(u));
       }
       UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
@@ -189,7 +192,7 @@ UNISONO_DEVICE void reduceMany(int lane, int lanes, const R& reducer, const Redu
       std::byte* to = at(work.destination[d], offset);
       UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
-        if (rounds.has(u)) storeAnywhere(to + rounds.distance(u), value[u]);
+        if (rounds.has(u)) storeAnywhere(to + Rounds<kVectors>::distance(u), value[u]);
       }
     }
   }
