@@ -189,10 +189,11 @@ constexpr Row kRows[] = {
      "STATIC_PLUGIN for the program itself, or none"},
     {"NCCL_NTHREADS", Number{&S::threads, 0, kUnlimited}, "automatic",
      "maximum number of threads of a channel that move data with the protocols LL and Simple: a "
-     "multiple of 32, at most 512; fewer threads spread a call over more channels"},
+     "multiple of 32, at most 512 (448 run with LL); fewer threads spread a call over more "
+     "channels"},
     {"NCCL_LL128_NTHREADS", Number{&S::ll128Threads, 0, kUnlimited}, "automatic",
      "maximum number of threads of a channel that move data with the protocol LL128: a multiple of "
-     "32, at most 512"},
+     "32, at most 512, of which 448 run"},
     {"NCCL_THREAD_THRESHOLDS", NumberList{&S::threadThresholds, 6}, "automatic",
      "bytes per thread below which a call gets fewer channels and threads: of trees with LL, LL128 "
      "and Simple, then of rings"},
@@ -261,10 +262,9 @@ constexpr Row kRows[] = {
      "allow the algorithm NVLS (0 off, 1 or 2 where the devices have multicast addresses)"},
     {"NCCL_COLLNET_ENABLE", Flag{&S::collnet}, "0",
      "allow the algorithms of networks that reduce: CollNetChain, NVLS between nodes; so far only "
-     "the one between "
-     "simulated nodes does"},
+     "the one between simulated nodes does"},
     {"NCCL_COLLNET_NODE_THRESHOLD", Number{&S::collnetNodes, 1, 1 << 20}, "2",
-     "least number of nodes of a communicator that uses them"},
+     "minimum number of nodes of a communicator that uses these algorithms"},
     {"NCCL_MNNVL_ENABLE", Number{&S::multiNodeNvlink, 0, 2, OutOfRange::useHighest}, "2",
      "use multi-node NVLink (0 off, 1 on, 2 automatic)"},
     {"NCCL_CROSS_NIC", Number{&S::crossNic, 0, 2, OutOfRange::useLowest}, "2",

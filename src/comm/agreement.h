@@ -55,7 +55,8 @@ struct RankFacts {
   uint64_t fabric;        // NVLink fabric across hosts: equal where GPUs are in the same; 0: none
   diagnose::TablePlace calls;  // where the others see what this rank does
   int32_t multicast;           // 1: the device has multicast addresses, and the user wants them
-  // The least number of nodes for CollNet; 0: the network does not reduce, or the user forbids it.
+  // The minimum number of nodes for CollNet; 0: the network does not reduce, or the user forbids
+  // it.
   int32_t collnetNodes;
   Reach reach;  // second look
 };

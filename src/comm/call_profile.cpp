@@ -309,10 +309,13 @@ void CallProfile::close() {
 
 // Channels are told the times of all launches of the group: no kernel measures its own.
 void CallProfile::report(const Launches& launches, int64_t start, int64_t end) {
+  // One conversion: the clocks cannot be read at the same moment.
+  const uint64_t began = sinceEpoch(start);
+  const uint64_t ended = began + static_cast<uint64_t>(end - start);
   tellPlugins([&](plugin::Profiler& plugin, size_t index) {
     for (const Launches::Channels& call : launches.calls) {
       for (int channel = 0; channel < call.count; channel++) {
-        plugin.addChannel(call.events[index], channel, sinceEpoch(start), sinceEpoch(end));
+        plugin.addChannel(call.events[index], channel, began, ended);
       }
     }
   });
@@ -329,8 +332,22 @@ void CallProfile::report(const Launches& launches, int64_t start, int64_t end) {
 }
 
 GroupProfile::~GroupProfile() {
-  profile_->tellPlugins(
-      [&](plugin::Profiler& plugin, size_t index) { plugin.stop(events_[index].api); });
+  stopLaunches();
+  profile_->tellPlugins([&](plugin::Profiler& plugin, size_t index) {
+    if (index < events_.size()) plugin.stop(events_[index].api);
+  });
+}
+
+// Also where a launch has failed.
+void GroupProfile::stopLaunches() {
+  if (!std::exchange(isLaunching_, false)) return;
+  profile_->tellPlugins([&](plugin::Profiler& plugin, size_t index) {
+    plugin.stop(events_[index].launch);
+    for (const Call& call : calls_) {
+      if (index < call.events.size()) plugin.stop(call.events[index]);
+    }
+    plugin.stop(events_[index].group);
+  });
 }
 
 void GroupProfile::add(const plan::Task& task, runtime::Stream stream, int depth) {
@@ -355,7 +372,9 @@ void GroupProfile::add(const plan::Task& task, runtime::Stream stream, int depth
 
 void GroupProfile::ending() {
   profile_->tellPlugins([&](plugin::Profiler& plugin, size_t index) {
-    plugin.record(events_[index].api, plugin::Profiler::GroupState::ends);
+    if (index < events_.size()) {
+      plugin.record(events_[index].api, plugin::Profiler::GroupState::ends);
+    }
   });
 }
 
@@ -380,6 +399,7 @@ void GroupProfile::beginLaunches(runtime::Stream stream, bool captured) {
   for (Call& call : calls_) {
     if (!captured && !call.told.isMessage) call.told.sequence = profile_->nextSequence(call.call);
   }
+  isLaunching_ = true;
   profile_->tellPlugins([&](plugin::Profiler& plugin, size_t index) {
     GroupEvents& group = events_[index];
     group.group = plugin.startGroup();
@@ -401,11 +421,7 @@ void GroupProfile::beginLaunches(runtime::Stream stream, bool captured) {
 }
 
 void GroupProfile::endLaunches(runtime::Stream stream) {
-  profile_->tellPlugins([&](plugin::Profiler& plugin, size_t index) {
-    plugin.stop(events_[index].launch);
-    for (const Call& call : calls_) plugin.stop(call.events[index]);
-    plugin.stop(events_[index].group);
-  });
+  stopLaunches();
   if (launches_.start == nullptr) return;
   for (Call& call : calls_) launches_.calls.push_back({call.told.channels, std::move(call.events)});
   launches_.end = profile_->takePoint();

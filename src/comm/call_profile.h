@@ -134,9 +134,12 @@ class GroupProfile {
     void *api = nullptr, *group = nullptr, *launch = nullptr;
   };
 
+  void stopLaunches();
+
   std::shared_ptr<CallProfile> profile_;
   std::vector<Call> calls_;
   std::vector<GroupEvents> events_;  // by plug-in
+  bool isLaunching_ = false;
   diagnose::Timeline::Track caller_;
   CallProfile::Launches launches_;
 };

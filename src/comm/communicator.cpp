@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "base/system.h"
+#include "bootstrap/wait.h"
 #include "comm/identity.h"
 #include "comm/mapper.h"
 #include "comm/node_channels.h"
@@ -305,6 +306,7 @@ transport::TransportOptions Communicator::transportOptions() {
     const runtime::DeviceScope scope(runtime_, device_);
     return isIdle();
   };
+  options.timeout = bootstrap::timeoutOf(settings_);
   options.socketInterface = settings_.socketInterface;
   options.socketFamily = settings_.socketFamily;
   options.verifiesLinks = settings_.verifyLinks;

@@ -115,6 +115,7 @@ bool CallGroup::end() {
   try {
     if (error) throw *error;
     checkBlocking(initJobs, suspendJobs, calls);
+    checkSuspends(initJobs, suspendJobs, calls);
     // One of them may have been aborted since its call was added.
     for (const Calls& entry : calls) entry.handle->getActive();
     for (Calls& entry : calls) {
@@ -122,7 +123,8 @@ bool CallGroup::end() {
       entry.prepared = entry.communicator->prepare(entry.tasks);
       entry.prepared.profile = entry.profile;
     }
-    const bool complete = initAll(initJobs) & suspendAll(suspendJobs);
+    const bool initialized = initAll(initJobs);
+    const bool complete = suspendAll(suspendJobs) && initialized;
     for (Calls& entry : calls) entry.communicator->enter(entry.tasks, entry.prepared);
     return runAll(std::move(calls)) && complete;
   } catch (...) {
@@ -158,6 +160,22 @@ void CallGroup::checkBlocking(const std::vector<InitJob>& initJobs,
   if (blocking && nonblocking) {
     throw invalidArgument("The group has both blocking and nonblocking communicators")
         .remedy("Use one group for each kind, or set ncclConfig_t.blocking alike");
+  }
+}
+
+// A call on a communicator that the same group suspends has no connections, and a split would wait
+// for the suspension, which comes after it.
+void CallGroup::checkSuspends(const std::vector<InitJob>& initJobs,
+                              const std::vector<SuspendJob>& suspendJobs,
+                              const std::vector<Calls>& calls) {
+  for (const SuspendJob& job : suspendJobs) {
+    const auto isSame = [&](const auto& other) { return other.handle == job.handle; };
+    if (!initJobs.empty() || std::ranges::any_of(calls, isSame) ||
+        std::ranges::count_if(suspendJobs, isSame) > 1) {
+      throw invalidUsage(
+          "A group suspends or resumes a communicator, and makes other calls on it or makes others")
+          .remedy("Call ncclCommSuspend and ncclCommResume in groups of their own");
+    }
   }
 }
 

@@ -84,6 +84,9 @@ class CallGroup {
   static void checkBlocking(const std::vector<InitJob>& initJobs,
                             const std::vector<SuspendJob>& suspendJobs,
                             const std::vector<Calls>& calls);
+  static void checkSuspends(const std::vector<InitJob>& initJobs,
+                            const std::vector<SuspendJob>& suspendJobs,
+                            const std::vector<Calls>& calls);
   static bool initAll(std::vector<InitJob>& initJobs);
   static bool suspendAll(const std::vector<SuspendJob>& suspendJobs);
   static bool runAll(std::vector<Calls> calls);

@@ -28,6 +28,7 @@ constexpr const char* kDefaultAddress = "127.0.0.1:28028";
 constexpr const char* kVariable = "NCCL_RAS_ADDR";
 constexpr int kProtocol = 2;
 constexpr size_t kMostClients = 64, kLongestCommand = 1024;
+constexpr size_t kMaxUnreadBytes = 64 << 10;  // of answers that a client does not read
 
 std::string ncclVersion() {
   return fmt::format("{}.{}.{}", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
@@ -62,20 +63,27 @@ class RasService final : public Reactor::Handler {
 
   // Called by the thread of the reactor, which goes on with other sockets whatever happens here.
   void serve(int descriptor) override {
+    const bool accepts = descriptor == listener_.descriptor();
     try {
-      if (descriptor == listener_.descriptor()) {
-        accept();
-      } else if (const auto client = clients_.find(descriptor); client != clients_.end()) {
-        if (!talk(client->second)) {
-          Reactor::ofThisProcess().forget(descriptor);
-          clients_.erase(client);
-        }
-      }
+      if (accepts) return accept();
+      const auto client = clients_.find(descriptor);
+      if (client == clients_.end() || talk(client->second)) return;
     } catch (const std::exception& error) {
       logInfo("A RAS client is not answered: {}", error.what());
     }
+    Reactor::ofThisProcess().forget(descriptor);
+    if (!accepts) {
+      clients_.erase(descriptor);
+      return;
+    }
+    // No descriptor is free: the queue stays as it is until the next tick.
+    paused_ = true;
+    Reactor::ofThisProcess().requestTick();
   }
-  void tick() override {}
+  void tick() override {
+    if (!std::exchange(paused_, false)) return;
+    Reactor::ofThisProcess().watch(number_, listener_.descriptor(), Poller::Interest::read);
+  }
 
   void accept() {
     while (auto socket = listener_.accept()) {
@@ -106,14 +114,16 @@ class RasService final : public Reactor::Handler {
         answer(client, command);
       }
       if (client.input.size() > kLongestCommand) return false;
+      if (!client.ends && client.output.size() > kMaxUnreadBytes) return false;
     }
     const auto written = client.socket.write(std::as_bytes(std::span(client.output)));
     if (written.closed) return false;
     client.output.erase(0, written.bytes);
     if (client.output.empty() && client.ends) return false;
-    Reactor::ofThisProcess().setInterest(
-        number_, client.socket.descriptor(),
-        client.output.empty() ? Poller::Interest::read : Poller::Interest::both);
+    const auto interest = client.ends             ? Poller::Interest::write
+                          : client.output.empty() ? Poller::Interest::read
+                                                  : Poller::Interest::both;
+    Reactor::ofThisProcess().setInterest(number_, client.socket.descriptor(), interest);
     return true;
   }
 
@@ -146,6 +156,7 @@ class RasService final : public Reactor::Handler {
   // Of the reactor's thread.
   std::map<int, Client> clients_;
   uint64_t accepted_ = 0;
+  bool paused_ = false;  // clients are accepted from the next tick on
   const uint32_t number_;
 };
 

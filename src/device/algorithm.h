@@ -68,14 +68,25 @@ constexpr std::string_view nameOf(Protocol protocol) {
 static_assert(nameOf(static_cast<Protocol>(kProtocols)).empty(),
               "kProtocols is the number of protocols");
 
-// What the kernel for collectives has: every one of these algorithms with every one of these
-// protocols.
+// Every one of these algorithms has a kernel with every one of these protocols.
 template <Algorithm... kList>
 struct AlgorithmList {};
 template <Protocol... kList>
 struct ProtocolList {};
 using CollectiveAlgorithms = AlgorithmList<Algorithm::tree, Algorithm::ring>;
 using CollectiveProtocols = ProtocolList<Protocol::ll, Protocol::ll128, Protocol::simple>;
+
+// Calls visit.template operator()<algorithm, protocol>() for each of these kernels.
+template <typename Visit>
+constexpr void forEachCollectiveKernel(const Visit& visit) {
+  auto visitAlgorithm = [&]<Algorithm kAlgorithm, Protocol... kList>(ProtocolList<kList...>) {
+    (visit.template operator()<kAlgorithm, kList>(), ...);
+  };
+  [&]<Algorithm... kList>(AlgorithmList<kList...>) {
+    (visitAlgorithm.template operator()<kList>(CollectiveProtocols()), ...);
+  }
+  (CollectiveAlgorithms());
+}
 
 // The algorithm whose code carries another one: a CollNet chain is a tree in which the network is
 // the parent of one rank of each node.
@@ -86,6 +97,11 @@ constexpr Algorithm codeOf(Algorithm algorithm) {
 // Works of one rank alone are run by the kernel of these.
 inline constexpr Algorithm kLocalAlgorithm = Algorithm::ring;
 inline constexpr Protocol kLocalProtocol = Protocol::simple;
+
+// Whether the kernel for multicast runs it.
+constexpr bool usesMulticast(Algorithm algorithm) {
+  return algorithm == Algorithm::nvls || algorithm == Algorithm::nvlsTree;
+}
 
 // Thread groups that a block is split into.
 constexpr int groupsOf(Algorithm algorithm) {

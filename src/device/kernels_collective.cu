@@ -20,29 +20,15 @@ __global__ void __launch_bounds__(maxChannelThreads(kProtocol), 1)
                                          arguments);
 }
 
-template <Algorithm kAlgorithm, Protocol... kProtocols>
-const void* findProtocol(Protocol protocol, ProtocolList<kProtocols...>) {
-  const void* function = nullptr;
-  ((protocol == kProtocols
-        ? void(function = reinterpret_cast<const void*>(&collective<kAlgorithm, kProtocols>))
-        : void()),
-   ...);
-  return function;
-}
-template <Algorithm... kAlgorithms>
-const void* findCollective(Algorithm algorithm, Protocol protocol, AlgorithmList<kAlgorithms...>) {
-  const void* function = nullptr;
-  ((algorithm == kAlgorithms
-        ? void(function = findProtocol<kAlgorithms>(protocol, CollectiveProtocols()))
-        : void()),
-   ...);
-  return function;
-}
-
 }  // namespace
 
 const void* collectiveCudaFunction(Algorithm algorithm, Protocol protocol) {
-  return findCollective(algorithm, protocol, CollectiveAlgorithms());
+  const void* function = nullptr;
+  forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol>() {
+    if (algorithm != kAlgorithm || protocol != kProtocol) return;
+    function = reinterpret_cast<const void*>(&collective<kAlgorithm, kProtocol>);
+  });
+  return function;
 }
 
 }  // namespace unisono::device

@@ -122,25 +122,13 @@ const runtime::Kernel& collectiveKernelOf() {
   return kernel;
 }
 
-// Calls visit(algorithm, protocol, kernel) for all kernels for collectives.
-template <typename Visit>
-void forEachCollectiveKernel(const Visit& visit) {
-  auto visitAlgorithm = [&]<Algorithm kAlgorithm, Protocol... kProtocols>(
-      ProtocolList<kProtocols...>) {
-    (visit(kAlgorithm, kProtocols, collectiveKernelOf<kAlgorithm, kProtocols>()), ...);
-  };
-  [&]<Algorithm... kAlgorithms>(AlgorithmList<kAlgorithms...>) {
-    (visitAlgorithm.template operator()<kAlgorithms>(CollectiveProtocols()), ...);
-  }
-  (CollectiveAlgorithms());
-}
-
 }  // namespace
 
 const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol) {
   const runtime::Kernel* found = nullptr;
-  forEachCollectiveKernel([&](Algorithm a, Protocol p, const runtime::Kernel& kernel) {
-    if (a == algorithm && p == protocol) found = &kernel;
+  forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol>() {
+    if (algorithm != kAlgorithm || protocol != kProtocol) return;
+    found = &collectiveKernelOf<kAlgorithm, kProtocol>();
   });
   if (found == nullptr) throw internalError("A work has an algorithm or protocol without a kernel");
   return *found;
@@ -234,8 +222,9 @@ const runtime::Kernel& directKernel(const DirectArguments& arguments) {
 
 std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
   std::vector<const runtime::Kernel*> kernels{&sendReceiveKernel(), &changeWindowKernel()};
-  forEachCollectiveKernel(
-      [&](Algorithm, Protocol, const runtime::Kernel& kernel) { kernels.push_back(&kernel); });
+  forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol>() {
+    kernels.push_back(&collectiveKernelOf<kAlgorithm, kProtocol>());
+  });
   if (ranks < 2 || ranks > kDirectMaxRanks) return kernels;
   const DirectKernels& direct = DirectKernels::of(ranks);
   kernels.push_back(&direct.copy);

@@ -116,8 +116,12 @@ struct alignas(16) Fifo {
   MappedWindow* pinned;   // sender: the window that it writes to, or null
 };
 
-// After the tail, by slot: the sizes of a FIFO that reports them.
+// Counters of different FIFOs are in different lines, so that polling one does not slow down stores
+// to another.
+inline constexpr size_t kCounterLineBytes = 128;
+// After the tail, in its line, by slot: the sizes of a FIFO that reports them.
 inline constexpr int kSizesWord = 2;
+inline constexpr uint32_t kMaxReportedSlots = kCounterLineBytes / sizeof(uint64_t) - kSizesWord;
 
 // The offer for a message that goes through the FIFO.
 inline constexpr uint64_t kStagedOffer = 1;

@@ -60,7 +60,7 @@ std::shared_ptr<Timeline> Timeline::open(const std::string& pattern, int rank) {
   const std::string path = expandFileName(pattern, rank);
   const std::lock_guard lock(*mutex);
   std::shared_ptr<Timeline>& known = (*opened)[path];
-  if (known != nullptr && known->forks_ == forkCount() && isThere(known->file_.get())) return known;
+  if (known != nullptr && known->isCurrent()) return known;
   const auto refuse = [&](const char* why) {
     warnOnce(
         fmt::format("UNISONO_TRACE: {} cannot be written, so there is no timeline: {}", path, why));
@@ -87,6 +87,12 @@ Timeline::Timeline(std::string path, UniqueDescriptor file)
       "{{\"schemaVersion\": 1, \"displayTimeUnit\": \"ns\", \"baseTimeNanoseconds\": {},\n"
       "\"traceEvents\": [",
       base);
+}
+
+bool Timeline::isCurrent() {
+  if (forks_ != forkCount()) return false;  // a fork may have left the mutex locked
+  const std::lock_guard lock(mutex_);
+  return file_.get() < 0 || isThere(file_.get());
 }
 
 double Timeline::microseconds(int64_t steady) const {

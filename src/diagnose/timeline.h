@@ -48,6 +48,9 @@ class Timeline {
  private:
   Timeline(std::string path, UniqueDescriptor file);
   void append(std::string_view event);  // with the lock held
+  // Whether events may still be added, or the file has failed, which ends it. Not if it was
+  // deleted.
+  bool isCurrent();
   double microseconds(int64_t steady) const;
 
   const std::string path_;

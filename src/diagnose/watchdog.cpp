@@ -45,17 +45,23 @@ struct MappedTables {
 std::shared_ptr<Segment> mapTables(const RankPlace& place) {
   if (place.process == runtime::processToken()) return segmentOfThisProcess();
   MappedTables& mapped = MappedTables::get();
-  const std::lock_guard lock(mapped.mutex);
-  std::erase_if(mapped.segments, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<Segment>& entry = mapped.segments[place.process];
-  if (auto segment = entry.lock()) return segment;
+  {
+    const std::lock_guard lock(mapped.mutex);
+    std::erase_if(mapped.segments, [](const auto& entry) { return entry.second.expired(); });
+    const auto entry = mapped.segments.find(place.process);
+    if (entry != mapped.segments.end()) {
+      if (auto segment = entry->second.lock()) return segment;
+    }
+  }
+  // Not under the lock: a process that is stopped takes seconds, and the reactor reads this map.
   auto segment =
       std::make_shared<Segment>(runtime::fetchDescriptor(place.table.segment), kSegmentBytes);
   if (!isTables(segment->address())) {
     throw internalError("Another process has tables of calls with another layout")
         .remedy("Use the same version of the library on all ranks");
   }
-  entry = segment;
+  const std::lock_guard lock(mapped.mutex);
+  mapped.segments[place.process] = segment;
   return segment;
 }
 

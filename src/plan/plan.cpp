@@ -104,7 +104,7 @@ class ChannelPacker {
 // Cuts the parts of a work into chunks of `chunkBytes` bytes and slices.
 void cut(const CommConfig& config, uint64_t chunkBytes, CollectiveWork& work) {
   const auto size = static_cast<uint32_t>(device::elementBytes(work.reduction.type));
-  const bool multicast = device::groupsOf(work.algorithm) == device::kMulticastGroups;
+  const bool multicast = device::usesMulticast(work.algorithm);
   const bool circulates = work.operation == Operation::allReduce &&
                           (work.algorithm == device::Algorithm::ring || multicast);
   // What moves at once: a chunk for each rank, or for each head.
@@ -173,7 +173,7 @@ Needs directNeeds(const CommConfig& config, Call call) {
   return needs;
 }
 
-// What a collective of the kernel for collectives, or over multicast, needs.
+// What a collective over FIFOs, or over multicast, needs.
 constexpr bool Needs::*needOf(device::Algorithm algorithm) {
   switch (algorithm) {
     case device::Algorithm::ring:
@@ -206,7 +206,7 @@ bool canShareLaunch(const tuning::Choice& a, const tuning::Choice& b) {
 
 // A run of collectives that share launches: they have the same algorithm and protocol.
 void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& plan) {
-  const int groups = device::groupsOf(run.front().choice.algorithm);
+  const bool multicast = device::usesMulticast(run.front().choice.algorithm);
   while (!run.empty()) {
     const size_t size = std::min<size_t>(run.size(), device::kMaxCollectiveWorks);
     const std::span<const ChosenCall> calls = run.first(size);
@@ -221,8 +221,7 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
       load += call.choice.load;
       launch.threads = std::max(launch.threads, call.choice.threads);
     }
-    const int channels =
-        groups == device::kMulticastGroups ? config.multicastChannels : config.channels;
+    const int channels = multicast ? config.multicastChannels : config.channels;
     ChannelPacker packer(tuning::channelsOf(load, channels), traffic);
     for (const ChosenCall& call : calls) {
       CollectiveWork& work = launch.arguments.work[launch.arguments.works++];

@@ -64,6 +64,15 @@ struct EventV1 {
     } proxy;
   };
 };
+struct MessageV2 {
+  const char* name;
+  uint64_t communicator;
+  const char* function;
+  void* buffer;
+  const char* datatype;
+  size_t count;
+  int peer;
+};
 struct EventV2 {
   uint8_t type;
   void* parent;
@@ -82,15 +91,7 @@ struct EventV2 {
       uint8_t channels, warps;
       const char *algorithm, *protocol;
     } collective;
-    struct {
-      const char* name;
-      uint64_t communicator;
-      const char* function;
-      void* buffer;
-      const char* datatype;
-      size_t count;
-      int peer;
-    } message;
+    MessageV2 message;
   };
 };
 struct EventV3 {
@@ -110,15 +111,7 @@ struct EventV3 {
       uint8_t channels, warps;
       const char *algorithm, *protocol;
     } collective;
-    struct {
-      const char* name;
-      uint64_t communicator;
-      const char* function;
-      void* buffer;
-      const char* datatype;
-      size_t count;
-      int peer;
-    } message;
+    MessageV2 message;
     struct {
       uint8_t number;
     } channel;

@@ -120,7 +120,7 @@ class Event {
   virtual void recordInGraph(Stream stream) { static_cast<void>(stream); }
 };
 
-// A point in a stream, and when the stream came to it.
+// A point in a stream, and the time at which the stream reached it.
 class TimedPoint {
  public:
   virtual ~TimedPoint() = default;

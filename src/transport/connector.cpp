@@ -12,8 +12,6 @@ namespace {
 
 constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kTree = 5, kMulticast = 6, kHeadTree = 7,
                    kNetwork = 9, kChain = 10, kHeadNetwork = 11;
-// Counters of different FIFOs are in different lines.
-constexpr size_t kLineBytes = 128;
 
 }  // namespace
 
@@ -294,7 +292,7 @@ void Connector::connectChains() {
 device::ReductionServer* Connector::connectNetwork(
     uint64_t purpose, int peer, const std::vector<std::vector<std::vector<int>>>& heads) {
   const size_t slotBytes = config_.slotBytes[plan::indexOf(device::Protocol::simple)];
-  const size_t fifoBytes = 2 * kLineBytes + slots_ * slotBytes;
+  const size_t fifoBytes = 2 * device::kCounterLineBytes + slots_ * slotBytes;
   const size_t streams = heads.front().size(), nodes = heads.front().front().size();
   const bool serves = config_.rank == plan::kServerRank;
   std::set<int> clients;
@@ -318,8 +316,8 @@ device::ReductionServer* Connector::connectNetwork(
         device::Fifo fifos[2] = {};
         for (device::Fifo& fifo : fifos) {
           fifo.head = reinterpret_cast<uint64_t*>(at);
-          fifo.tail = reinterpret_cast<uint64_t*>(at + kLineBytes);
-          fifo.slots = at + 2 * kLineBytes;
+          fifo.tail = reinterpret_cast<uint64_t*>(at + device::kCounterLineBytes);
+          fifo.slots = at + 2 * device::kCounterLineBytes;
           at += fifoBytes;
         }
         receive.push_back(fifos[0]);

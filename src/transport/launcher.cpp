@@ -20,7 +20,7 @@ Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
   launch.arguments.mark = context.mark;
   static_assert(device::kMulticastGroups <= device::kMarkGroups);
   const device::CollectiveWork& work = launch.arguments.work[0];
-  const bool multicast = launch.arguments.groups() == device::kMulticastGroups;
+  const bool multicast = device::usesMulticast(work.algorithm);
   return {multicast ? device::multicastKernel()
                     : device::collectiveKernel(device::codeOf(work.algorithm), work.protocol),
           {.blocks = launch.blocks,

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,8 +16,8 @@
 #include "plan/plan.h"
 #include "transport/block_exchange.h"
 
-// How data move between two ranks. A transport provides the memory of the FIFOs between them, and
-// someone who moves the data if kernels cannot. transport/transports.h has the list.
+// How data move between two ranks. A transport provides the memory of the FIFOs between them and,
+// where kernels cannot move the data, the thread that does. transport/transports.h has the list.
 namespace unisono::transport {
 
 // In order of preference.
@@ -63,8 +65,9 @@ struct TransportOptions {
   std::function<void(const Error&)> fail;
   // Whether all that was launched is done and no graph may hold launches.
   std::function<bool()> isIdle;
-  std::string socketInterface, socketFamily;  // of the settings
-  bool verifiesLinks = false;                 // whether LinkCheck looks at links
+  std::optional<std::chrono::milliseconds> timeout;  // of each wait for another rank
+  std::string socketInterface, socketFamily;         // of the settings
+  bool verifiesLinks = false;                        // whether LinkCheck looks at links
 };
 
 // All channels of one purpose from one rank to another. This rank is one of the two, or the one

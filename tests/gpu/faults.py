@@ -298,8 +298,9 @@ def parent_killed(folder, processes, _options):
     folder.get("ready0", 60)
     folder.get("ready1", 60)
     time.sleep(0.3)
+    killed = time.time()
     os.kill(processes[1].pid, signal.SIGKILL)
-    folder.put("killed", str(time.time()).encode())
+    folder.put("killed", str(killed).encode())
 
 
 def parent_waits(_folder, _processes, _options):
@@ -331,7 +332,8 @@ def run(name, options):
         folder, processes = Folder(path), []
         problem = ""
         for rank in range(2):
-            environment = dict(os.environ, UNISONO_HANG_SECONDS="2", NCCL_DEBUG=os.environ.get("NCCL_DEBUG", "WARN"),
+            environment = dict(os.environ, UNISONO_HANG_SECONDS="2",
+                               NCCL_DEBUG=os.environ.get("NCCL_DEBUG", "WARN"),
                                NCCL_DEBUG_FILE=f"{path}/log{rank}")
             (folder.path / f"log{rank}").touch()
             output = open(f"{path}/out{rank}", "w", encoding="utf-8")

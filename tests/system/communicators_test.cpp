@@ -717,6 +717,33 @@ TEST(Suspends, RefuseCallsAndWrongOrder) {
   onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
 }
 
+// In one group with a call, a second suspension or a split, whatever the order.
+TEST(Suspends, AreRefusedWithOtherCallsInTheGroup) {
+  const Ranks ranks(2);
+  onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
+  onThreads(2, [&](int rank) {
+    const ncclComm_t comm = ranks.comm(rank);
+    const DeviceBuffer buffer(ranks.device(rank), 4);
+    ncclComm_t child = nullptr;
+    const std::function<ncclResult_t()> others[] = {
+        [&] {
+          return ncclAllReduce(buffer.as(), buffer.as(), 1, ncclInt, ncclSum, comm,
+                               ranks.stream(rank));
+        },
+        [&] { return ncclCommSuspend(comm, NCCL_SUSPEND_MEM); },
+        [&] { return ncclCommSplit(comm, 0, rank, &child, nullptr); }};
+    for (const auto& other : others) {
+      check(ncclGroupStart());
+      check(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+      check(other());
+      EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage);
+      EXPECT_NE(std::string(ncclGetLastError(nullptr)).find("suspends"), std::string::npos);
+      EXPECT_EQ(child, nullptr);
+      useOnce(comm);
+    }
+  });
+}
+
 TEST(Suspends, WaitForWorkAndMayEndInDestruction) {
   const Ranks ranks(2);
   const DeviceBuffer buffers[] = {{0, 400'000}, {1, 400'000}};

@@ -18,7 +18,7 @@ void withBrokenLink(const std::function<void()>& body) {
             std::vector<int>{0});
 }
 
-// The result of an all-reduce, at once or from the communicator later, and what the library says.
+// The result of an all-reduce and, if it failed, the error text of the communicator.
 struct Outcome {
   ncclResult_t result = ncclSuccess;
   std::string text;

@@ -23,8 +23,8 @@ constexpr int groupOf(MulticastStep step) {
   return step == kScatterStep ? kScatterGroup : step == kGatherStep ? kGatherGroup : kHeadGroup;
 }
 
-// The vectors that a head moves at once. Slots are whole vectors. What is behind the data in the
-// last one is moved along.
+// The vectors that a head moves at once. Slots are whole vectors, so the padding after the data is
+// moved too.
 struct HeadMove {
   int lane, lanes;
   std::byte* all;                 // the multicast address of the buffers
@@ -160,13 +160,7 @@ class HeadFifos : public FifoEnds<kMaxFan, kMaxFan> {
   UNISONO_DEVICE void wait(Peers receive, Peers send) {
     forEachReceive(receive, [&](int i) {
       if (!group_.isWaiter(i) || group_.aborted()) return;
-      const End& end = block_.receive[i];
-      const FifoCursor& cursor = receive_[i];
-      if (!waitUntil(block_.abortFlag, cursor.dataSubject(block_, end),
-                     [&] { return cursor.hasData(end); })) {
-        group_.setAborted();
-      }
-      loadAcquire(end.fifo.tail);  // the poll is relaxed
+      if (!receive_[i].awaitData(block_, block_.receive[i])) group_.setAborted();
     });
     waitForCredit(send);
   }

@@ -115,15 +115,12 @@ class NetworkChannel {
 inline void reductionServer(ThreadGroup& group, int channel, const CollectiveArguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
   if ((loadRelaxed(arguments.launchFlag) | loadRelaxed(&communicator.stopped)) != 0) return;
-  const bool heads = arguments.groups() == kMulticastGroups;
+  const bool heads = usesMulticast(arguments.work[0].algorithm);
   const ReductionServer& server = heads ? *communicator.multicast->server : *communicator.server;
   NetworkChannel network(group, communicator, server, channel);
   for (int w = 0; w < arguments.works; w++) {
     const CollectiveWork& work = arguments.work[w];
-    if (work.algorithm != (heads ? Algorithm::nvls : Algorithm::collNetChain) ||
-        channel < work.firstChannel || channel >= work.firstChannel + work.channels) {
-      continue;
-    }
+    if (channel < work.firstChannel || channel >= work.firstChannel + work.channels) continue;
     if (heads ? network.runHeads(work) : network.runChain(work)) continue;
     storeRelaxed(&communicator.stopped, uint32_t{1});
     return;

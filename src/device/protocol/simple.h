@@ -251,10 +251,10 @@ class Simple : public FifoEnds<kReceives, kSends> {
     }
   }
 
-  // For the proxy of a network. The slot is this rank's by now, and with it the word.
+  // For the proxy of a network. After an abort the slot may still hold an older step.
   UNISONO_DEVICE void reportSize(int i, const Slice& slice) {
     const End& end = block_.send[i];
-    if (!group_.isPoster(i) || end.fifo.reportsSizes == 0) return;
+    if (!group_.isPoster(i) || group_.aborted() || end.fifo.reportsSizes == 0) return;
     const uint64_t bytes =
         kCopies ? slice.elements : slice.elements * elementBytes(block_.work.reduction.type);
     storeRelaxed(end.fifo.tail + kSizesWord + (send_[i].step() & (block_.slots - 1)), bytes);

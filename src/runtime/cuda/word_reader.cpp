@@ -36,6 +36,7 @@ class WordReader::Device {
   bool read(const std::shared_ptr<Device>& self, std::span<const uint64_t* const> addresses,
             std::span<uint64_t> values) {
     constexpr std::chrono::milliseconds kLimit{200};
+    const std::lock_guard reader(readers_);
     std::unique_lock lock(mutex_);
     if (busy_) return false;
     if (!std::exchange(started_, true)) {
@@ -101,6 +102,7 @@ class WordReader::Device {
   cudaStream_t stream_ = nullptr;
   uint64_t* words_ = nullptr;  // pinned
 
+  std::mutex readers_;  // one caller at a time: request and answer are members
   std::mutex mutex_;
   std::condition_variable changed_;
   bool started_ = false, busy_ = false;

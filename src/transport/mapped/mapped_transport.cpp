@@ -6,10 +6,6 @@
 namespace unisono::transport {
 namespace {
 
-// Counters of different channels are in different 128-byte lines, so that polling one does not slow
-// down stores to another.
-constexpr size_t kLineBytes = 128;
-
 // Per channel, the sender's memory has a line with the head counter of each FIFO and one with the
 // receiver's offer (of protocol Simple), the receiver's memory one with the tail counter of each
 // FIFO.
@@ -20,7 +16,7 @@ size_t linesOf(size_t fifos, bool ofSender) {
 size_t linesBytes(const ConnectionGroup& group, bool ofSender) {
   constexpr size_t kSlotAlignment = 4096;
   const size_t lines = linesOf(group.slotBytes.size(), ofSender);
-  return roundUp(group.channels.size() * lines * kLineBytes, kSlotAlignment);
+  return roundUp(group.channels.size() * lines * device::kCounterLineBytes, kSlotAlignment);
 }
 
 // Whether and how the sender may write into the buffers of the receiver.
@@ -129,15 +125,16 @@ std::vector<device::Fifo> MappedTransport::makeFifos(const ConnectionGroup& grou
   std::byte* slots = (read ? sender : receiver) + linesBytes(group, read);
   std::vector<device::Fifo> fifos;
   for (size_t channel = 0; channel < group.channels.size(); channel++) {
-    std::byte* senderLines = sender + channel * linesOf(count, true) * kLineBytes;
-    std::byte* receiverLines = receiver + channel * linesOf(count, false) * kLineBytes;
+    std::byte* senderLines = sender + channel * linesOf(count, true) * device::kCounterLineBytes;
+    std::byte* receiverLines =
+        receiver + channel * linesOf(count, false) * device::kCounterLineBytes;
     for (size_t i = 0; i < count; i++) {
       device::Fifo fifo{};
       fifo.slots = slots;
-      fifo.head = reinterpret_cast<uint64_t*>(senderLines + i * kLineBytes);
-      fifo.tail = reinterpret_cast<uint64_t*>(receiverLines + i * kLineBytes);
+      fifo.head = reinterpret_cast<uint64_t*>(senderLines + i * device::kCounterLineBytes);
+      fifo.tail = reinterpret_cast<uint64_t*>(receiverLines + i * device::kCounterLineBytes);
       if (offers.any && isSimple(group, i)) {
-        fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * kLineBytes);
+        fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * device::kCounterLineBytes);
         fifo.byAddress = offers.byAddress ? 1 : 0;
       }
       fifos.push_back(fifo);

@@ -5,8 +5,8 @@
 
 #include "transport/transport.h"
 
-// The transports whose FIFOs are in memory that both ranks map, so that kernels move the data and
-// nobody else takes part.
+// The transports whose FIFOs are in memory that both ranks map, so that kernels alone move the
+// data.
 namespace unisono::transport {
 
 // Counters are in the memory of the GPU whose kernels poll them. Slots are in the receiver's

@@ -24,11 +24,6 @@ namespace {
 using bootstrap::Socket;
 using Clock = std::chrono::steady_clock;
 
-// The line of a counter: with the tail come the sizes of the slots.
-constexpr size_t kLineBytes = 128;
-constexpr uint32_t kMostSlots = kLineBytes / sizeof(uint64_t) - device::kSizesWord;
-static_assert(kMostSlots >= 8);
-
 // Where the receiver of a group listens.
 struct NetworkOffer {
   bootstrap::Address address;
@@ -66,14 +61,15 @@ class GroupMemory {
   size_t fifos() const { return fifos_; }
   StreamMemory streamOf(size_t fifo) const {
     auto* base = static_cast<std::byte*>(memory_->hostAddress()) + fifo * strideOf();
-    return {reinterpret_cast<uint64_t*>(base), reinterpret_cast<uint64_t*>(base + kLineBytes),
-            base + kSlotAlignment, slots_, slotBytes_};
+    return {reinterpret_cast<uint64_t*>(base),
+            reinterpret_cast<uint64_t*>(base + device::kCounterLineBytes), base + kSlotAlignment,
+            slots_, slotBytes_};
   }
   device::Fifo fifoOf(size_t fifo) const {
     auto* base = static_cast<std::byte*>(memory_->deviceAddress()) + fifo * strideOf();
     device::Fifo result{};
     result.tail = reinterpret_cast<uint64_t*>(base);
-    result.head = reinterpret_cast<uint64_t*>(base + kLineBytes);
+    result.head = reinterpret_cast<uint64_t*>(base + device::kCounterLineBytes);
     result.slots = base + kSlotAlignment;
     result.reportsSizes = 1;
     return result;
@@ -115,6 +111,7 @@ class NetworkTransport final : public Transport {
     Clock::time_point deadline;
     std::array<std::byte, sizeof(Hello)> hello;
     size_t bytes = 0;
+    std::unique_ptr<bootstrap::Stranger> stranger = std::make_unique<bootstrap::Stranger>();
   };
 
   uint64_t tagOfGroup(const ConnectionGroup& group) const {
@@ -178,14 +175,9 @@ NetworkTransport::NetworkTransport(const TransportContext& context)
     : context_(context),
       interface_(bootstrap::chooseInterface(interfaces_, context.options.socketInterface,
                                             bootstrap::parseFamily(context.options.socketFamily))),
+      listener_(interface_.address, bootstrap::Wait(std::chrono::milliseconds(0), {})),
       proxy_(Proxy::ofDevice(context.own().device)),
       client_(proxy_.add({context.options.isIdle, context.options.fail})) {
-  if (context_.slots > kMostSlots) {
-    throw internalError("FIFOs of {} slots cannot pass a network", context_.slots);
-  }
-  const std::function<bool()> never;
-  listener_ =
-      bootstrap::Listener(interface_.address, bootstrap::Wait(std::chrono::milliseconds(0), never));
   logInfo("rank {}: network connections are accepted at {} ({})", context_.config.rank,
           listener_.address().text(), interface_.name);
 }
@@ -261,11 +253,23 @@ void NetworkTransport::connectSender(const ConnectionGroup& group, const GroupMe
 
 void NetworkTransport::connectReceiver(const ConnectionGroup& group, const GroupMemory& memory) {
   const uint64_t tag = tagOfGroup(group);
+  const std::function<bool()> aborted = givesUp();
+  const bootstrap::Wait wait(context_.options.timeout, aborted);
   for (size_t fifo = 0; fifo < memory.fifos(); fifo++) {
     auto found = arrived_.find({tag, fifo});
     while (found == arrived_.end()) {
       check();
-      acceptCallers(bootstrap::Wait::kSlice);
+      if (wait.isExpired()) {
+        throw Error(
+            ErrorCode::timeout,
+            fmt::format("No network connection was made within {:.0f} s", wait.secondsSinceStart()))
+            .rank(context_.config.rank)
+            .peer(group.sender)
+            .remedy(
+                "Check what that rank does: it may hang, or may not make the call that this one "
+                "waits in. UNISONO_BOOTSTRAP_TIMEOUT sets the limit");
+      }
+      acceptCallers(wait.slice());
       found = arrived_.find({tag, fifo});
     }
     Socket socket = std::move(found->second);
@@ -282,13 +286,18 @@ void NetworkTransport::acceptCallers(std::chrono::milliseconds patience) {
   std::vector<pollfd> sockets{{listener_.descriptor(), POLLIN, 0}};
   for (const Caller& caller : callers_) sockets.push_back({caller.socket.descriptor(), POLLIN, 0});
   ::poll(sockets.data(), sockets.size(), static_cast<int>(patience.count()));
+  const auto isDone = [this](Caller& caller) { return readHello(caller); };
   while (auto socket = listener_.accept()) {
+    const bool isFull = bootstrap::Stranger::count() >= bootstrap::Stranger::max();
+    if (isFull && std::erase_if(callers_, isDone) == 0 && !callers_.empty()) {
+      callers_.erase(callers_.begin());
+    }
     callers_.push_back({std::move(*socket), Clock::now() + bootstrap::kStrangerTimeout, {}, 0});
   }
-  std::erase_if(callers_, [this](Caller& caller) { return readHello(caller); });
+  std::erase_if(callers_, isDone);
 }
 
-// Returns whether the caller is done with: it was let in or turned away.
+// Returns whether the caller was accepted or refused, so that it can be forgotten.
 bool NetworkTransport::readHello(Caller& caller) {
   const bootstrap::Transfer read =
       caller.socket.read(std::span(caller.hello).subspan(caller.bytes));
@@ -308,6 +317,9 @@ bool NetworkTransport::readHello(Caller& caller) {
 }  // namespace
 
 std::unique_ptr<Transport> makeNetworkTransport(const TransportContext& context) {
+  if (context.slots > device::kMaxReportedSlots) {
+    throw internalError("FIFOs of {} slots cannot pass a network", context.slots);
+  }
   return std::make_unique<NetworkTransport>(context);
 }
 

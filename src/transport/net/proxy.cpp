@@ -104,7 +104,9 @@ void Proxy::run() {
       bool idle = false;
       {
         const std::lock_guard lock(mutex_);
-        idle = isIdle();
+        // A kernel may have stored a tail and ended since the last look, so the counters are read
+        // again once all are done. That may find a failure, which has to be reported first.
+        idle = isIdle() && !moveAll() && isIdle();
       }
       sleep(idle ? std::nullopt : std::optional(kLongestNap));
       if (idle) {

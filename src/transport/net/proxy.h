@@ -18,8 +18,8 @@
 namespace unisono::transport {
 
 // Moves the data of all network connections of a device. Its thread runs as long as the process
-// does. It looks at the counters of the streams again and again while calls may be running, sleeps
-// longer and longer while they do nothing, and without a limit when all of them are done: no call
+// does. It polls the counters of the streams while calls may be running, sleeps longer and
+// longer while they do nothing, and without a limit when all of them are done: no call
 // tells it what to do, so that graphs replay without it.
 class Proxy {
  public:

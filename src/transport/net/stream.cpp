@@ -33,10 +33,9 @@ std::string textOf(int error) {
 }  // namespace
 
 SendStream::~SendStream() {
-  if (sent_ != 0 || !failure_.empty()) return;
+  // Without the header the receiver reports a failed connection, which is right if slots are left.
+  if (sent_ != 0 || step_ < loadAcquire(memory_.tail) || !failure_.empty()) return;
   const SlotHeader end{static_cast<uint32_t>(step_), SlotHeader::kEnd};
-  // If there is no room for it, the receiver takes the end for a failure, and this rank has ended
-  // in the middle of a call.
   static_cast<void>(::send(socket_.descriptor(), &end, sizeof(end), MSG_DONTWAIT | MSG_NOSIGNAL));
 }
 
@@ -45,7 +44,10 @@ short SendStream::events() const {
 }
 
 bool SendStream::isPending() const {
-  return failure_.empty() && step_ < loadAcquire(memory_.tail);
+  if (!failure_.empty()) return false;
+  if (step_ < loadAcquire(memory_.tail)) return true;
+  pollfd socket{descriptor(), POLLOUT, 0};
+  return ::poll(&socket, 1, 0) == 0;
 }
 
 StreamProgress SendStream::progress() {

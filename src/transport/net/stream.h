@@ -74,7 +74,7 @@ class Stream {
 class SendStream final : public Stream {
  public:
   using Stream::Stream;
-  // Tells the receiver that this is the end, if no slot is in the middle of its way.
+  // Sends the last header, unless slots are left to send.
   ~SendStream() override;
   StreamProgress progress() override;
   short events() const override;
