@@ -93,20 +93,38 @@ void checkRankOf(int rank, int ranks) {
   }
 }
 
-ncclResult_t initRank(ncclComm_t* comm, int ranks, const ncclUniqueId& id, int rank,
+std::vector<bootstrap::UniqueId> unpackAll(const ncclUniqueId* ids, int count) {
+  std::vector<bootstrap::UniqueId> result;
+  for (int i = 0; i < count; i++) {
+    try {
+      result.push_back(unpack(ids[i]));
+    } catch (const Error& error) {
+      if (count == 1) throw;
+      throw Error(error.code(), fmt::format("commIds[{}]: {}", i, error.what()));
+    }
+  }
+  return result;
+}
+
+ncclResult_t initRank(ncclComm_t* comm, int ranks, const ncclUniqueId* ids, int idCount, int rank,
                       const ncclConfig_t* given) {
   return inGroup([&] {
     logVersion();
     api::checkNotNull(comm, "comm");
     *comm = nullptr;
     checkRankOf(rank, ranks);
+    api::checkNotNull(ids, "commIds");
+    if (idCount < 1 || idCount > ranks) {
+      throw invalidArgument("nId must be from 1 to nranks ({}), got {} unique ids", ranks, idCount)
+          .remedy("Pass at least one unique id, at most one per rank, the same on all ranks");
+    }
     const ncclConfig_t config = api::readConfig(given);
     auto& runtime = runtime::Runtime::get();
     const int device = runtime.currentDevice();
     const Settings settings = settingsFromEnvironment();
-    addInit(
-        comm, device, isBlocking(settings, config),
-        comm::makeFromId(runtime, unpack(id), rank, ranks, device, settings, optionsOf(config)));
+    addInit(comm, device, isBlocking(settings, config),
+            comm::makeFromIds(runtime, unpackAll(ids, idCount), rank, ranks, device, settings,
+                              optionsOf(config)));
   });
 }
 
@@ -180,25 +198,17 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId) {
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank) {
-  return initRank(comm, nranks, commId, rank, nullptr);
+  return initRank(comm, nranks, &commId, 1, rank, nullptr);
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t* config) {
-  return initRank(comm, nranks, commId, rank, config);
+  return initRank(comm, nranks, &commId, 1, rank, config);
 }
 
-// One root serves any number of ranks, so the first id is enough.
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
                                       ncclUniqueId* commIds, ncclConfig_t* config) {
-  if (nId < 1 || nId > nranks || commIds == nullptr) {
-    return api::guarded([&] {
-      api::checkNotNull(commIds, "commIds");
-      throw invalidArgument("nId must be from 1 to nranks ({}), got {} unique ids", nranks, nId)
-          .remedy("Pass at least one unique id, at most one per rank, the same on all ranks");
-    });
-  }
-  return initRank(newcomm, nranks, commIds[0], myrank, config);
+  return initRank(newcomm, nranks, commIds, nId, myrank, config);
 }
 
 ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
@@ -225,7 +235,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
     for (int rank = 0; rank < ndev; rank++) {
       const int device = devlist == nullptr ? rank : devlist[rank];
       addInit(comm + rank, device, settings.blocking != 0,
-              comm::makeFromId(runtime, id, rank, ndev, device, settings, {}));
+              comm::makeFromIds(runtime, {id}, rank, ndev, device, settings, {}));
     }
   });
 }
@@ -292,7 +302,7 @@ ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId) {
 ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank,
                           ncclComm_t* newcomm, ncclConfig_t* config) {
   if (comm == nullptr && uniqueId != nullptr) {
-    return initRank(newcomm, nRanks, *uniqueId, rank, config);
+    return initRank(newcomm, nRanks, uniqueId, 1, rank, config);
   }
   return inGroup([&] {
     api::checkNotNull(newcomm, "newcomm");

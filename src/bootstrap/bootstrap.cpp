@@ -2,8 +2,8 @@
 #include "bootstrap/bootstrap.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
+#include <map>
 
 #include "base/error.h"
 #include "base/system.h"
@@ -17,66 +17,78 @@ namespace {
 // hold.
 constexpr std::chrono::seconds kPortTimeout{5};
 
-// A binomial tree over the ranks. The children of rank r are r + 1, r + 2, r + 4 ... below the
-// lowest set bit of r, and the subtree of a child r + m is the m ranks from there on: whole ranges,
-// so that parts of an all-gather travel without reordering, in log2(ranks) steps.
-struct Tree {
-  int rank;
-  int ranks;
-
-  int reach() const {
-    return rank == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(ranks))) : rank & -rank;
+// The ids in use: NCCL_COMM_ID makes one root, however many ids there are.
+std::span<const UniqueId> checkIds(std::span<const UniqueId> ids, int ranks) {
+  if (ids.empty() || ids.size() > static_cast<size_t>(ranks)) {
+    throw invalidArgument("{} unique ids cannot serve {} ranks", ids.size(), ranks);
   }
-  int parent() const { return rank - reach(); }  // of a rank other than 0
-  std::vector<int> children() const {
-    std::vector<int> result;
-    for (int step = 1; step < reach() && rank + step < ranks; step *= 2) {
-      result.push_back(rank + step);
+  if (ids.front().fixedAddress) return ids.first(1);
+  std::map<Secret, size_t> numbers;
+  for (size_t i = 0; i < ids.size(); i++) {
+    if (ids[i].fixedAddress) {
+      throw invalidArgument("Unique id {} was made with NCCL_COMM_ID, and unique id 0 without", i)
+          .remedy("Set NCCL_COMM_ID alike in all processes that make unique ids");
     }
-    return result;
+    const auto [other, added] = numbers.emplace(ids[i].secret, i);
+    if (!added) {
+      throw invalidArgument("Unique ids {} and {} are the same", other->second, i)
+          .remedy("Make each with a call of ncclGetUniqueId of its own");
+    }
   }
-  std::vector<int> neighbours() const {
-    std::vector<int> result = children();
-    if (rank != 0) result.push_back(parent());
-    return result;
-  }
-  int end() const { return std::min(rank + reach(), ranks); }
-};
+  return ids;
+}
 
 }  // namespace
 
-Bootstrap::Bootstrap(int rank, int ranks, std::unique_ptr<Mailbox> mailbox)
-    : rank_(rank), ranks_(ranks), mailbox_(std::move(mailbox)) {
-  if (rank > 0) mailbox_->keepUplink(Tree{rank, ranks}.parent());
+Bootstrap::Bootstrap(const RankTree& tree, std::unique_ptr<Mailbox> mailbox,
+                     std::shared_ptr<LocalRanks> local)
+    : tree_(tree),
+      rank_(tree.rank),
+      ranks_(tree.ranks),
+      mailbox_(std::move(mailbox)),
+      local_(std::move(local)) {
+  if (rank_ > 0) mailbox_->keepUplink(tree_.parent());
 }
 
 Bootstrap::~Bootstrap() {
   leave("has left the communicator", [](int) { return DepartureCounts{}; });
 }
 
-std::unique_ptr<Bootstrap> Bootstrap::connect(const UniqueId& id, int rank, int ranks,
+std::unique_ptr<Bootstrap> Bootstrap::connect(std::span<const UniqueId> ids, int rank, int ranks,
                                               const Settings& settings,
                                               std::function<bool()> aborted,
                                               std::shared_ptr<PeerWatcher> watcher) {
   if (ranks < 1 || rank < 0 || rank >= ranks) {
     throw invalidArgument("Rank {} of {} ranks does not exist", rank, ranks);
   }
+  ids = checkIds(ids, ranks);
   const std::chrono::milliseconds timeout = initTimeoutOf(settings);
   std::unique_ptr<RootService> root;
-  if (id.fixedAddress && rank == 0) {
-    const Address here = localizeScope(id.root, listInterfaces(), settings.socketInterface);
+  const UniqueId& first = ids.front();
+  if (first.fixedAddress && rank == 0) {
+    const Address here = localizeScope(first.root, listInterfaces(), settings.socketInterface);
     Listener listener(here,
                       Wait(std::min<std::chrono::milliseconds>(timeout, kPortTimeout), aborted));
-    root = std::make_unique<RootService>(std::move(listener), id.secret,
+    root = std::make_unique<RootService>(std::move(listener), first.secret,
                                          RootTimes{.timeout = timeout});
   }
   // When this fails, the root is destroyed as well and tells the others.
-  Membership membership = joinRendezvous(id, rank, ranks, settings, aborted);
+  Membership membership = joinRendezvous(ids, rank, ranks, settings, aborted);
   if (root) keepUntilExit(std::move(root));
+  auto local = LocalRanks::join(membership.session, rank);
+  const Address own = membership.listener.address();
   auto mailbox = std::make_unique<Mailbox>(rank, std::move(membership),
                                            MailboxTimes{.limit = timeoutOf(settings)},
                                            std::move(aborted), std::move(watcher));
-  return std::unique_ptr<Bootstrap>(new Bootstrap(rank, ranks, std::move(mailbox)));
+  std::unique_ptr<Bootstrap> result(new Bootstrap({rank, ranks, static_cast<int>(ids.size())},
+                                                  std::move(mailbox), std::move(local)));
+  try {
+    result->mailbox_->learnAddresses(result->allGatherShared(own));
+  } catch (const std::exception& error) {
+    result->fail(error.what());
+    throw;
+  }
+  return result;
 }
 
 void Bootstrap::checkPeer(int peer) const {
@@ -127,14 +139,21 @@ void Bootstrap::allGather(std::span<std::byte> all, size_t bytesPerRank,
                           bytesPerRank, all.size())
         .rank(rank_);
   }
+  const auto own = all.subspan(static_cast<size_t>(rank_) * bytesPerRank, bytesPerRank);
+  const LocalRanks::Bytes result = gather(own, check);
+  if (!all.empty()) std::memcpy(all.data(), result->data(), all.size());
+}
+
+LocalRanks::Bytes Bootstrap::gather(std::span<const std::byte> own,
+                                    const std::function<void()>& check) {
   const uint64_t number = collectives_++;
   try {
-    runCollective(number, all, bytesPerRank, check);
+    return runCollective(number, own, check);
   } catch (const Error& error) {
     // A failure that ends the communicator is told to all of its ranks in any case.
     if (!mailbox_->failure()) {
       mailbox_->failCollective(number, {rank_, fmt::format("{} ({})", error.what(), processName())},
-                               Tree{rank_, ranks_}.neighbours());
+                               reachableNeighbours());
     }
     throw;
   }
@@ -144,40 +163,62 @@ void Bootstrap::barrier() {
   allGather({}, 0);
 }
 
-void Bootstrap::receivePart(int peer, uint64_t number, std::span<std::byte> into,
-                            const std::function<void()>& check) {
-  const std::vector<std::byte> part =
-      mailbox_->receive(peer, FrameKind::collective, number, {.check = check});
-  if (part.size() != into.size()) {
-    throw internalError(
-        "All-gather {} received {} bytes instead of {}: the ranks disagree on its size", number,
-        part.size(), into.size())
-        .rank(rank_)
-        .peer(peer);
-  }
-  if (!part.empty()) std::memcpy(into.data(), part.data(), part.size());
+std::vector<int> Bootstrap::reachableNeighbours() const {
+  std::vector<int> result = tree_.neighbours();
+  std::erase_if(result, [this](int peer) { return !mailbox_->reaches(peer); });
+  return result;
 }
 
-// Parts move up the tree until rank 0 has them all, and the whole moves down again.
-void Bootstrap::runCollective(uint64_t number, std::span<std::byte> all, size_t bytesPerRank,
-                              const std::function<void()>& check) {
-  const Tree tree = {rank_, ranks_};
-  auto range = [&](int first, int end) {
-    return all.subspan(static_cast<size_t>(first) * bytesPerRank,
-                       static_cast<size_t>(end - first) * bytesPerRank);
+void Bootstrap::checkSize(int peer, uint64_t number, size_t bytes, size_t expected) const {
+  if (bytes == expected) return;
+  throw internalError(
+      "All-gather {} received {} bytes instead of {}: the ranks disagree on its size", number,
+      bytes, expected)
+      .rank(rank_)
+      .peer(peer);
+}
+
+// Parts move up the tree until rank 0 has them all, and the whole moves down again. Inside a
+// process it is only announced.
+LocalRanks::Bytes Bootstrap::runCollective(uint64_t number, std::span<const std::byte> own,
+                                           const std::function<void()>& check) {
+  const size_t bytes = own.size(), total = static_cast<size_t>(ranks_) * bytes;
+  const auto receive = [&](int peer) {
+    return mailbox_->receive(peer, FrameKind::collective, number, {.check = check});
   };
-  const std::vector<int> children = tree.children();
-  for (int child : children)
-    receivePart(child, number, range(child, Tree{child, ranks_}.end()), check);
-  if (rank_ != 0) {
-    mailbox_->send(tree.parent(), FrameKind::collective, number, range(rank_, tree.end()),
-                   {.check = check});
-    receivePart(tree.parent(), number, all, check);
+  const auto send = [&](int peer, std::span<const std::byte> part) {
+    mailbox_->send(peer, FrameKind::collective, number, part, {.check = check});
+  };
+  const std::vector<int> children = tree_.children();
+  std::vector<std::byte> part(static_cast<size_t>(tree_.end() - rank_) * bytes);
+  if (bytes > 0) std::memcpy(part.data(), own.data(), bytes);
+  for (const int child : children) {
+    const std::vector<std::byte> theirs = receive(child);
+    const auto ranks = static_cast<size_t>(tree_.of(child).end() - child);
+    checkSize(child, number, theirs.size(), ranks * bytes);
+    if (bytes == 0) continue;
+    std::memcpy(part.data() + static_cast<size_t>(child - rank_) * bytes, theirs.data(),
+                theirs.size());
   }
-  // The largest subtree first: it is the deepest.
+  LocalRanks::Bytes result;
+  if (rank_ == 0) {
+    result = local_->add(number, std::move(part));
+  } else {
+    const int parent = tree_.parent();
+    send(parent, part);
+    part = receive(parent);
+    if (part.empty()) result = local_->find(number);
+    if (result == nullptr) {
+      checkSize(parent, number, part.size(), total);
+      result = local_->add(number, std::move(part));
+    }
+    checkSize(parent, number, result->size(), total);
+  }
   for (auto child = children.rbegin(); child != children.rend(); ++child) {
-    mailbox_->send(*child, FrameKind::collective, number, all, {.check = check});
+    const bool isLocal = local_->contains(*child);
+    send(*child, isLocal ? std::span<const std::byte>() : std::span(*result));
   }
+  return result;
 }
 
 // Neighbours in the tree wait for this rank; they tell theirs. A failure that another rank has
@@ -188,7 +229,7 @@ void Bootstrap::fail(std::string_view cause) noexcept {
     const Failure failure =
         mailbox_->failure().value_or(Failure{rank_, fmt::format("{} ({})", cause, processName())});
     mailbox_->announce(failure);
-    for (int peer : Tree{rank_, ranks_}.neighbours()) {
+    for (const int peer : reachableNeighbours()) {
       try {
         mailbox_->sendFailure(peer, failure);
       } catch (const Error&) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
@@ -12,7 +13,9 @@
 #include <vector>
 
 #include "base/settings.h"
+#include "bootstrap/local_ranks.h"
 #include "bootstrap/peer_watcher.h"
+#include "bootstrap/rank_tree.h"
 #include "bootstrap/unique_id.h"
 
 namespace unisono::bootstrap {
@@ -32,13 +35,21 @@ class Mailbox;
 class Bootstrap {
  public:
   // Waits until all ranks have joined, for 600 s if UNISONO_BOOTSTRAP_TIMEOUT does not say
-  // otherwise. `aborted` is called from any thread that waits, during the life of the object.
-  // Throws Error(timeout) that names the missing ranks, Error(invalidUsage) when ranks contradict
-  // each other, and Error(remoteError) when the root has ended.
-  static std::unique_ptr<Bootstrap> connect(const UniqueId& id, int rank, int ranks,
+  // otherwise. Several ids share the ranks, see RankTree; all ranks have the same ones. `aborted`
+  // is called from any thread that waits, during the life of the object. Throws Error(timeout) that
+  // names the missing ranks, Error(invalidUsage) when ranks contradict each other, and
+  // Error(remoteError) when the root has ended.
+  static std::unique_ptr<Bootstrap> connect(std::span<const UniqueId> ids, int rank, int ranks,
                                             const Settings& settings,
                                             std::function<bool()> aborted = {},
                                             std::shared_ptr<PeerWatcher> watcher = {});
+  static std::unique_ptr<Bootstrap> connect(const UniqueId& id, int rank, int ranks,
+                                            const Settings& settings,
+                                            std::function<bool()> aborted = {},
+                                            std::shared_ptr<PeerWatcher> watcher = {}) {
+    return connect(std::span(&id, 1), rank, ranks, settings, std::move(aborted),
+                   std::move(watcher));
+  }
   // Leaves, unless this rank has failed or has left.
   ~Bootstrap();
 
@@ -59,6 +70,26 @@ class Bootstrap {
     all[static_cast<size_t>(rank_)] = value;
     allGather(std::as_writable_bytes(std::span(all)), sizeof(T), check);
     return all;
+  }
+  // The same, without a copy for each of the ranks in this process.
+  template <typename T>
+  std::shared_ptr<const std::vector<T>> allGatherShared(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const LocalRanks::Bytes bytes = gather(std::as_bytes(std::span(&value, 1)), {});
+    return share([&] {
+      std::vector<T> all(static_cast<size_t>(ranks_));
+      std::memcpy(all.data(), bytes->data(), bytes->size());
+      return all;
+    });
+  }
+  // Returns what `make()` returns, which is the same on all ranks. Only one rank of each process
+  // calls it; an Error that it throws is thrown on all of these. Called as allGather() is, but
+  // without waiting for other processes.
+  template <typename Make>
+  auto share(const Make& make) {
+    using T = std::invoke_result_t<Make>;
+    return std::static_pointer_cast<const T>(
+        local_->makeOnce(shares_++, [&] { return std::make_shared<const T>(make()); }));
   }
   // Returns when every rank has called it.
   void barrier();
@@ -91,18 +122,23 @@ class Bootstrap {
   void handleMessages(uint64_t tag, MessageHandler handler);
 
  private:
-  Bootstrap(int rank, int ranks, std::unique_ptr<Mailbox> mailbox);
+  Bootstrap(const RankTree& tree, std::unique_ptr<Mailbox> mailbox,
+            std::shared_ptr<LocalRanks> local);
 
-  void runCollective(uint64_t number, std::span<std::byte> all, size_t bytesPerRank,
-                     const std::function<void()>& check);
-  void receivePart(int peer, uint64_t number, std::span<std::byte> into,
-                   const std::function<void()>& check);
+  LocalRanks::Bytes gather(std::span<const std::byte> own, const std::function<void()>& check);
+  LocalRanks::Bytes runCollective(uint64_t number, std::span<const std::byte> own,
+                                  const std::function<void()>& check);
+  void checkSize(int peer, uint64_t number, size_t bytes, size_t expected) const;
+  std::vector<int> reachableNeighbours() const;
   void checkPeer(int peer) const;
 
+  const RankTree tree_;
   const int rank_;
   const int ranks_;
   std::unique_ptr<Mailbox> mailbox_;
+  const std::shared_ptr<LocalRanks> local_;
   uint64_t collectives_ = 0;
+  uint64_t shares_ = 0;
   std::atomic<bool> ended_{false};  // this rank has failed or has left
 };
 

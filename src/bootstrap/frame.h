@@ -23,8 +23,8 @@ bool sameSecret(const Secret& a, const Secret& b);
 
 enum class FrameKind : uint32_t {
   announce = 1,    // rank -> root: Announcement
-  table = 2,       // root -> rank: session secret, then one Address for each rank
-  refusal = 3,     // root -> rank: text; tag is the ErrorCode
+  table = 2,       // root -> rank: session secret, then Neighbour for each rank to connect to
+  refusal = 3,     // root -> rank: text; tag is the ErrorCode. Head -> root: that of its other root
   message = 4,     // rank -> rank: payload of send()
   collective = 5,  // rank -> rank: part of an all-gather; tag is its number
   failure = 6,     // rank -> rank: text of an error that ends the communicator; tag is the rank
@@ -37,11 +37,13 @@ enum class FrameKind : uint32_t {
   departure = 12,    // rank -> rank: DepartureCounts and a text; tag is the rank that has left
   failedCollective = 13,  // rank -> rank: the rank that failed in an all-gather and a text; tag is
                           // the number of the all-gather
+  joined = 14,            // root -> head: all that the root serves have joined. Head -> root above:
+                          // the same. Head -> root: all ranks have joined.
 };
 
 // The version of all messages that ranks exchange to set up a communicator, those of `comm`
 // included. Ranks whose versions differ are refused by the root.
-inline constexpr uint32_t kProtocolVersion = 11;
+inline constexpr uint32_t kProtocolVersion = 12;
 
 // Every message is this header and `length` bytes of payload. Little-endian, as are all machines
 // that this library is built for.
@@ -84,9 +86,21 @@ struct Announcement {
   uint32_t version = kProtocolVersion;
   Address listener;
   std::array<char, 96> process = {};  // names it, NUL-terminated
+  // The number of unique ids, which of them is that of this root, and a hash of all.
+  uint32_t roots = 1;
+  uint32_t root = 0;
+  uint64_t ids = 0;
 };
-static_assert(sizeof(Announcement) == 128);
+static_assert(sizeof(Announcement) == 144);
 inline constexpr size_t kMaxAnnouncement = 256;
+
+// What the root tells a rank of one that is next to it in RankTree.
+struct Neighbour {
+  uint32_t rank = 0;
+  Address listener;
+};
+static_assert(sizeof(Neighbour) == 28);
+inline constexpr size_t kMaxNeighbours = 64;
 
 std::vector<std::byte> encodeFrame(FrameHeader header, std::span<const std::byte> payload);
 
@@ -104,6 +118,7 @@ class FrameReader {
   // Throws Error(remoteError) when what arrives is not such a frame or ends in the middle of one,
   // and Error(invalidUsage) when only its secret is wrong.
   Status read(const Socket& socket);
+  FrameKind kind() const { return frame_.header.kind; }
   Frame take();
 
  private:

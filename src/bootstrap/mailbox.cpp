@@ -48,14 +48,15 @@ Mailbox::PeerSocket::PeerSocket(Socket opened, const Secret& secret)
 Mailbox::Mailbox(int rank, Membership membership, const MailboxTimes& times,
                  std::function<bool()> aborted, std::shared_ptr<PeerWatcher> watcher)
     : rank_(rank),
-      addresses_(std::move(membership.addresses)),
+      ranks_(membership.ranks),
+      neighbours_(std::move(membership.neighbours)),
+      localize_(std::move(membership.localize)),
       session_(membership.session),
       times_(times),
       aborted_(std::move(aborted)),
       name_(processName().substr(0, kLongestName)),
       reactor_(Reactor::ofThisProcess()),
       listener_(std::move(membership.listener)),
-      peers_(addresses_.size()),
       watcher_(std::move(watcher)) {
   number_ = reactor_.add(*this);
   try {
@@ -120,9 +121,8 @@ Error Mailbox::errorOf(const Failure& failure) const {
 
 // "Rank 3 (process 17 on host n1)", or with its address while the name is not known.
 std::string Mailbox::describe(int peer) const {
-  const std::string& name = peers_[static_cast<size_t>(peer)].name;
-  return fmt::format("Rank {} ({})", peer,
-                     name.empty() ? addresses_[static_cast<size_t>(peer)].text() : name);
+  const std::string& name = peerOf(peer).name;
+  return fmt::format("Rank {} ({})", peer, name.empty() ? addressText(peer) : name);
 }
 
 void Mailbox::throwIfEnded(const Wait& wait, const WaitRule& rule, std::string_view doing) const {
@@ -140,7 +140,7 @@ void Mailbox::throwIfCollectiveFailed(const Key& key) const {
 }
 
 void Mailbox::throwIfGone(int peer, bool evenIfOthersFailed) const {
-  const Peer& state = peers_[static_cast<size_t>(peer)];
+  const Peer& state = peerOf(peer);
   const bool mayStillArrive = state.goneSince && Clock::now() - *state.goneSince < kGoneGrace;
   const bool isOfPeer = failure_ && failure_->isDeath && failure_->rank == peer;
   const bool matters = isOfPeer ? !mayStillArrive : !evenIfOthersFailed;
@@ -165,7 +165,7 @@ void Mailbox::reportWait(int peer, const Wait& wait, Reminder& reminder) const {
   logWarn(
       "rank {} has been waiting for rank {} ({}) for {:.0f} s: it may be late, or may not make "
       "the same call",
-      rank_, peer, addresses_[static_cast<size_t>(peer)].text(), wait.secondsSinceStart());
+      rank_, peer, addressText(peer), wait.secondsSinceStart());
 }
 
 std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
@@ -185,8 +185,8 @@ std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
     reportWait(peer, wait, reminder);
     // Without a connection, nothing tells whether the peer still lives.
     Peer& state = peerOf(peer);
-    if (peer != rank_ && !state.out && !state.attempt && !state.goneSince &&
-        Clock::now() >= std::max(probe, state.nextAttempt)) {
+    if (peer != rank_ && addressOf(peer) != nullptr && !state.out && !state.attempt &&
+        !state.goneSince && Clock::now() >= std::max(probe, state.nextAttempt)) {
       try {
         startAttempt(peer);
       } catch (const Error& error) {
@@ -201,10 +201,14 @@ std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
 
 void Mailbox::handleMessages(uint64_t tag, MessageHandler handler) {
   const Lock lock(mutex_);
-  for (int peer = 0; peer < static_cast<int>(peers_.size()); peer++) {
-    while (auto message = take(Key(peer, FrameKind::message, tag))) {
-      handler(peer, std::move(*message));
+  std::vector<Key> arrived;
+  for (const auto& [key, messages] : inbox_) {
+    if (std::get<FrameKind>(key) == FrameKind::message && std::get<uint64_t>(key) == tag) {
+      arrived.push_back(key);
     }
+  }
+  for (const Key& key : arrived) {
+    while (auto message = take(key)) handler(std::get<int>(key), std::move(*message));
   }
   handlers_.insert_or_assign(tag, std::move(handler));
 }
@@ -312,7 +316,8 @@ void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
     if (header.kind != FrameKind::hello) {
       throw Error(ErrorCode::remoteError, "it does not introduce itself");
     }
-    if (header.sender >= peers_.size() || header.sender == static_cast<uint32_t>(rank_)) {
+    if (header.sender >= static_cast<uint32_t>(ranks_) ||
+        header.sender == static_cast<uint32_t>(rank_)) {
       throw Error(ErrorCode::remoteError, fmt::format("it claims to be rank {}", header.sender));
     }
     peerOf(static_cast<int>(header.sender)).name = frame.text();
@@ -344,7 +349,7 @@ void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
   const bool isNews = header.kind == FrameKind::failure || header.kind == FrameKind::death ||
                       header.kind == FrameKind::departure;
   if (isNews) {
-    if (header.tag >= peers_.size()) {
+    if (header.tag >= static_cast<uint64_t>(ranks_)) {
       throw Error(ErrorCode::remoteError, fmt::format("it tells of rank {}", header.tag));
     }
     const int about = static_cast<int>(header.tag);
@@ -436,7 +441,7 @@ void Mailbox::drop(const PeerSocketPointer& connection) {
   if (++state.rejections >= kMaxRejections) {
     markGone(peer, fmt::format("The process at {} accepts connections and closes them again: it is "
                                "not a rank of this communicator",
-                               addresses_[static_cast<size_t>(peer)].text()));
+                               addressText(peer)));
   }
 }
 
@@ -449,8 +454,9 @@ void Mailbox::markGone(int peer, std::string text) {
 
 // Starts to connect to a peer; the reactor goes on with it.
 void Mailbox::startAttempt(int peer) {
-  const Address& address = addresses_[static_cast<size_t>(peer)];
-  auto connection = std::make_shared<PeerSocket>(Socket::startConnecting(address), session_);
+  const Address& address = *addressOf(peer);
+  auto connection = std::make_shared<PeerSocket>(
+      Socket::startConnecting(localize_ ? localize_(address) : address), session_);
   connection->stage = Stage::connecting;
   connection->peer = peer;
   const int descriptor = connection->socket.descriptor();
@@ -475,8 +481,7 @@ void Mailbox::finishConnecting(const PeerSocketPointer& connection) {
   // A full queue of the peer's listener, which takes some time to empty, shows as one of these.
   if (error == ETIMEDOUT || error == ECONNRESET || error == EAGAIN) return;
   std::string text =
-      fmt::format("Cannot connect to {}: {}", addresses_[static_cast<size_t>(peer)].text(),
-                  std::strerror(error));
+      fmt::format("Cannot connect to {}: {}", addressText(peer), std::strerror(error));
   if (error == ECONNREFUSED) {
     text += ": that rank has ended or failed";
   } else {
@@ -502,7 +507,8 @@ Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, con
     throwIfEnded(wait, rule, fmt::format("connecting to rank {}", peer));
     if (wait.isExpired()) throw timeoutError(peer, "No connection was made");
     reportWait(peer, wait, reminder);
-    if (!state.attempt && Clock::now() >= state.nextAttempt) startAttempt(peer);
+    const bool isDue = !state.attempt && Clock::now() >= state.nextAttempt;
+    if (isDue && addressOf(peer) != nullptr) startAttempt(peer);
     changed_.wait_for(lock, std::clamp(wait.slice(), milliseconds(1), kConnectPause));
   }
   return state.out;
@@ -658,6 +664,33 @@ void Mailbox::keepUplink(int uplink) {
   uplink_ = uplink;
 }
 
+void Mailbox::learnAddresses(AddressTable addresses) {
+  const Lock lock(mutex_);
+  addresses_ = std::move(addresses);
+}
+
+const Mailbox::Peer& Mailbox::peerOf(int peer) const {
+  static const Peer nobody;
+  const auto found = peers_.find(peer);
+  return found == peers_.end() ? nobody : found->second;
+}
+
+const Address* Mailbox::addressOf(int peer) const {
+  if (addresses_ != nullptr) return &(*addresses_)[static_cast<size_t>(peer)];
+  const auto found = neighbours_.find(peer);
+  return found == neighbours_.end() ? nullptr : &found->second;
+}
+
+std::string Mailbox::addressText(int peer) const {
+  const Address* address = addressOf(peer);
+  return address == nullptr ? "which has not connected yet" : address->text();
+}
+
+bool Mailbox::reaches(int peer) const {
+  const Lock lock(mutex_);
+  return addressOf(peer) != nullptr || peerOf(peer).openConnections > 0;
+}
+
 // Takes the nearest lower rank that has not left. Called again until a connection to one is open.
 void Mailbox::seekUplink() {
   if (!seeksFrom_ || leaving_ || told_) return;
@@ -673,7 +706,8 @@ void Mailbox::seekUplink() {
     }
     Peer& peer = peerOf(candidate);
     try {
-      if (!peer.attempt && Clock::now() >= peer.nextAttempt) startAttempt(candidate);
+      const bool isDue = !peer.attempt && Clock::now() >= peer.nextAttempt;
+      if (isDue && addressOf(candidate) != nullptr) startAttempt(candidate);
     } catch (const Error& error) {
       logInfo("rank {}: cannot connect to rank {} yet: {}", rank_, candidate, error.what());
       peer.nextAttempt = Clock::now() + kReportInterval;

@@ -92,6 +92,13 @@ class Mailbox final : private Reactor::Handler {
   // rank but the lowest has one, news reach all ranks whoever has left.
   void keepUplink(int uplink);
 
+  // Where all ranks listen, by rank. Until then a rank of which nothing is known must connect
+  // first.
+  using AddressTable = std::shared_ptr<const std::vector<Address>>;
+  void learnAddresses(AddressTable addresses);
+  // Whether this rank can connect to that one, or is connected.
+  bool reaches(int peer) const;
+
   // The failure that another rank has sent, if there is one.
   std::optional<Failure> failure() const;
 
@@ -133,7 +140,11 @@ class Mailbox final : private Reactor::Handler {
   void serve(int descriptor) override;
   void tick() override;
 
-  Peer& peerOf(int peer) { return peers_[static_cast<size_t>(peer)]; }
+  Peer& peerOf(int peer) { return peers_[peer]; }
+  const Peer& peerOf(int peer) const;
+  // Nothing while it is not known.
+  const Address* addressOf(int peer) const;
+  std::string addressText(int peer) const;
   std::optional<std::vector<std::byte>> take(const Key& key);
   void throwIfReported() const;
   void throwIfEnded(const Wait& wait, const WaitRule& rule, std::string_view doing) const;
@@ -177,7 +188,9 @@ class Mailbox final : private Reactor::Handler {
               std::span<const std::byte> payload);
 
   const int rank_;
-  const std::vector<Address> addresses_;
+  const int ranks_;
+  const std::map<int, Address> neighbours_;
+  const std::function<Address(const Address&)> localize_;
   const Secret session_;
   const MailboxTimes times_;
   const std::function<bool()> aborted_;
@@ -190,7 +203,8 @@ class Mailbox final : private Reactor::Handler {
   std::optional<Stranger> paused_;  // while there is no descriptor for a connection in the queue
   std::map<int, PeerSocketPointer> connections_;  // by descriptor
   std::deque<PeerSocketPointer> strangers_;       // oldest first
-  std::vector<Peer> peers_;
+  AddressTable addresses_;                        // null while it is not known
+  std::map<int, Peer> peers_;                     // those that anything is known of
   std::map<Key, std::deque<std::vector<std::byte>>> inbox_;
   std::map<uint64_t, MessageHandler> handlers_;  // of messages, by tag
   std::optional<Failure> failure_;               // of another rank

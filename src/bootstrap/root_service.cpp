@@ -11,13 +11,16 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/open_descriptor.h"
 #include "base/thread.h"
+#include "bootstrap/rank_tree.h"
 #include "bootstrap/reactor.h"
 
 namespace unisono::bootstrap {
@@ -29,6 +32,8 @@ using std::chrono::milliseconds;
 constexpr std::chrono::seconds kAnswerTimeout{10};
 // The same when the process of the root is exiting.
 constexpr std::chrono::seconds kExitTimeout{1};
+// How long after its timeout a root waits for another one to name ranks that are missing.
+constexpr std::chrono::seconds kOthersGrace{2};
 constexpr uint32_t kMaxRanks = 1u << 20;
 constexpr int kNobody = -1;
 
@@ -39,8 +44,17 @@ struct Visitor {
   std::unique_ptr<Stranger> stranger = std::make_unique<Stranger>();  // until it announces itself
   int rank = kNobody;
   bool answering = false;
+  std::vector<std::byte> answer = {};
   size_t answered = 0;       // bytes of the answer that are sent
   std::string process = {};  // as it names itself
+};
+
+// A rank that the root serves.
+struct Place {
+  int rank;
+  int holder = kNobody;  // descriptor of its visitor
+  Address listener = {};
+  bool hasJoined = false;  // with all that its own root serves
 };
 
 std::string rankList(const std::vector<int>& ranks) {
@@ -85,27 +99,24 @@ class Rendezvous {
 
   // Once the answer is known, the root ends when all who announced themselves have it and, after
   // a failure, late ranks have had time to be told of it.
-  bool done() const {
-    if (phase_ == Phase::gathering) return false;
-    if (listener_) return false;
-    for (const auto& [descriptor, visitor] : visitors_) {
-      if (visitor.answering) return false;
-    }
-    return true;
-  }
+  bool done() const { return phase_ == Phase::answering && !listener_ && answering_.empty(); }
 
   milliseconds untilNextDeadline() const {
     std::optional<Clock::time_point> next = deadline_;
     auto include = [&next](Clock::time_point time) { next = next ? std::min(*next, time) : time; };
     if (phase_ == Phase::gathering && reminder_) include(reminder_->next());
     if (resumeAt_) include(*resumeAt_);
-    for (const auto& [descriptor, visitor] : visitors_) {
-      const bool limited = visitor.rank == kNobody || visitor.answering;
-      if (limited) include(visitor.deadline);
-    }
+    for (const int descriptor : limited()) include(visitors_.at(descriptor).deadline);
     if (!next) return milliseconds(-1);
     auto left = std::chrono::ceil<milliseconds>(*next - Clock::now());
     return std::clamp(left, milliseconds(0), milliseconds(60000));
+  }
+
+  // The visitors that have a deadline.
+  std::vector<int> limited() const {
+    std::vector<int> result = strangers_;
+    result.insert(result.end(), answering_.begin(), answering_.end());
+    return result;
   }
 
   void acceptAll() {
@@ -131,7 +142,9 @@ class Rendezvous {
       visitors_.insert_or_assign(
           descriptor,
           Visitor{std::move(*socket),
-                  FrameReader(secret_, {{FrameKind::announce, kMaxAnnouncement}}),
+                  FrameReader(secret_, {{FrameKind::announce, kMaxAnnouncement},
+                                        {FrameKind::refusal, kLongestText},
+                                        {FrameKind::joined, 0}}),
                   Clock::now() + std::min<milliseconds>(kStrangerTimeout, times_.timeout)});
       strangers_.push_back(descriptor);
       // Ranks announce themselves at once, so most are never counted as strangers for long.
@@ -151,6 +164,7 @@ class Rendezvous {
 
   void forget(int descriptor) {
     std::erase(strangers_, descriptor);
+    answering_.erase(descriptor);
     poller_.remove(descriptor);
     visitors_.erase(descriptor);
   }
@@ -172,7 +186,13 @@ class Rendezvous {
     try {
       const FrameReader::Status status = visitor.reader.read(visitor.socket);
       if (status == FrameReader::Status::incomplete) return;
-      if (visitor.rank != kNobody) {
+      const bool complete = status == FrameReader::Status::complete;
+      if (complete && visitor.reader.kind() == FrameKind::refusal) {
+        hearFailure(descriptor, visitor.reader.take());
+      } else if (complete && visitor.reader.kind() == FrameKind::joined) {
+        visitor.reader.take();
+        hearJoined(descriptor, visitor.rank);
+      } else if (visitor.rank != kNobody) {
         leave(descriptor, visitor.rank);
       } else if (status == FrameReader::Status::closed) {
         refuse(descriptor, "it closed the connection before it sent anything");
@@ -205,6 +225,35 @@ class Rendezvous {
     fail(ErrorCode::remoteError, text);
   }
 
+  // From a head: of another block, or that all ranks have joined.
+  void hearJoined(int descriptor, int rank) {
+    Place* place = find(rank);
+    if (place == nullptr || place->holder != descriptor) {
+      refuse(descriptor, "it speaks for ranks that it does not belong to");
+    } else if (!place->hasJoined) {
+      noteJoined(*place);
+    } else if (rank == places_.front().rank && joined_ == places_.size()) {
+      succeed();
+    }
+  }
+
+  void noteJoined(Place& place) {
+    place.hasJoined = true;
+    if (++joined_ < places_.size()) return;
+    if (first_.root == 0) {
+      succeed();
+      return;
+    }
+    visitors_.at(places_.front().holder)
+        .socket.write(encodeFrame({.secret = secret_, .kind = FrameKind::joined}, {}));
+  }
+
+  // From a rank that another root serves as well.
+  void hearFailure(int descriptor, const Frame& frame) {
+    forget(descriptor);
+    fail(static_cast<ErrorCode>(frame.header.tag), frame.text());
+  }
+
   void announce(int descriptor, Visitor& visitor) {
     const Frame frame = visitor.reader.take();
     Announcement announcement = {};
@@ -222,8 +271,11 @@ class Rendezvous {
     }
     const uint32_t rank = frame.header.sender;
     const AddressFamily family = announcement.listener.family;
+    const bool isListening = family == AddressFamily::ipv4 || family == AddressFamily::ipv6;
+    const bool hasRoots = announcement.roots > 0 && announcement.roots <= announcement.ranks &&
+                          announcement.root < announcement.roots;
     if (announcement.ranks == 0 || announcement.ranks > kMaxRanks || rank >= announcement.ranks ||
-        (isOurVersion && family != AddressFamily::ipv4 && family != AddressFamily::ipv6)) {
+        (isOurVersion && !(isListening && hasRoots))) {
       refuse(descriptor, "its announcement makes no sense");
       return;
     }
@@ -233,15 +285,8 @@ class Rendezvous {
     visitor.stranger.reset();
     std::erase(strangers_, descriptor);
     if (phase_ == Phase::answering) {
-      startAnswer(descriptor, visitor);
+      startAnswer(descriptor, visitor, failure_);
       return;
-    }
-    if (holders_.empty()) {
-      deadline_ = Clock::now() + times_.timeout;
-      reminder_.emplace(times_.reportInterval);
-      holders_.assign(announcement.ranks, kNobody);
-      table_.resize(announcement.ranks);
-      firstRank_ = visitor.rank;
     }
     if (!isOurVersion) {
       fail(ErrorCode::invalidUsage,
@@ -251,74 +296,126 @@ class Rendezvous {
                rank, visitor.socket.peerAddress().text(), announcement.version, kProtocolVersion));
       return;
     }
-    if (announcement.ranks != holders_.size()) {
+    if (places_.empty()) {
+      makePlaces(announcement);
+      firstRank_ = visitor.rank;
+    }
+    if (announcement.ranks != first_.ranks) {
       fail(
           ErrorCode::invalidUsage,
           fmt::format("Rank {} was started with {} ranks, but rank {} with {}: give every rank the "
                       "same number",
-                      rank, announcement.ranks, firstRank_, holders_.size()));
+                      rank, announcement.ranks, firstRank_, first_.ranks));
       return;
     }
-    if (holders_[rank] != kNobody) {
+    Place* place = find(visitor.rank);
+    if (announcement.roots != first_.roots || announcement.root != first_.root ||
+        announcement.ids != first_.ids || place == nullptr) {
+      fail(ErrorCode::invalidUsage,
+           fmt::format("Ranks {} and {} were given different lists of unique ids: give every rank "
+                       "the same ids in the same order",
+                       firstRank_, rank));
+      return;
+    }
+    if (place->holder != kNobody) {
       fail(ErrorCode::invalidUsage,
            fmt::format("Two processes or threads claim rank {}, at {} and {}: give each a rank of "
                        "its own",
-                       rank, visitors_.at(holders_[rank]).socket.peerAddress().text(),
+                       rank, visitors_.at(place->holder).socket.peerAddress().text(),
                        visitor.socket.peerAddress().text()));
       return;
     }
-    holders_[rank] = descriptor;
-    table_[rank] = announcement.listener;
-    if (++arrived_ == holders_.size()) succeed();
+    place->holder = descriptor;
+    place->listener = announcement.listener;
+    arrived_++;
+    if (place < places_.data() + ranksOfBlock_) noteJoined(*place);
+  }
+
+  RankTree treeOf(int rank) const {
+    return {rank, static_cast<int>(first_.ranks), static_cast<int>(first_.roots)};
+  }
+
+  // The ranks of this root's block, and the heads below its own.
+  void makePlaces(const Announcement& announcement) {
+    first_ = announcement;
+    deadline_ = Clock::now() + times_.timeout;
+    reminder_.emplace(times_.reportInterval);
+    const int block = static_cast<int>(announcement.root);
+    const RankTree head = treeOf(treeOf(0).headOf(block));
+    for (int rank = head.rank; rank < head.headOf(block + 1); rank++) places_.push_back({rank});
+    ranksOfBlock_ = places_.size();
+    for (const int rank : head.headsOfChildren()) places_.push_back({rank});
+  }
+
+  Place* find(int rank) {
+    const auto found = std::lower_bound(places_.begin(), places_.end(), rank,
+                                        [](const Place& a, int r) { return a.rank < r; });
+    return found == places_.end() || found->rank != rank ? nullptr : &*found;
   }
 
   void succeed() {
-    const Secret session = randomSecret();
-    std::vector<std::byte> payload(sizeof(session) + table_.size() * sizeof(Address));
-    std::memcpy(payload.data(), &session, sizeof(session));
-    std::memcpy(payload.data() + sizeof(session), table_.data(), table_.size() * sizeof(Address));
-    answer_ = encodeFrame({.secret = secret_, .kind = FrameKind::table}, payload);
-    logInfo("root: all {} ranks have joined", table_.size());
+    logInfo("root: all {} ranks have joined", places_.size());
     // Closed before anyone has an answer: rank 0 may want to listen here again at once.
     deadline_.reset();
     listener_.close();
-    startAnswers();
+    phase_ = Phase::answering;
+    const Secret session = randomSecret();
+    for (size_t i = 0; i < places_.size(); i++) {
+      const int holder = places_[i].holder;
+      startAnswer(holder, visitors_.at(holder), tableOf(i, session));
+    }
+  }
+
+  // The neighbours of a rank that this root knows: all, but for heads, which hear of some from
+  // another root.
+  std::vector<std::byte> tableOf(size_t place, const Secret& session) {
+    const RankTree tree = treeOf(places_[place].rank);
+    std::vector<int> ranks;
+    if (place < ranksOfBlock_) ranks = tree.children();
+    if (const Place* parent = find(tree.parent())) ranks.push_back(parent->rank);
+    std::vector<std::byte> payload(sizeof(session));
+    std::memcpy(payload.data(), &session, sizeof(session));
+    for (const int rank : ranks) {
+      const Neighbour neighbour = {static_cast<uint32_t>(rank), find(rank)->listener};
+      const auto bytes = std::as_bytes(std::span(&neighbour, 1));
+      payload.insert(payload.end(), bytes.begin(), bytes.end());
+    }
+    return encodeFrame({.secret = secret_, .kind = FrameKind::table}, payload);
   }
 
   void fail(ErrorCode code, const std::string& text) {
     if (phase_ == Phase::answering) return;
     logWarn("root: {}", text);
     const std::string_view shown = std::string_view(text).substr(0, kLongestText);
-    answer_ = encodeFrame(
+    failure_ = encodeFrame(
         {.secret = secret_, .kind = FrameKind::refusal, .tag = static_cast<uint64_t>(code)},
         std::as_bytes(std::span(shown)));
     deadline_ = Clock::now() + times_.linger;
-    startAnswers();
-  }
-
-  void startAnswers() {
     phase_ = Phase::answering;
     std::vector<int> announced;
     for (const auto& [descriptor, visitor] : visitors_) {
       if (visitor.rank != kNobody) announced.push_back(descriptor);
     }
-    for (int descriptor : announced) startAnswer(descriptor, visitors_.at(descriptor));
+    for (int descriptor : announced) startAnswer(descriptor, visitors_.at(descriptor), failure_);
   }
 
-  void startAnswer(int descriptor, Visitor& visitor) {
+  void startAnswer(int descriptor, Visitor& visitor, std::vector<std::byte> frame) {
     visitor.answering = true;
+    visitor.answer = std::move(frame);
     visitor.deadline = Clock::now() + kAnswerTimeout;
+    answering_.insert(descriptor);
     poller_.setInterest(descriptor, Poller::Interest::write);
     answer(descriptor, visitor);
   }
 
   void answer(int descriptor, Visitor& visitor) {
-    const Transfer transfer = visitor.socket.write(std::span(answer_).subspan(visitor.answered));
+    const Transfer transfer =
+        visitor.socket.write(std::span(visitor.answer).subspan(visitor.answered));
     visitor.answered += transfer.bytes;
     if (transfer.closed) {
       logWarn("root: rank {} left before it had read its answer", visitor.rank);
       forget(descriptor);
-    } else if (visitor.answered == answer_.size()) {
+    } else if (visitor.answered == visitor.answer.size()) {
       forget(descriptor);
     }
   }
@@ -331,9 +428,8 @@ class Rendezvous {
       if (resumeAt_ <= now) resumeAt_.reset();
     }
     std::vector<int> late;
-    for (const auto& [descriptor, visitor] : visitors_) {
-      const bool limited = visitor.rank == kNobody || visitor.answering;
-      if (limited && visitor.deadline <= now) late.push_back(descriptor);
+    for (const int descriptor : limited()) {
+      if (visitors_.at(descriptor).deadline <= now) late.push_back(descriptor);
     }
     for (int descriptor : late) {
       const int rank = visitors_.at(descriptor).rank;
@@ -347,29 +443,36 @@ class Rendezvous {
       listener_.close();
       return;
     }
-    fail(ErrorCode::timeout,
-         fmt::format("{} of {} ranks did not join within {} s: {}", holders_.size() - arrived_,
-                     holders_.size(), std::chrono::duration<double>(times_.timeout).count(),
-                     missingRanks()));
+    const double seconds = std::chrono::duration<double>(times_.timeout).count();
+    if (arrived_ < places_.size()) {
+      fail(ErrorCode::timeout,
+           fmt::format("{} of {} ranks did not join within {} s: {}", places_.size() - arrived_,
+                       places_.size(), seconds, missingRanks()));
+    } else if (std::exchange(waitsForOthers_, true)) {
+      fail(ErrorCode::timeout,
+           fmt::format("Ranks of other unique ids did not join within {} s", seconds));
+    } else {
+      // Their own root, which can name them, comes first.
+      deadline_ = now + kOthersGrace;
+    }
   }
 
   // "rank 3" or "ranks 1, 3".
   std::string missingRanks() const {
     std::vector<int> missing;
-    for (size_t rank = 0; rank < holders_.size(); rank++) {
-      if (holders_[rank] == kNobody) missing.push_back(static_cast<int>(rank));
+    for (const Place& place : places_) {
+      if (place.holder == kNobody) missing.push_back(place.rank);
     }
     return fmt::format("rank{} {}", missing.size() == 1 ? "" : "s", rankList(missing));
   }
 
   void reportMissing() {
-    const std::string text =
-        fmt::format("{} of {} ranks have not joined yet: {}", holders_.size() - arrived_,
-                    holders_.size(), missingRanks());
+    const std::string text = fmt::format("{} of {} ranks have not joined yet: {}",
+                                         places_.size() - arrived_, places_.size(), missingRanks());
     const std::vector<std::byte> frame =
         encodeFrame({.secret = secret_, .kind = FrameKind::report}, std::as_bytes(std::span(text)));
-    const std::vector<int> holders = holders_;
-    for (const int descriptor : holders) {
+    for (const Place& place : places_) {
+      const int descriptor = place.holder;
       if (descriptor == kNobody || phase_ != Phase::gathering) continue;
       const Visitor& visitor = visitors_.at(descriptor);
       if (visitor.socket.write(frame).bytes != frame.size()) leave(descriptor, visitor.rank);
@@ -379,7 +482,7 @@ class Rendezvous {
   void stop() {
     poller_.remove(stop_);
     // An id that nobody used ends without a message.
-    if (!holders_.empty()) {
+    if (!places_.empty()) {
       fail(ErrorCode::remoteError,
            "The process of the communicator's root ended before every rank had joined");
     }
@@ -400,11 +503,14 @@ class Rendezvous {
   Phase phase_ = Phase::gathering;
   std::map<int, Visitor> visitors_;  // by descriptor
   std::vector<int> strangers_;       // visitors that have not announced themselves, oldest first
-  std::vector<int> holders_;         // for each rank the descriptor of its visitor
-  std::vector<Address> table_;
-  size_t arrived_ = 0;
+  std::set<int> answering_;          // visitors that do not have their answer yet
+  Announcement first_;               // of the rank that came first
   int firstRank_ = kNobody;
-  std::vector<std::byte> answer_;
+  std::vector<Place> places_;  // by rank: those of this root's block, then heads of others
+  size_t ranksOfBlock_ = 0;
+  size_t arrived_ = 0, joined_ = 0;
+  bool waitsForOthers_ = false;     // and has waited for its timeout
+  std::vector<std::byte> failure_;  // the answer after a failure
   std::optional<Clock::time_point> deadline_;
   std::optional<Reminder> reminder_;           // since the first rank joined
   std::optional<Clock::time_point> resumeAt_;  // when to accept again

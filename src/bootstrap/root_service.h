@@ -23,11 +23,15 @@ struct RootTimes {
 
 // The root of one rendezvous, with a thread of its own. Every rank connects, announces its rank,
 // the number of ranks and where it listens, and keeps the connection open. When all have joined,
-// each gets the table of addresses and a new secret for the connections between ranks, and the
-// thread ends. It ends the rendezvous with a text for every rank when
+// each gets the addresses of the ranks next to it in RankTree and a new secret for the connections
+// between ranks, and the thread ends. Where the communicator has several roots, each serves a block
+// of ranks, and the heads below its own: these say when all that their own roots serve have joined,
+// and tell their own roots when all ranks have. It ends the rendezvous with a text for every rank
+// when
 //   - not every rank has joined `timeout` after the first one (the text names the missing ranks);
-//   - ranks contradict each other: their number or version differs, or two claim the same rank;
-//   - a rank leaves before all have joined;
+//   - ranks contradict each other: their number, version or unique ids differ, or two claim the
+//     same rank;
+//   - a rank leaves before all have joined, or reports that another root has failed;
 //   - the service is destroyed.
 // Before the first rank joins it waits without limit: making an id early costs nothing. Every
 // `reportInterval` it tells the ranks, which log it, who is missing.

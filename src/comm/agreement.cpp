@@ -19,7 +19,7 @@ using transport::TransportKind;
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 504 && bootstrap::kProtocolVersion == 11,
+static_assert(sizeof(RankFacts) == 504 && bootstrap::kProtocolVersion == 12,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {

@@ -11,10 +11,10 @@
 namespace unisono::comm {
 namespace {
 
-std::shared_ptr<Communicator> join(runtime::Runtime& runtime, const bootstrap::UniqueId& id,
-                                   int rank, int ranks, int device, const Settings& settings,
-                                   const Options& options, std::shared_ptr<Health> health,
-                                   const Communicator* parent) {
+std::shared_ptr<Communicator> join(runtime::Runtime& runtime,
+                                   std::span<const bootstrap::UniqueId> ids, int rank, int ranks,
+                                   int device, const Settings& settings, const Options& options,
+                                   std::shared_ptr<Health> health, const Communicator* parent) {
   // While it waits for the others, the end of one of them may be known to the parent alone.
   const auto joining = std::make_shared<std::atomic<bool>>(true);
   const auto isGivenUp = [health, joining, parent] {
@@ -22,7 +22,7 @@ std::shared_ptr<Communicator> join(runtime::Runtime& runtime, const bootstrap::U
            (joining->load() && parent != nullptr && parent->health().hasFailed());
   };
   try {
-    auto bootstrap = bootstrap::Bootstrap::connect(id, rank, ranks, settings, isGivenUp, health);
+    auto bootstrap = bootstrap::Bootstrap::connect(ids, rank, ranks, settings, isGivenUp, health);
     auto made = Communicator::create(runtime, std::move(bootstrap), device, settings, options,
                                      std::move(health));
     joining->store(false);
@@ -100,11 +100,11 @@ bootstrap::UniqueId readId(const std::vector<std::byte>& answer, int from) {
 
 }  // namespace
 
-Handle::InitFunction makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& id, int rank,
-                                int ranks, int device, const Settings& settings,
-                                const Options& options) {
-  return [=, &runtime](std::shared_ptr<Health> health) {
-    return join(runtime, id, rank, ranks, device, settings, options, std::move(health), nullptr);
+Handle::InitFunction makeFromIds(runtime::Runtime& runtime, std::vector<bootstrap::UniqueId> ids,
+                                 int rank, int ranks, int device, const Settings& settings,
+                                 const Options& options) {
+  return [=, &runtime, ids = std::move(ids)](std::shared_ptr<Health> health) {
+    return join(runtime, ids, rank, ranks, device, settings, options, std::move(health), nullptr);
   };
 }
 
@@ -152,8 +152,8 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
       id = readId(network.receive(members.front().rank, tag), members.front().rank);
     }
     turn->end();
-    return join(parent->runtime(), id, rank, static_cast<int>(members.size()), parent->device(),
-                settings, options, std::move(health), parent.get());
+    return join(parent->runtime(), std::span(&id, 1), rank, static_cast<int>(members.size()),
+                parent->device(), settings, options, std::move(health), parent.get());
   };
 }
 
@@ -183,8 +183,8 @@ Handle::InitFunction makeFromGrow(const std::shared_ptr<Communicator>& parent, i
     if (own) parent->dropGrowId();  // it serves one rendezvous, also if that fails
     Settings settings = parent->settings();
     settings.commId.clear();
-    return join(parent->runtime(), agreed, parent->rank(), ranks, parent->device(), settings,
-                options, std::move(health), parent.get());
+    return join(parent->runtime(), std::span(&agreed, 1), parent->rank(), ranks, parent->device(),
+                settings, options, std::move(health), parent.get());
   };
 }
 
@@ -239,8 +239,8 @@ Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
       network.sendAfterFailure(first, tag, {}, check);
       id = readId(network.receiveAfterFailure(first, tag, check), first);
     }
-    return join(parent->runtime(), id, rank, static_cast<int>(members.size()), parent->device(),
-                settings, options, std::move(health), nullptr);
+    return join(parent->runtime(), std::span(&id, 1), rank, static_cast<int>(members.size()),
+                parent->device(), settings, options, std::move(health), nullptr);
   };
 }
 

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "bootstrap/unique_id.h"
 #include "comm/registry.h"
@@ -12,10 +13,10 @@ namespace unisono::comm {
 // Functions that initialize communicators, for CallGroup::add. Every rank of the new communicator
 // runs one.
 
-// Joins the communicator `id` as `rank` of `ranks`, on `device`.
-Handle::InitFunction makeFromId(runtime::Runtime& runtime, const bootstrap::UniqueId& id, int rank,
-                                int ranks, int device, const Settings& settings,
-                                const Options& options);
+// Joins the communicator of `ids`, whose roots share the ranks, as `rank` of `ranks`, on `device`.
+Handle::InitFunction makeFromIds(runtime::Runtime& runtime, std::vector<bootstrap::UniqueId> ids,
+                                 int rank, int ranks, int device, const Settings& settings,
+                                 const Options& options);
 
 // The color with which a rank takes part in a split without getting a communicator.
 inline constexpr int kNoColor = -1;
@@ -31,7 +32,7 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
 Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
                                     std::span<const int> excluded, const Options& options);
 
-// Joins all ranks of `parent`, with the same numbers, and new ranks that makeFromId() joins with
+// Joins all ranks of `parent`, with the same numbers, and new ranks that makeFromIds() joins with
 // the id that one of them has from Communicator::createGrowId(). `id`: that id, or nothing. Throws
 // Error(invalidArgument) when there are no new ranks, or the id is another one than this rank's.
 Handle::InitFunction makeFromGrow(const std::shared_ptr<Communicator>& parent, int ranks,

@@ -50,13 +50,16 @@ TEST(Communicators, ThreadsMeetByUniqueId) {
 }
 
 TEST(Communicators, ScalableInitTakesSeveralIds) {
-  ncclUniqueId ids[3] = {newId(), newId(), newId()};
-  onThreads(4, [&](int rank) {
-    ncclComm_t comm = nullptr;
-    check(ncclCommInitRankScalable(&comm, 4, rank, 3, ids, nullptr));
-    useOnce(comm);
-    check(ncclCommDestroy(comm));
-  });
+  for (const int count : {1, 3, 7}) {
+    std::vector<ncclUniqueId> ids;
+    for (int i = 0; i < count; i++) ids.push_back(newId());
+    onThreads(7, [&](int rank) {
+      ncclComm_t comm = nullptr;
+      check(ncclCommInitRankScalable(&comm, 7, rank, count, ids.data(), nullptr));
+      useOnce(comm);
+      check(ncclCommDestroy(comm));
+    });
+  }
 }
 
 TEST(Communicators, CommIdAndIPv6) {

@@ -253,6 +253,17 @@ TEST(MisusedInit, RanksAndConfigs) {
   EXPECT_FAILED(ncclCommInitRankScalable(&comm, 1, 0, 1, nullptr, nullptr), ncclInvalidArgument,
                 "commIds is null");
   EXPECT_FAILED(ncclCommInitRankScalable(&comm, 1, 0, 2, &id, nullptr), ncclInvalidArgument, "nId");
+  EXPECT_FAILED(ncclCommInitRankScalable(&comm, 1, 0, -1, &id, nullptr), ncclInvalidArgument,
+                "nId");
+  ncclUniqueId ids[2] = {newId(), id};
+  EXPECT_FAILED(ncclCommInitRankScalable(&comm, 2, 2, 2, ids, nullptr), ncclInvalidArgument,
+                "rank");
+  EXPECT_FAILED(ncclCommInitRankScalable(&comm, 2, 0, 2, ids, nullptr), ncclInvalidArgument,
+                "commIds[1]");
+  ids[1] = ids[0];
+  EXPECT_FAILED(ncclCommInitRankScalable(&comm, 2, 0, 2, ids, nullptr), ncclInvalidArgument,
+                "ids 0 and 1 are the same");
+  EXPECT_EQ(comm, nullptr);
 
   ncclConfig_t config;
   std::memset(&config, 0, sizeof(config));

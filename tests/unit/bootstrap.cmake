@@ -8,3 +8,5 @@ unisono_test(bootstrap_key_test SOURCES bootstrap_key_test.cpp
   DEPENDS unisono_bootstrap GTest::gmock LABELS unit)
 unisono_test(bootstrap_limits_test SOURCES bootstrap_limits_test.cpp
   DEPENDS unisono_bootstrap unisono_runtime GTest::gmock LABELS unit)
+unisono_test(bootstrap_roots_test SOURCES bootstrap_roots_test.cpp
+  DEPENDS unisono_bootstrap GTest::gmock LABELS unit)

@@ -125,10 +125,18 @@ struct Mailboxes {
   }
   Mailbox& start(int rank, const MailboxTimes& times = {}, std::function<bool()> aborted = {}) {
     auto& mailbox = ranks[static_cast<size_t>(rank)];
-    mailbox = std::make_unique<Mailbox>(
-        rank, Membership{addresses, session, std::move(listeners[static_cast<size_t>(rank)])},
-        times, std::move(aborted));
+    mailbox = std::make_unique<Mailbox>(rank, membershipOf(rank), times, std::move(aborted));
     return *mailbox;
+  }
+  Membership membershipOf(int rank) {
+    Membership membership;
+    membership.ranks = static_cast<int>(addresses.size());
+    for (size_t r = 0; r < addresses.size(); r++) {
+      membership.neighbours.emplace(static_cast<int>(r), addresses[r]);
+    }
+    membership.session = session;
+    membership.listener = std::move(listeners[static_cast<size_t>(rank)]);
+    return membership;
   }
   const Secret session = randomSecret();
   std::vector<Listener> listeners;

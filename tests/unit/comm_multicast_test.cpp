@@ -74,7 +74,7 @@ class Multicast : public testing::Test {
       Settings settings = settingsOf(rank == reluctant ? 0 : 2);
       settings.hostId = "node " + std::to_string(rank / ranksPerNode);
       if (ranksPerNode < kRanks) settings.algorithm = "NVLSTree";
-      mine.communicator = makeFromId(runtime, id, rank, kRanks, rank, settings, {})(mine.health);
+      mine.communicator = makeFromIds(runtime, {id}, rank, kRanks, rank, settings, {})(mine.health);
       mine.stream = runtime.createStream(rank);
       mine.input = runtime.allocate(rank, kCount * kRanks * sizeof(int32_t));
       mine.output = runtime.allocate(rank, kCount * kRanks * sizeof(int32_t));
