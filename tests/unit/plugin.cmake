@@ -15,3 +15,16 @@ target_compile_definitions(plugin_tuner_test PRIVATE
   UNISONO_FAKE_TUNERS="${CMAKE_BINARY_DIR}/tests/tuner")
 set_tests_properties(plugin_tuner_test PROPERTIES
   ENVIRONMENT LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/tuner)
+
+# Network plug-ins of every version of the interface, also for system_net_plugin_test.
+unisono_test(plugin_net_test SOURCES plugin_net_test.cpp DEPENDS unisono_plugin LABELS unit)
+foreach(version RANGE 6 12)
+  add_library(fake_net_${version} SHARED ${CMAKE_SOURCE_DIR}/tests/system/fake_net.c)
+  target_compile_definitions(fake_net_${version} PRIVATE NET_VERSION=${version} _GNU_SOURCE)
+  set_target_properties(fake_net_${version} PROPERTIES C_VISIBILITY_PRESET hidden
+    OUTPUT_NAME nccl-net-fake${version} LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/net)
+  add_dependencies(plugin_net_test fake_net_${version})
+endforeach()
+target_compile_definitions(plugin_net_test PRIVATE UNISONO_FAKE_NETS="${CMAKE_BINARY_DIR}/tests/net")
+set_tests_properties(plugin_net_test PROPERTIES
+  ENVIRONMENT LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/net)

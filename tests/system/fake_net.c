@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+// A network plug-in of the version NET_VERSION, over TCP on the loopback interface. FAKE_NET in the
+// environment says what it does wrong, FAKE_NET_SENDS after how many sends. It ends the process
+// where it is called against the rules.
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { kSuccess = 0, kSystemError = 2, kInternalError = 3, kHost = 1, kWarn = 2, kInfo = 3 };
+enum { kRequests = 32, kDevices = 2 };
+typedef void (*Logger)(int, unsigned long, const char*, int, const char*, ...);
+
+#if NET_VERSION >= 9
+typedef size_t Bytes;
+#else
+typedef int Bytes;
+#endif
+#if NET_VERSION >= 8
+typedef size_t RegionBytes;
+#else
+typedef int RegionBytes;
+#endif
+
+typedef struct {
+  char *name, *pciPath;
+  uint64_t guid;
+  int ptrSupport;
+#if NET_VERSION >= 8
+  int regIsGlobal;
+#endif
+#if NET_VERSION >= 9
+  int forceFlush;
+#endif
+  int speed, port;
+  float latency;
+  int maxComms, maxRecvs;
+#if NET_VERSION >= 7
+  int netDeviceType, netDeviceVersion;
+#endif
+#if NET_VERSION >= 9
+  int deviceCount, devices[NET_VERSION >= 12 ? 8 : 4];
+  size_t maxP2pBytes, maxCollBytes;
+#endif
+#if NET_VERSION >= 11
+  int maxMultiRequestSize;
+#endif
+#if NET_VERSION >= 12
+  int16_t railId, planeId;
+#endif
+} Properties;
+
+typedef struct {
+  int trafficClass;
+} Config;
+
+// Counted by tests: contexts, connections, listeners, regions and requests that are open.
+__attribute__((visibility("default"))) int fakeNetOpen = 0;
+__attribute__((visibility("default"))) int fakeNetInits = 0, fakeNetTrafficClass = 0;
+__attribute__((visibility("default"))) int fakeNetFlushes = 0;
+
+static Logger logger_;
+
+static void require(int condition, const char* rule) {
+  if (condition) return;
+  fprintf(stderr, "fake net plug-in v%d: %s\n", NET_VERSION, rule);
+  abort();
+}
+
+static int does(const char* mode) {
+  const char* wanted = getenv("FAKE_NET");
+  return wanted != NULL && strcmp(wanted, mode) == 0;
+}
+
+static void count(int change) {
+  __atomic_fetch_add(&fakeNetOpen, change, __ATOMIC_SEQ_CST);
+}
+
+typedef struct Connection Connection;
+typedef struct {
+  Connection* connection;
+  char* data;
+  uint32_t bytes, moved;  // moved: of the header and the data
+  uint32_t header;
+  int inUse, complete;
+} Request;
+
+struct Connection {
+  int socket, sends, regions, turns;
+  long number;  // of the last message
+  Request requests[kRequests];
+  unsigned first, last;  // requests that are not complete: in order
+};
+typedef struct {
+  int socket, turns;
+} Listener;
+typedef struct {
+  Connection* connection;
+  char* data;
+  size_t bytes;
+} Region;
+// State of a connection that is being made.
+typedef struct {
+  struct sockaddr_in address;
+  int turns, socket;
+} Handle;
+
+static int newSocket(void) {
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  int one = 1;
+  if (fd >= 0) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  return fd;
+}
+
+static Connection* newConnection(int socket, int sends) {
+  Connection* connection = calloc(1, sizeof(*connection));
+  connection->socket = socket;
+  connection->sends = sends;
+  count(1);
+  return connection;
+}
+
+static int devices(int* number) {
+  *number = does("no devices") ? 0 : kDevices;
+  return kSuccess;
+}
+
+static int getProperties(int device, Properties* properties) {
+  static char* names[] = {"fake0", "fake1"};
+  static char* paths[] = {"/sys/devices/pci0000:00/0000:0a:00.0", NULL};
+  if (does("properties fail")) return kSystemError;
+  require(device >= 0 && device < kDevices, "device out of range");
+  memset(properties, 0, sizeof(*properties));
+  properties->name = names[device];
+  properties->pciPath = paths[device];
+  properties->guid = 70 + (uint64_t)device;
+  properties->ptrSupport = kHost;
+  properties->speed = 100000;
+  properties->port = 1;
+  properties->latency = 2.5f;
+  properties->maxComms = 1000;
+  properties->maxRecvs = device == 0 ? 1 : 8;
+#if NET_VERSION >= 7
+  properties->netDeviceType = does("on the device") ? 1 : 0;
+#endif
+#if NET_VERSION >= 9
+  properties->forceFlush = 1;
+  properties->deviceCount = 1;
+  properties->devices[0] = device;
+  properties->maxP2pBytes = does("small messages") ? 100 : (size_t)1 << 30;
+  properties->maxCollBytes = (size_t)1 << 30;
+#endif
+  return kSuccess;
+}
+
+static int doListen(int device, void* handle, void** listener) {
+  Handle* own = handle;
+  socklen_t length = sizeof(own->address);
+  require(device >= 0 && device < kDevices, "device out of range");
+  if (does("listen fails")) return kSystemError;
+  memset(own, 0, sizeof(*own));
+  own->socket = -1;
+  own->address.sin_family = AF_INET;
+  own->address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  int fd = newSocket();
+  if (fd < 0 || bind(fd, (struct sockaddr*)&own->address, length) != 0 || listen(fd, 4) != 0 ||
+      getsockname(fd, (struct sockaddr*)&own->address, &length) != 0) {
+    return kSystemError;
+  }
+  Listener* made = calloc(1, sizeof(*made));
+  made->socket = fd;
+  count(1);
+  *listener = made;
+  return kSuccess;
+}
+
+// Takes several calls, and an accept of the receiver in between.
+static int doConnect(int device, void* handle, void** sender) {
+  Handle* own = handle;
+  char byte;
+  require(device >= 0 && device < kDevices, "device out of range");
+  *sender = NULL;
+  if (does("connect fails")) return kSystemError;
+  if (does("never connects") || own->turns++ == 0) return kSuccess;
+  if (own->socket < 0) {
+    own->socket = newSocket();
+    if (own->socket < 0) return kSystemError;
+    if (connect(own->socket, (struct sockaddr*)&own->address, sizeof(own->address)) != 0 &&
+        errno != EINPROGRESS) {
+      return kSystemError;
+    }
+  }
+  ssize_t got = recv(own->socket, &byte, 1, 0);
+  if (got == 0) return kSystemError;
+  if (got < 0) return errno == EAGAIN || errno == ENOTCONN ? kSuccess : kSystemError;
+  *sender = newConnection(own->socket, 1);
+  return kSuccess;
+}
+
+static int doAccept(void* listener, void** receiver) {
+  Listener* own = listener;
+  *receiver = NULL;
+  if (does("accept fails")) return kSystemError;
+  if (own->turns++ == 0) return kSuccess;
+  int fd = accept4(own->socket, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0) return errno == EAGAIN ? kSuccess : kSystemError;
+  if (send(fd, "", 1, MSG_NOSIGNAL) != 1) return kSystemError;
+  *receiver = newConnection(fd, 0);
+  return kSuccess;
+}
+
+static int regMr(void* connection, void* data, RegionBytes bytes, int type, void** region) {
+  require(type == kHost, "memory that is not the host's");
+  require(bytes > 0, "region without bytes");
+  if (does("regMr fails")) return kSystemError;
+  Region* made = calloc(1, sizeof(*made));
+  *made = (Region){connection, data, (size_t)bytes};
+  ((Connection*)connection)->regions++;
+  count(1);
+  *region = made;
+  return kSuccess;
+}
+
+static int deregMr(void* connection, void* region) {
+  require(((Region*)region)->connection == connection, "region of another connection");
+  ((Connection*)connection)->regions--;
+  count(-1);
+  free(region);
+  return kSuccess;
+}
+
+// Moves the requests of a connection in their order. Returns an ncclResult_t.
+static int progress(Connection* connection) {
+  while (connection->first != connection->last) {
+    Request* request = &connection->requests[connection->first % kRequests];
+    uint32_t total = sizeof(request->header);
+    if (connection->sends || request->moved >= sizeof(request->header)) total += request->header;
+    while (request->moved < total) {
+      int inHeader = request->moved < sizeof(request->header);
+      char* at = inHeader ? (char*)&request->header + request->moved
+                          : request->data + request->moved - sizeof(request->header);
+      size_t bytes = (inHeader ? sizeof(request->header) : total) - request->moved;
+      ssize_t moved = connection->sends ? send(connection->socket, at, bytes, MSG_NOSIGNAL)
+                                        : recv(connection->socket, at, bytes, 0);
+      if (moved == 0) return kSystemError;
+      if (moved < 0) return errno == EAGAIN ? kSuccess : kSystemError;
+      request->moved += (uint32_t)moved;
+      if (!connection->sends && request->moved == sizeof(request->header)) {
+        require(request->header <= request->bytes, "message larger than the receive");
+        total += request->header;
+      }
+    }
+    request->complete = 1;
+    connection->first++;
+  }
+  return kSuccess;
+}
+
+static int post(Connection* connection, void* data, size_t bytes, Region* region, void** request) {
+  require(*request == NULL, "request that is not null");
+  require(region->connection == connection, "region of another connection");
+  require((char*)data >= region->data && (char*)data + bytes <= region->data + region->bytes,
+          "data outside of their region");
+  // It has to be called again.
+  if (connection->turns++ % 5 == 4) return kSuccess;
+  Request* made = &connection->requests[connection->last % kRequests];
+  require(!made->inUse, "more requests than a connection has");
+  *made = (Request){connection, data, (uint32_t)bytes, 0, 0, 1, 0};
+  if (connection->sends) made->header = (uint32_t)bytes;
+  connection->last++;
+  count(1);
+  *request = made;
+  return kSuccess;
+}
+
+static int doSend(void* connection, void* data, Bytes bytes, int tag, void* region,
+                  void** request) {
+  static long sends = 0;
+  const char* limit = getenv("FAKE_NET_SENDS");
+  require(((Connection*)connection)->sends && tag == 0, "send at the receiver's end");
+  if (does("send fails") &&
+      __atomic_fetch_add(&sends, 1, __ATOMIC_SEQ_CST) >= (limit == NULL ? 0 : atol(limit))) {
+    return kSystemError;
+  }
+  return post(connection, data, (size_t)bytes, region, request);
+}
+
+static int doReceive(void* connection, int number, void** data, Bytes* bytes, int* tags,
+                     void** regions, void** request) {
+  require(!((Connection*)connection)->sends, "receive at the sender's end");
+  require(number == 1 && tags[0] == 0, "receives in a group");
+  if (does("receive fails")) return kSystemError;
+  return post(connection, data[0], (size_t)bytes[0], regions[0], request);
+}
+
+// Complete at once.
+static int iflush(void* connection, int number, void** data, int* bytes, void** regions,
+                  void** request) {
+  require(number == 1 && bytes[0] > 0 && data[0] != NULL, "flush of nothing");
+  require(((Region*)regions[0])->connection == connection, "region of another connection");
+  __atomic_fetch_add(&fakeNetFlushes, 1, __ATOMIC_SEQ_CST);
+  *request = NULL;
+  return kSuccess;
+}
+
+static int test(void* request, int* done, int* bytes) {
+  Request* own = request;
+  require(own->inUse, "test of a request that has ended");
+  *done = 0;
+  if (does("hangs")) return kSuccess;
+  if (does("test fails")) return kSystemError;
+  int result = own->complete ? kSuccess : progress(own->connection);
+  if (result != kSuccess || !own->complete) return result;
+  *done = 1;
+  if (bytes != NULL) *bytes = (int)own->header;
+  own->inUse = 0;
+  count(-1);
+  return kSuccess;
+}
+
+static int closeConnection(void* connection) {
+  Connection* own = connection;
+  require(own->regions == 0, "close of a connection that has regions");
+  for (int i = 0; i < kRequests; i++) count(own->requests[i].inUse ? -1 : 0);
+  close(own->socket);
+  count(-1);
+  free(own);
+  return kSuccess;
+}
+
+static int closeListen(void* listener) {
+  close(((Listener*)listener)->socket);
+  count(-1);
+  free(listener);
+  return kSuccess;
+}
+
+static int start(Logger logger) {
+  logger_ = logger;
+  if (does("init fails")) return kSystemError;
+  __atomic_fetch_add(&fakeNetInits, 1, __ATOMIC_SEQ_CST);
+  logger_(kInfo, 16, "fake", 1, "%s %d", "starts, version", NET_VERSION);
+  return kSuccess;
+}
+
+#define CONCAT2(a, b) a##b
+#define CONCAT(a, b) CONCAT2(a, b)
+#define STRING2(a) #a
+#define STRING(a) STRING2(a)
+
+typedef int (*Profiler)(void**, int, void*, int64_t, void*);
+typedef void* Unused;
+
+#if NET_VERSION >= 11
+static int init(void** context, uint64_t communicator, Config* config, Logger logger,
+                Profiler profiler) {
+  require(communicator != 0 && profiler != NULL, "communicator without an id");
+  *context = malloc(1);
+  int result = start(logger);
+  __atomic_store_n(&fakeNetTrafficClass, config->trafficClass, __ATOMIC_SEQ_CST);
+  if (result != kSuccess) {
+    free(*context);
+    *context = NULL;
+  } else {
+    count(1);
+  }
+  return result;
+}
+static int finalize(void* context) {
+  require(context != NULL, "finalize without a context");
+  count(-1);
+  free(context);
+  return kSuccess;
+}
+static int listenOf(void* context, int device, void* handle, void** listener) {
+  require(context != NULL, "listen without a context");
+  return doListen(device, handle, listener);
+}
+static int connectOf(void* context, int device, void* handle, void** sender, void** onDevice) {
+  require(context != NULL && onDevice == NULL, "connect without a context");
+  return doConnect(device, handle, sender);
+}
+#else
+#if NET_VERSION == 10
+static int init(Logger logger, Profiler profiler) {
+  require(profiler != NULL, "no profiler callback");
+  return start(logger);
+}
+static int connectOf(int device, Config* config, void* handle, void** sender, void** onDevice) {
+  require(onDevice == NULL, "a handle for the GPU");
+  __atomic_store_n(&fakeNetTrafficClass, config->trafficClass, __ATOMIC_SEQ_CST);
+  return doConnect(device, handle, sender);
+}
+#else
+#define init start
+#if NET_VERSION >= 7
+static int connectOf(int device, void* handle, void** sender, void** onDevice) {
+  require(onDevice == NULL, "a handle for the GPU");
+  return doConnect(device, handle, sender);
+}
+#else
+#define connectOf doConnect
+#endif
+#endif
+#define listenOf doListen
+#endif
+
+#if NET_VERSION >= 7
+static int acceptOf(void* listener, void** receiver, void** onDevice) {
+  require(onDevice == NULL, "a handle for the GPU");
+  return doAccept(listener, receiver);
+}
+#else
+#define acceptOf doAccept
+#endif
+
+#if NET_VERSION >= 10
+static int sendOf(void* connection, void* data, Bytes bytes, int tag, void* region, void* event,
+                  void** request) {
+  require(event == NULL, "an event");
+  return doSend(connection, data, bytes, tag, region, request);
+}
+static int receiveOf(void* connection, int number, void** data, Bytes* bytes, int* tags,
+                     void** regions, void** events, void** request) {
+  require(events != NULL, "no events");
+  return doReceive(connection, number, data, bytes, tags, regions, request);
+}
+#else
+#define sendOf doSend
+#define receiveOf doReceive
+#endif
+
+typedef struct {
+  const char* name;
+  void* functions[16];
+#if NET_VERSION >= 7
+  Unused getDeviceMr, irecvConsumed;
+#endif
+#if NET_VERSION >= 9
+  Unused makeVDevice;
+#endif
+#if NET_VERSION >= 11
+  void* finalize;
+  Unused setNetAttr;
+#endif
+} Table;
+
+__attribute__((visibility("default"))) Table CONCAT(ncclNetPlugin_v, NET_VERSION) = {
+    .name = "Fake" STRING(NET_VERSION),
+    .functions = {(void*)init, (void*)devices, (void*)getProperties, (void*)listenOf,
+                  (void*)connectOf, (void*)acceptOf, (void*)regMr, NULL, (void*)deregMr,
+                  (void*)sendOf, (void*)receiveOf, (void*)iflush, (void*)test,
+                  (void*)closeConnection, (void*)closeConnection, (void*)closeListen},
+#if NET_VERSION >= 11
+    .finalize = (void*)finalize,
+#endif
+};
