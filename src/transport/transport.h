@@ -18,6 +18,10 @@
 
 // How data move between two ranks. A transport provides the memory of the FIFOs between them and,
 // where kernels cannot move the data, the thread that does. transport/transports.h has the list.
+namespace unisono::plugin {
+class Net;
+}
+
 namespace unisono::transport {
 
 // In order of preference.
@@ -67,7 +71,9 @@ struct TransportOptions {
   std::function<bool()> isIdle;
   std::optional<std::chrono::milliseconds> timeout;  // of each wait for another rank
   std::string socketInterface, socketFamily;         // of the settings
-  bool verifiesLinks = false;                        // whether LinkCheck looks at links
+  std::shared_ptr<const plugin::Net> net;            // network plug-in; null: sockets
+  std::vector<int> ports;      // of the plug-in, by channel (from the first one again); empty: any
+  bool verifiesLinks = false;  // whether LinkCheck looks at links
 };
 
 // All channels of one purpose from one rank to another. This rank is one of the two, or the one
@@ -98,6 +104,9 @@ struct TransportContext {
 
   PeerLink linkBetween(int a, int b) const { return transport::linkBetween(links, places, a, b); }
   const PeerPlace& own() const { return places[static_cast<size_t>(config.rank)]; }
+  void checkState() const {
+    if (options.check) options.check();
+  }
 };
 
 // A group that is being connected.

@@ -13,7 +13,7 @@
 #include "device/work.h"
 #include "support/seed.h"
 #include "transport/net/proxy.h"
-#include "transport/net/stream.h"
+#include "transport/net/socket_stream.h"
 #include "transport/transports.h"
 
 namespace unisono::transport {

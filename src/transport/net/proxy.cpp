@@ -22,6 +22,8 @@ using namespace std::chrono_literals;
 // How often the thread looks without a nap after data have moved.
 constexpr int kLooksAwake = 100;
 constexpr std::chrono::nanoseconds kShortestNap = 20us, kLongestNap = 500us;
+// No socket ends the nap when data arrive.
+constexpr std::chrono::nanoseconds kLongestNapWithoutSockets = 50us;
 // When a process dies, its rank's bootstrap connection tells more than its data connections.
 constexpr auto kGrace = 1s;
 
@@ -95,9 +97,10 @@ void Proxy::run() {
       nap = kShortestNap;
     } else if (++quietLooks < kLooksAwake) {
       ::sched_yield();
-    } else if (nap < kLongestNap) {
+    } else if (const auto longest = hasSilent_ ? kLongestNapWithoutSockets : kLongestNap;
+               nap < longest) {
       sleep(nap);
-      nap = std::min(2 * nap, kLongestNap);
+      nap = std::min(2 * nap, longest);
     } else {
       // Whoever launches something from here on sees that this thread sleeps.
       sleeps_.exchange(true);
@@ -106,9 +109,9 @@ void Proxy::run() {
         const std::lock_guard lock(mutex_);
         // A kernel may have stored a tail and ended since the last look, so the counters are read
         // again once all are done. That may find a failure, which has to be reported first.
-        idle = isIdle() && !moveAll() && isIdle();
+        idle = isIdle() && !moveAll() && !mustLook_ && isIdle();
       }
-      sleep(idle ? std::nullopt : std::optional(kLongestNap));
+      sleep(idle ? std::nullopt : std::optional(longest));
       if (idle) {
         quietLooks = 0;
         nap = kShortestNap;
@@ -120,12 +123,13 @@ void Proxy::run() {
 bool Proxy::moveAll() {
   bool moved = false;
   sockets_.assign(1, {wakeUp_.get(), POLLIN, 0});
+  mustLook_ = hasSilent_ = false;
   for (Entry& entry : entries_) {
     const StreamProgress progress = entry.stream->progress();
     moved |= progress.moved;
-    if (progress.waitsForSocket) {
-      sockets_.push_back({entry.stream->descriptor(), entry.stream->events(), 0});
-    }
+    if (progress.waitsForSocket) sockets_.push_back(entry.stream->socket());
+    mustLook_ |= progress.mustLook;
+    hasSilent_ |= entry.stream->socket().fd < 0;
     if (!entry.stream->failure().empty()) reportFailure(entry);
   }
   return moved;

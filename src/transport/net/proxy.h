@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/unique_descriptor.h"
 #include "transport/net/stream.h"
 
@@ -78,8 +79,10 @@ class Proxy {
   std::vector<Entry> entries_;
   std::vector<Member> members_;
   uint64_t lastNumber_ = 0;
-  // Of the thread: the sockets that streams wait for, after wakeUp_.
+  // Of the thread, from its last look: the sockets that streams wait for, after wakeUp_; whether
+  // data can move without an event that ends a sleep; whether some stream has no socket.
   std::vector<pollfd> sockets_;
+  bool mustLook_ = false, hasSilent_ = false;
 };
 
 }  // namespace unisono::transport

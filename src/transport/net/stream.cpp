@@ -1,157 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/net/stream.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <cstring>
 
 #include "device/work.h"
 
 namespace unisono::transport {
-namespace {
 
-uint64_t loadAcquire(uint64_t* word) {
-  return std::atomic_ref(*word).load(std::memory_order_acquire);
-}
-void storeRelease(uint64_t* word, uint64_t value) {
-  std::atomic_ref(*word).store(value, std::memory_order_release);
+uint64_t Stream::tail() const {
+  return std::atomic_ref(*memory_.tail).load(std::memory_order_acquire);
 }
 
-bool isLater(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+uint64_t Stream::head() const {
+  return std::atomic_ref(*memory_.head).load(std::memory_order_acquire);
 }
 
-std::string textOf(int error) {
-  return std::strerror(error);
+void Stream::setTail(uint64_t steps) {
+  std::atomic_ref(*memory_.tail).store(steps, std::memory_order_release);
 }
 
-}  // namespace
-
-SendStream::~SendStream() {
-  // Without the header the receiver reports a failed connection, which is right if slots are left.
-  if (sent_ != 0 || step_ < loadAcquire(memory_.tail) || !failure_.empty()) return;
-  const SlotHeader end{static_cast<uint32_t>(step_), SlotHeader::kEnd};
-  static_cast<void>(::send(socket_.descriptor(), &end, sizeof(end), MSG_DONTWAIT | MSG_NOSIGNAL));
+void Stream::setHead(uint64_t steps) {
+  std::atomic_ref(*memory_.head).store(steps, std::memory_order_release);
 }
 
-short SendStream::events() const {
-  return POLLOUT;
-}
-
-bool SendStream::isPending() const {
-  if (!failure_.empty()) return false;
-  if (step_ < loadAcquire(memory_.tail)) return true;
-  pollfd socket{descriptor(), POLLOUT, 0};
-  return ::poll(&socket, 1, 0) == 0;
-}
-
-StreamProgress SendStream::progress() {
-  StreamProgress progress;
-  if (!failure_.empty()) return progress;
-  for (int i = 0; i < kSlotsAtOnce && step_ < loadAcquire(memory_.tail); i++) {
-    if (sent_ == 0) {
-      const uint64_t* size = memory_.tail + device::kSizesWord + (step_ & (memory_.slotCount - 1));
-      const uint64_t bytes =
-          std::atomic_ref(*const_cast<uint64_t*>(size)).load(std::memory_order_relaxed);
-      header_ = {static_cast<uint32_t>(step_),
-                 static_cast<uint32_t>(std::min<uint64_t>(bytes, memory_.slotBytes))};
-    }
-    if (!write(progress)) return progress;
-    sent_ = 0;
-    step_++;
-    storeRelease(memory_.head, step_);
-  }
-  return progress;
-}
-
-// The rest of the header and the slot. Returns whether all is sent.
-bool SendStream::write(StreamProgress& progress) {
-  const size_t total = sizeof(header_) + header_.bytes;
-  while (sent_ < total) {
-    iovec parts[2];
-    msghdr message{};
-    message.msg_iov = parts;
-    if (sent_ < sizeof(header_)) {
-      parts[message.msg_iovlen++] = {reinterpret_cast<std::byte*>(&header_) + sent_,
-                                     sizeof(header_) - sent_};
-    }
-    const size_t done = std::max(sent_, sizeof(header_)) - sizeof(header_);
-    if (done < header_.bytes) {
-      parts[message.msg_iovlen++] = {memory_.slot(step_) + done, header_.bytes - done};
-    }
-    const ssize_t bytes = ::sendmsg(descriptor(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (bytes < 0) {
-      if (isLater(errno)) {
-        progress.waitsForSocket = true;
-      } else {
-        failure_ = textOf(errno);
-      }
-      return false;
-    }
-    progress.moved = true;
-    sent_ += static_cast<size_t>(bytes);
-  }
-  return true;
-}
-
-short ReceiveStream::events() const {
-  return POLLIN;
-}
-
-StreamProgress ReceiveStream::progress() {
-  StreamProgress progress;
-  if (!failure_.empty() || ended_) return progress;
-  for (int i = 0; i < kSlotsAtOnce; i++) {
-    // The kernel must have used the slot before, which it says with release.
-    if (loadAcquire(memory_.head) + memory_.slotCount <= step_) return progress;
-    if (!readSlot(progress)) return progress;
-    received_ = 0;
-    step_++;
-    storeRelease(memory_.tail, step_);
-  }
-  return progress;
-}
-
-bool ReceiveStream::readSlot(StreamProgress& progress) {
-  if (received_ < sizeof(header_)) {
-    auto* header = reinterpret_cast<std::byte*>(&header_);
-    if (!read(header + received_, sizeof(header_) - received_, progress)) return false;
-    if (header_.bytes == SlotHeader::kEnd) {
-      ended_ = true;
-      return false;
-    }
-    if (header_.step != static_cast<uint32_t>(step_) || header_.bytes > memory_.slotBytes) {
-      failure_ = "its data are not those of this connection";
-      return false;
-    }
-  }
-  const size_t done = received_ - sizeof(header_);
-  return read(memory_.slot(step_) + done, header_.bytes - done, progress);
-}
-
-// Returns whether all is here.
-bool ReceiveStream::read(std::byte* into, size_t bytes, StreamProgress& progress) {
-  while (bytes > 0) {
-    const ssize_t got = ::recv(descriptor(), into, bytes, MSG_DONTWAIT);
-    if (got <= 0) {
-      if (got < 0 && isLater(errno)) {
-        progress.waitsForSocket = true;
-      } else {
-        failure_ = got == 0 ? "the peer closed it" : textOf(errno);
-      }
-      return false;
-    }
-    progress.moved = true;
-    received_ += static_cast<size_t>(got);
-    into += got;
-    bytes -= static_cast<size_t>(got);
-  }
-  return true;
+uint32_t Stream::filledBytes(uint64_t step) const {
+  uint64_t* size = memory_.tail + device::kSizesWord + (step & (memory_.slotCount - 1));
+  const uint64_t bytes = std::atomic_ref(*size).load(std::memory_order_relaxed);
+  return static_cast<uint32_t>(std::min<uint64_t>(bytes, memory_.slotBytes));
 }
 
 }  // namespace unisono::transport

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/net/stream.h"
+#include "transport/transport.h"
+
+namespace unisono::transport {
+
+// One end of all FIFOs from one rank to another that a ConnectionGroup has on the network.
+struct NetworkGroup {
+  uint64_t tag;  // the same at both ends
+  int peer;
+  std::vector<int> channels;         // of each FIFO
+  std::vector<StreamMemory> memory;  // of each FIFO; lives longer than its stream
+};
+
+struct NetworkConnection {
+  std::unique_ptr<Stream> stream;
+  std::string name;  // "to 192.0.2.1:80 over eth0"
+};
+
+// A network as one communicator uses it: makes a connection for each FIFO. Functions are called by
+// one thread at a time, and may throw what TransportOptions::check does.
+class Network {
+ public:
+  virtual ~Network() = default;
+  // Of the receiver: begins to accept the connections of a group. Returns what the sender must know
+  // to connect, as `offer`. Never waits.
+  virtual std::vector<std::byte> listen(const NetworkGroup& group) = 0;
+  // Of the sender and of the receiver: wait until all FIFOs of a group are connected. Connections
+  // of other groups are accepted in between, so that no order of ranks can deadlock.
+  virtual std::vector<NetworkConnection> connect(const NetworkGroup& group,
+                                                 std::span<const std::byte> offer) = 0;
+  virtual std::vector<NetworkConnection> accept(const NetworkGroup& group) = 0;
+};
+
+// TCP, over the interface of the settings.
+std::unique_ptr<Network> makeSocketNetwork(const TransportContext& context);
+// The plug-in of TransportOptions::net.
+std::unique_ptr<Network> makePluginNetwork(const TransportContext& context);
+
+// The end of a wait for the connections of a group.
+Error connectionTimeout(const TransportContext& context, const NetworkGroup& group, double seconds);
+
+}  // namespace unisono::transport

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "bootstrap/wait.h"
+#include "plugin/net.h"
+#include "transport/net/network.h"
+#include "transport/net/plugin_stream.h"
+
+namespace unisono::transport {
+namespace {
+
+using plugin::NetHandle;
+
+constexpr std::chrono::microseconds kPollInterval{100};
+
+class PluginNetwork final : public Network {
+ public:
+  explicit PluginNetwork(const TransportContext& context)
+      : context_(context), net_(context.options.net) {
+    logInfo("rank {}: the network is {} with {} device(s)", context_.config.rank, net_->name(),
+            net_->ports().size());
+  }
+  ~PluginNetwork() override;
+
+  std::vector<std::byte> listen(const NetworkGroup& group) override;
+  std::vector<NetworkConnection> connect(const NetworkGroup& group,
+                                         std::span<const std::byte> offer) override;
+  std::vector<NetworkConnection> accept(const NetworkGroup& group) override;
+
+ private:
+  // The receiver's end of a FIFO that is not connected yet.
+  struct Listening {
+    int peer;
+    void* listener = nullptr;
+    void* receiver = nullptr;
+  };
+
+  const plugin::NetFunctions& functions() const { return net_->functions(); }
+  int portOf(const NetworkGroup& group, size_t fifo) const;
+  std::string nameOf(int port) const {
+    return fmt::format("through device {} of {}", net_->ports()[static_cast<size_t>(port)].name,
+                       net_->name());
+  }
+  void check(const char* function, int result, int peer) const;
+  void acceptAll();
+  template <typename IsDone>
+  void waitUntil(const NetworkGroup& group, IsDone isDone);
+
+  const TransportContext& context_;
+  const std::shared_ptr<const plugin::Net> net_;
+  std::map<std::pair<uint64_t, size_t>, Listening> listening_;  // by group and FIFO
+};
+
+PluginNetwork::~PluginNetwork() {
+  for (const auto& [fifo, end] : listening_) {
+    if (end.receiver != nullptr) static_cast<void>(functions().closeReceiver(end.receiver));
+    if (end.listener != nullptr) static_cast<void>(functions().closeListener(end.listener));
+  }
+}
+
+// The port that this rank uses for a FIFO.
+int PluginNetwork::portOf(const NetworkGroup& group, size_t fifo) const {
+  const auto channel = static_cast<size_t>(group.channels[fifo]);
+  const std::vector<int>& chosen = context_.options.ports;
+  const size_t count = net_->ports().size();
+  const auto port =
+      chosen.empty() ? static_cast<int>(channel % count) : chosen[channel % chosen.size()];
+  const size_t largest = net_->ports()[static_cast<size_t>(port)].messageBytes;
+  if (group.memory[fifo].slotBytes > largest) {
+    throw invalidUsage("Slots have {} bytes, and messages {} at most {}",
+                       group.memory[fifo].slotBytes, nameOf(port), largest)
+        .rank(context_.config.rank)
+        .remedy("Set NCCL_BUFFSIZE to less");
+  }
+  return port;
+}
+
+void PluginNetwork::check(const char* function, int result, int peer) const {
+  if (result == plugin::kSuccess) return;
+  throw Error(ErrorCode::systemError,
+              fmt::format("A network connection cannot be made: {} of the net plug-in {} returned "
+                          "{}",
+                          function, net_->name(), plugin::describeResult(result)))
+      .rank(context_.config.rank)
+      .peer(peer)
+      .remedy(
+          "NCCL_DEBUG=INFO shows what the plug-in logs. NCCL_NET=Socket uses sockets in place of "
+          "it");
+}
+
+std::vector<std::byte> PluginNetwork::listen(const NetworkGroup& group) {
+  std::vector<std::byte> offer;
+  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+    NetHandle handle;
+    Listening end{group.peer};
+    check("listen", functions().listen(net_->context(), portOf(group, fifo), handle, &end.listener),
+          group.peer);
+    listening_.emplace(std::pair(group.tag, fifo), end);
+    offer.insert(offer.end(), handle.bytes.begin(), handle.bytes.end());
+  }
+  return offer;
+}
+
+// Accepts what can be accepted now.
+void PluginNetwork::acceptAll() {
+  for (auto& [fifo, end] : listening_) {
+    if (end.receiver != nullptr) continue;
+    check("accept", functions().accept(end.listener, &end.receiver), end.peer);
+    if (end.receiver == nullptr) continue;
+    const int result = functions().closeListener(std::exchange(end.listener, nullptr));
+    check("closeListen", result, end.peer);
+  }
+}
+
+template <typename IsDone>
+void PluginNetwork::waitUntil(const NetworkGroup& group, IsDone isDone) {
+  const std::function<bool()> never = [] { return false; };
+  const bootstrap::Wait wait(context_.options.timeout, never);
+  for (;;) {
+    // A sender may be connected only once its receiver has accepted it.
+    acceptAll();
+    if (isDone()) return;
+    context_.checkState();
+    if (wait.isExpired()) throw connectionTimeout(context_, group, wait.secondsSinceStart());
+    std::this_thread::sleep_for(kPollInterval);
+  }
+}
+
+std::vector<NetworkConnection> PluginNetwork::connect(const NetworkGroup& group,
+                                                      std::span<const std::byte> offer) {
+  const size_t count = group.memory.size();
+  if (offer.size() != count * sizeof(NetHandle)) {
+    throw internalError("An offer of {} FIFOs has {} bytes", count, offer.size());
+  }
+  std::vector<NetHandle> handles(count);
+  std::memcpy(handles.data(), offer.data(), offer.size());
+  std::vector<NetworkConnection> connections(count);
+  waitUntil(group, [&] {
+    bool done = true;
+    for (size_t fifo = 0; fifo < count; fifo++) {
+      if (connections[fifo].stream != nullptr) continue;
+      const int port = portOf(group, fifo);
+      void* sender = nullptr;
+      check(
+          "connect",
+          functions().connect(net_->context(), net_->trafficClass(), port, handles[fifo], &sender),
+          group.peer);
+      if (sender == nullptr) {
+        done = false;
+        continue;
+      }
+      connections[fifo] = {std::make_unique<PluginSendStream>(net_, sender, group.memory[fifo]),
+                           nameOf(port)};
+    }
+    return done;
+  });
+  return connections;
+}
+
+std::vector<NetworkConnection> PluginNetwork::accept(const NetworkGroup& group) {
+  const auto begin = listening_.lower_bound({group.tag, 0});
+  const auto end = listening_.upper_bound({group.tag, group.memory.size()});
+  waitUntil(group, [&] {
+    return std::all_of(begin, end,
+                       [](const auto& entry) { return entry.second.receiver != nullptr; });
+  });
+  std::vector<NetworkConnection> connections;
+  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+    const auto entry = listening_.extract({group.tag, fifo});
+    const int port = portOf(group, fifo);
+    connections.push_back(
+        {std::make_unique<PluginReceiveStream>(net_, entry.mapped().receiver,
+                                               net_->ports()[static_cast<size_t>(port)].forcesFlush,
+                                               group.memory[fifo]),
+         nameOf(port)});
+  }
+  return connections;
+}
+
+}  // namespace
+
+std::unique_ptr<Network> makePluginNetwork(const TransportContext& context) {
+  return std::make_unique<PluginNetwork>(context);
+}
+
+}  // namespace unisono::transport

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/net/plugin_stream.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/error.h"
+
+namespace unisono::transport {
+
+PluginStream::PluginStream(std::shared_ptr<const plugin::Net> net, void* connection, bool sends,
+                           const StreamMemory& memory)
+    : Stream(memory), net_(std::move(net)), connection_(connection), sends_(sends) {
+  const int result = functions().registerMemory(
+      connection_, memory.slots, size_t{memory.slotCount} * memory.slotBytes, &region_);
+  if (result == plugin::kSuccess) return;
+  close();
+  throw Error(ErrorCode::systemError,
+              fmt::format("The net plug-in {} cannot use {} bytes of memory: its regMr returned {}",
+                          net_->name(), size_t{memory.slotCount} * memory.slotBytes,
+                          plugin::describeResult(result)))
+      .remedy("Raise the limit of locked memory (ulimit -l), or use NCCL_NET=Socket");
+}
+
+PluginStream::~PluginStream() {
+  // Nobody can do anything about a failure.
+  static_cast<void>(functions().deregisterMemory(connection_, region_));
+  close();
+}
+
+void PluginStream::close() {
+  static_cast<void>(sends_ ? functions().closeSender(connection_)
+                           : functions().closeReceiver(connection_));
+}
+
+bool PluginStream::check(const char* function, int result) {
+  if (result == plugin::kSuccess) return true;
+  failure_ = fmt::format("{} returned {}", function, plugin::describeResult(result));
+  return false;
+}
+
+bool PluginStream::takeRequest(int& bytes) {
+  int done = 0;
+  if (!check("test", functions().test(requests_.front(), &done, &bytes)) || done == 0) return false;
+  requests_.pop_front();
+  return true;
+}
+
+PluginSendStream::~PluginSendStream() {
+  if (!failure_.empty() || !requests_.empty() || step_ < tail()) return;
+  // The receiver has as many receives posted. It may have closed the connection, and an abort must
+  // not wait.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
+  for (uint32_t i = 0; i < memory_.slotCount && post(step_, 0); i++) {
+  }
+  for (int bytes = 0; !requests_.empty() && failure_.empty();) {
+    if (!takeRequest(bytes) && std::chrono::steady_clock::now() > deadline) break;
+  }
+}
+
+bool PluginSendStream::isPending() const {
+  return failure_.empty() && (step_ < tail() || !requests_.empty());
+}
+
+// Returns whether the plug-in has taken the message.
+bool PluginSendStream::post(uint64_t step, size_t bytes) {
+  void* request = nullptr;
+  const int result = functions().send(connection_, memory_.slot(step), bytes, region_, &request);
+  if (!check("isend", result) || request == nullptr) return false;
+  requests_.push_back(request);
+  return true;
+}
+
+StreamProgress PluginSendStream::progress() {
+  StreamProgress progress;
+  if (!failure_.empty()) return progress;
+  for (int i = 0; i < kSlotsAtOnce; i++) {
+    const uint64_t step = step_ + requests_.size();
+    if (step >= tail() || !post(step, std::max<size_t>(filledBytes(step), 1))) break;
+    progress.moved = true;
+  }
+  int bytes = 0;
+  while (failure_.empty() && !requests_.empty() && takeRequest(bytes)) {
+    setHead(++step_);
+    progress.moved = true;
+  }
+  progress.mustLook = isPending();
+  return progress;
+}
+
+// Returns whether there may be room for another one.
+bool PluginReceiveStream::post() {
+  // The kernel must have used the slot before, which it says with release.
+  const uint64_t step = step_ + requests_.size() + (received_ ? 1 : 0);
+  if (head() + memory_.slotCount <= step) return false;
+  void* request = nullptr;
+  const int result =
+      functions().receive(connection_, memory_.slot(step), memory_.slotBytes, region_, &request);
+  if (!check("irecv", result) || request == nullptr) return false;
+  requests_.push_back(request);
+  return true;
+}
+
+// Returns whether another slot may be complete.
+bool PluginReceiveStream::completeSlot() {
+  int bytes = 0;
+  if (!received_) {
+    if (requests_.empty() || !takeRequest(bytes)) return false;
+    if (bytes == 0) {
+      ended_ = true;
+      return true;
+    }
+    if (bytes < 0 || static_cast<uint32_t>(bytes) > memory_.slotBytes || ended_) {
+      failure_ = fmt::format("{} bytes arrived that do not belong to it", bytes);
+      return false;
+    }
+    received_ = true;
+  }
+  if (flushes_ && !flushed_) {
+    const int result = functions().flush(connection_, memory_.slot(step_),
+                                         static_cast<int>(memory_.slotBytes), region_, &flush_);
+    if (!check("iflush", result)) return false;
+    flushed_ = true;
+  }
+  if (flush_ != nullptr) {
+    int done = 0;
+    if (!check("test", functions().test(flush_, &done, nullptr)) || done == 0) return false;
+    flush_ = nullptr;
+  }
+  received_ = flushed_ = false;
+  setTail(++step_);
+  return true;
+}
+
+StreamProgress PluginReceiveStream::progress() {
+  StreamProgress progress;
+  if (!failure_.empty()) return progress;
+  while (!ended_ && post()) {
+  }
+  for (int i = 0; i < kSlotsAtOnce && failure_.empty() && completeSlot(); i++) {
+    progress.moved = true;
+  }
+  return progress;
+}
+
+}  // namespace unisono::transport

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include "plugin/net.h"
+#include "transport/net/stream.h"
+
+// Streams over the connections of a net plug-in. A slot is one message of as many bytes as the
+// kernel has put into it, a slot without data is one byte, and a message without data says that
+// the sender ends in order. The receiver keeps a receive posted for each free slot, one by one:
+// receives that are grouped end together, so that a FIFO would wait for another one.
+namespace unisono::transport {
+
+class PluginStream : public Stream {
+ public:
+  ~PluginStream() override;
+
+ protected:
+  // Owns the connection from here on. Throws Error if its memory cannot be registered.
+  PluginStream(std::shared_ptr<const plugin::Net> net, void* connection, bool sends,
+               const StreamMemory& memory);
+
+  const plugin::NetFunctions& functions() const { return net_->functions(); }
+  // Notes the failure of a function; returns whether it has succeeded.
+  bool check(const char* function, int result);
+  // Whether the first request is complete, which removes it.
+  bool takeRequest(int& bytes);
+
+  const std::shared_ptr<const plugin::Net> net_;
+  void* const connection_;
+  void* region_ = nullptr;
+  std::deque<void*> requests_;  // of the slots from step_ on
+
+ private:
+  void close();
+
+  const bool sends_;
+};
+
+class PluginSendStream final : public PluginStream {
+ public:
+  PluginSendStream(std::shared_ptr<const plugin::Net> net, void* connection,
+                   const StreamMemory& memory)
+      : PluginStream(std::move(net), connection, true, memory) {}
+  // Tells the receiver of the end, unless slots are left to send.
+  ~PluginSendStream() override;
+  StreamProgress progress() override;
+  bool isPending() const override;
+
+ private:
+  bool post(uint64_t step, size_t bytes);
+};
+
+class PluginReceiveStream final : public PluginStream {
+ public:
+  PluginReceiveStream(std::shared_ptr<const plugin::Net> net, void* connection, bool flushes,
+                      const StreamMemory& memory)
+      : PluginStream(std::move(net), connection, false, memory), flushes_(flushes) {}
+  StreamProgress progress() override;
+
+ private:
+  bool post();
+  bool completeSlot();
+
+  const bool flushes_;     // the plug-in wants a flush after each receive
+  bool flushed_ = false;   // the flush of the slot at step_ has begun
+  void* flush_ = nullptr;  // its request
+  bool received_ = false;  // the slot at step_ has its data
+  bool ended_ = false;     // in order
+};
+
+}  // namespace unisono::transport

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "bootstrap/frame.h"
+#include "bootstrap/interfaces.h"
+#include "bootstrap/reactor.h"
+#include "transport/net/network.h"
+#include "transport/net/socket_stream.h"
+
+namespace unisono::transport {
+namespace {
+
+using bootstrap::Socket;
+using Clock = std::chrono::steady_clock;
+
+// Where the receiver of a group listens.
+struct SocketOffer {
+  bootstrap::Address address;
+  bootstrap::Secret secret;
+};
+
+// The first message on a connection: which FIFO of which group it is for.
+struct Hello {
+  uint64_t magic = kMagic;
+  bootstrap::Secret secret{};
+  uint64_t group = 0;  // its tag
+  uint64_t fifo = 0;
+
+  static constexpr uint64_t kMagic = 0x6f736e65746f6e75;
+};
+
+class SocketNetwork final : public Network {
+ public:
+  explicit SocketNetwork(const TransportContext& context);
+
+  std::vector<std::byte> listen(const NetworkGroup& group) override;
+  std::vector<NetworkConnection> connect(const NetworkGroup& group,
+                                         std::span<const std::byte> offer) override;
+  std::vector<NetworkConnection> accept(const NetworkGroup& group) override;
+
+ private:
+  // A connection that has not told yet what it is for.
+  struct Caller {
+    Socket socket;
+    Clock::time_point deadline;
+    std::array<std::byte, sizeof(Hello)> hello;
+    size_t bytes = 0;
+    std::unique_ptr<bootstrap::Stranger> stranger = std::make_unique<bootstrap::Stranger>();
+  };
+
+  std::function<bool()> givesUp() const;
+  void acceptCallers(std::chrono::milliseconds patience);
+  bool readHello(Caller& caller);
+  Socket dial(const bootstrap::Address& address, int peer);
+  std::string nameOf(const bootstrap::Address& address) const {
+    return fmt::format("to {} over {}", address.text(), interface_.name);
+  }
+
+  const TransportContext& context_;
+  const std::vector<bootstrap::NetworkInterface> interfaces_ = bootstrap::listInterfaces();
+  const bootstrap::NetworkInterface interface_;
+  bootstrap::Listener listener_;
+  const bootstrap::Secret secret_ = bootstrap::randomSecret();
+  std::vector<Caller> callers_;
+  std::map<std::pair<uint64_t, uint64_t>, Socket> arrived_;  // by group and FIFO
+};
+
+SocketNetwork::SocketNetwork(const TransportContext& context)
+    : context_(context),
+      interface_(bootstrap::chooseInterface(interfaces_, context.options.socketInterface,
+                                            bootstrap::parseFamily(context.options.socketFamily))),
+      listener_(interface_.address, bootstrap::Wait(std::chrono::milliseconds(0), {})) {
+  logInfo("rank {}: network connections are accepted at {} ({})", context_.config.rank,
+          listener_.address().text(), interface_.name);
+}
+
+std::vector<std::byte> SocketNetwork::listen(const NetworkGroup&) {
+  const SocketOffer offer{listener_.address(), secret_};
+  const auto bytes = std::as_bytes(std::span(&offer, 1));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::function<bool()> SocketNetwork::givesUp() const {
+  return [this] {
+    context_.checkState();
+    return false;
+  };
+}
+
+Socket SocketNetwork::dial(const bootstrap::Address& address, int peer) {
+  constexpr std::chrono::seconds kLimit{60};
+  const std::function<bool()> aborted = givesUp();
+  int error = 0;
+  auto socket = Socket::connect(
+      bootstrap::localizeScope(address, interfaces_, context_.options.socketInterface),
+      bootstrap::Wait(kLimit, aborted), error);
+  if (!socket) {
+    throw Error(ErrorCode::remoteError,
+                fmt::format("The network connection to {} from {} cannot be made: {}",
+                            address.text(), interface_.name, std::strerror(error)))
+        .rank(context_.config.rank)
+        .peer(peer)
+        .remedy(
+            "Check routes and firewalls between the hosts, or choose the interface with "
+            "NCCL_SOCKET_IFNAME");
+  }
+  return std::move(*socket);
+}
+
+std::vector<NetworkConnection> SocketNetwork::connect(const NetworkGroup& group,
+                                                      std::span<const std::byte> bytes) {
+  SocketOffer offer;
+  if (bytes.size() != sizeof(offer)) throw internalError("An offer has {} bytes", bytes.size());
+  std::memcpy(&offer, bytes.data(), sizeof(offer));
+  std::vector<NetworkConnection> connections;
+  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+    Socket socket = dial(offer.address, group.peer);
+    acceptCallers(std::chrono::milliseconds(0));  // keeps room for those who call this rank
+    const Hello hello{.secret = offer.secret, .group = group.tag, .fifo = fifo};
+    // A new connection has room for it.
+    const bootstrap::Transfer sent = socket.write(std::as_bytes(std::span(&hello, 1)));
+    if (sent.bytes != sizeof(hello)) {
+      throw Error(ErrorCode::remoteError,
+                  fmt::format("The network connection to {} was closed", offer.address.text()))
+          .rank(context_.config.rank)
+          .peer(group.peer);
+    }
+    connections.push_back({std::make_unique<SendStream>(std::move(socket), group.memory[fifo]),
+                           nameOf(offer.address)});
+  }
+  return connections;
+}
+
+std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) {
+  const std::function<bool()> aborted = givesUp();
+  const bootstrap::Wait wait(context_.options.timeout, aborted);
+  std::vector<NetworkConnection> connections;
+  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+    auto found = arrived_.find({group.tag, fifo});
+    while (found == arrived_.end()) {
+      context_.checkState();
+      if (wait.isExpired()) throw connectionTimeout(context_, group, wait.secondsSinceStart());
+      acceptCallers(wait.slice());
+      found = arrived_.find({group.tag, fifo});
+    }
+    Socket socket = std::move(found->second);
+    arrived_.erase(found);
+    const bootstrap::Address address = socket.peerAddress();
+    connections.push_back(
+        {std::make_unique<ReceiveStream>(std::move(socket), group.memory[fifo]), nameOf(address)});
+  }
+  return connections;
+}
+
+// Waits for callers and what they say.
+void SocketNetwork::acceptCallers(std::chrono::milliseconds patience) {
+  std::vector<pollfd> sockets{{listener_.descriptor(), POLLIN, 0}};
+  for (const Caller& caller : callers_) sockets.push_back({caller.socket.descriptor(), POLLIN, 0});
+  ::poll(sockets.data(), sockets.size(), static_cast<int>(patience.count()));
+  const auto isDone = [this](Caller& caller) { return readHello(caller); };
+  while (auto socket = listener_.accept()) {
+    const bool isFull = bootstrap::Stranger::count() >= bootstrap::Stranger::max();
+    if (isFull && std::erase_if(callers_, isDone) == 0 && !callers_.empty()) {
+      callers_.erase(callers_.begin());
+    }
+    callers_.push_back({std::move(*socket), Clock::now() + bootstrap::kStrangerTimeout, {}, 0});
+  }
+  std::erase_if(callers_, isDone);
+}
+
+// Returns whether the caller was accepted or refused, so that it can be forgotten.
+bool SocketNetwork::readHello(Caller& caller) {
+  const bootstrap::Transfer read =
+      caller.socket.read(std::span(caller.hello).subspan(caller.bytes));
+  caller.bytes += read.bytes;
+  if (caller.bytes < sizeof(Hello)) return read.closed || Clock::now() > caller.deadline;
+  Hello hello;
+  std::memcpy(&hello, caller.hello.data(), sizeof(hello));
+  if (hello.magic != Hello::kMagic || !bootstrap::sameSecret(hello.secret, secret_)) {
+    logInfo("A connection from {} that is not one of this job was closed",
+            caller.socket.peerAddress().text());
+    return true;
+  }
+  arrived_.insert_or_assign(std::pair(hello.group, hello.fifo), std::move(caller.socket));
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<Network> makeSocketNetwork(const TransportContext& context) {
+  return std::make_unique<SocketNetwork>(context);
+}
+
+}  // namespace unisono::transport

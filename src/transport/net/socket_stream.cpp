@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/net/socket_stream.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace unisono::transport {
+namespace {
+
+bool isLater(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
+std::string textOf(int error) {
+  return std::strerror(error);
+}
+
+}  // namespace
+
+SendStream::~SendStream() {
+  // Without the header the receiver reports a failed connection, which is right if slots are left.
+  if (sent_ != 0 || step_ < tail() || !failure_.empty()) return;
+  const SlotHeader end{static_cast<uint32_t>(step_), SlotHeader::kEnd};
+  static_cast<void>(::send(socket_.descriptor(), &end, sizeof(end), MSG_DONTWAIT | MSG_NOSIGNAL));
+}
+
+bool SendStream::isPending() const {
+  if (!failure_.empty()) return false;
+  if (step_ < tail()) return true;
+  pollfd ready = socket();
+  return ::poll(&ready, 1, 0) == 0;
+}
+
+StreamProgress SendStream::progress() {
+  StreamProgress progress;
+  if (!failure_.empty()) return progress;
+  for (int i = 0; i < kSlotsAtOnce && step_ < tail(); i++) {
+    if (sent_ == 0) {
+      header_ = {static_cast<uint32_t>(step_), filledBytes(step_)};
+    }
+    if (!write(progress)) return progress;
+    sent_ = 0;
+    step_++;
+    setHead(step_);
+  }
+  return progress;
+}
+
+// The rest of the header and the slot. Returns whether all is sent.
+bool SendStream::write(StreamProgress& progress) {
+  const size_t total = sizeof(header_) + header_.bytes;
+  while (sent_ < total) {
+    iovec parts[2];
+    msghdr message{};
+    message.msg_iov = parts;
+    if (sent_ < sizeof(header_)) {
+      parts[message.msg_iovlen++] = {reinterpret_cast<std::byte*>(&header_) + sent_,
+                                     sizeof(header_) - sent_};
+    }
+    const size_t done = std::max(sent_, sizeof(header_)) - sizeof(header_);
+    if (done < header_.bytes) {
+      parts[message.msg_iovlen++] = {memory_.slot(step_) + done, header_.bytes - done};
+    }
+    const ssize_t bytes = ::sendmsg(socket_.descriptor(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (bytes < 0) {
+      if (isLater(errno)) {
+        progress.waitsForSocket = true;
+      } else {
+        failure_ = textOf(errno);
+      }
+      return false;
+    }
+    progress.moved = true;
+    sent_ += static_cast<size_t>(bytes);
+  }
+  return true;
+}
+
+StreamProgress ReceiveStream::progress() {
+  StreamProgress progress;
+  if (!failure_.empty() || ended_) return progress;
+  for (int i = 0; i < kSlotsAtOnce; i++) {
+    // The kernel must have used the slot before, which it says with release.
+    if (head() + memory_.slotCount <= step_) return progress;
+    if (!readSlot(progress)) return progress;
+    received_ = 0;
+    step_++;
+    setTail(step_);
+  }
+  return progress;
+}
+
+bool ReceiveStream::readSlot(StreamProgress& progress) {
+  if (received_ < sizeof(header_)) {
+    auto* header = reinterpret_cast<std::byte*>(&header_);
+    if (!read(header + received_, sizeof(header_) - received_, progress)) return false;
+    if (header_.bytes == SlotHeader::kEnd) {
+      ended_ = true;
+      return false;
+    }
+    if (header_.step != static_cast<uint32_t>(step_) || header_.bytes > memory_.slotBytes) {
+      failure_ = "its data are not those of this connection";
+      return false;
+    }
+  }
+  const size_t done = received_ - sizeof(header_);
+  return read(memory_.slot(step_) + done, header_.bytes - done, progress);
+}
+
+// Returns whether all is here.
+bool ReceiveStream::read(std::byte* into, size_t bytes, StreamProgress& progress) {
+  while (bytes > 0) {
+    const ssize_t got = ::recv(socket_.descriptor(), into, bytes, MSG_DONTWAIT);
+    if (got <= 0) {
+      if (got < 0 && isLater(errno)) {
+        progress.waitsForSocket = true;
+      } else {
+        failure_ = got == 0 ? "the peer closed it" : textOf(errno);
+      }
+      return false;
+    }
+    progress.moved = true;
+    received_ += static_cast<size_t>(got);
+    into += got;
+    bytes -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+}  // namespace unisono::transport
