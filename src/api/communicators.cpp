@@ -26,6 +26,21 @@ comm::Options optionsOf(const ncclConfig_t& config) {
   if (config.minCTAs != NCCL_CONFIG_UNDEF_INT) options.minChannels = config.minCTAs;
   if (config.maxCTAs != NCCL_CONFIG_UNDEF_INT) options.maxChannels = config.maxCTAs;
   if (config.commName != nullptr) options.name = config.commName;
+  if (config.netName != nullptr) options.network = config.netName;
+  if (config.trafficClass != NCCL_CONFIG_UNDEF_INT) options.trafficClass = config.trafficClass;
+  return options;
+}
+
+// Of a communicator that is made from `parent`: without a configuration the same, with one nothing
+// is inherited but the network.
+comm::Options optionsOf(const comm::Options& parent, const ncclConfig_t* given,
+                        const ncclConfig_t& config) {
+  if (given == nullptr) return parent;
+  comm::Options options = optionsOf(config);
+  if (options.network.empty()) options.network = parent.network;
+  if (options.trafficClass == comm::Options::kAnyTrafficClass) {
+    options.trafficClass = parent.trafficClass;
+  }
   return options;
 }
 
@@ -251,9 +266,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
     }
     auto handle = comm::findHandle(comm);
     auto parent = handle->getParent();
-    // Without a configuration the new communicator has the parent's, with one nothing is inherited.
     const ncclConfig_t read = api::readConfig(config);
-    const comm::Options options = config == nullptr ? parent->options() : optionsOf(read);
+    const comm::Options options = optionsOf(parent->options(), config, read);
     const bool blocking = config == nullptr && parent->settings().blocking < 0
                               ? handle->blocking()
                               : isBlocking(parent->settings(), read);
@@ -281,7 +295,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeR
     const bool aborts = shrinkFlags == NCCL_SHRINK_ABORT;
     auto parent = handle->getParent(aborts);
     const ncclConfig_t read = api::readConfig(config);
-    const comm::Options options = config == nullptr ? parent->options() : optionsOf(read);
+    const comm::Options options = optionsOf(parent->options(), config, read);
     const bool blocking = config == nullptr && parent->settings().blocking < 0
                               ? handle->blocking()
                               : isBlocking(parent->settings(), read);
@@ -320,7 +334,7 @@ ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqu
     auto handle = comm::findHandle(comm);
     auto parent = handle->getActive();
     const ncclConfig_t read = api::readConfig(config);
-    const comm::Options options = config == nullptr ? parent->options() : optionsOf(read);
+    const comm::Options options = optionsOf(parent->options(), config, read);
     const bool blocking = config == nullptr && parent->settings().blocking < 0
                               ? handle->blocking()
                               : isBlocking(parent->settings(), read);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/config.h"
 
-#include <strings.h>
-
 #include <algorithm>
 #include <climits>
 #include <cstddef>
@@ -75,13 +73,6 @@ void checkRange(const ncclConfig_t& config, const AllowedRange& range) {
       .remedy(fmt::format("Set it to {}, or leave it undefined", allowed));
 }
 
-// Sockets are the only network, so that a name of NCCL's own networks has no effect.
-void checkNetwork(const char* name) {
-  if (name == nullptr || ::strcasecmp(name, "Socket") == 0 || ::strcasecmp(name, "IB") == 0) return;
-  throw invalidUsage("ncclConfig_t.netName is \"{}\", and there is no such network", name)
-      .remedy("Use Socket or IB, or leave it undefined; network plug-ins are not supported yet");
-}
-
 }  // namespace
 
 ncclConfig_t readConfig(const ncclConfig_t* given) {
@@ -102,7 +93,6 @@ ncclConfig_t readConfig(const ncclConfig_t* given) {
                           config.minCTAs, config.maxCTAs)
         .remedy("Set minCTAs to at most maxCTAs");
   }
-  checkNetwork(config.netName);
   return config;
 }
 

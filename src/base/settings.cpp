@@ -113,10 +113,12 @@ constexpr Row kRows[] = {
      "where rank 0 of a communicator listens for the other ranks"},
     {"NCCL_HOSTID", Text{&S::hostId, "text"}, "this host",
      "identity of the host: ranks with different values are treated as different nodes"},
-    {"NCCL_NET", Choice{&S::network, "Socket"}, "automatic",
-     "network between hosts; Socket: TCP sockets, also between simulated hosts of one machine, "
-     "which "
-     "share memory otherwise"},
+    {"NCCL_NET", Text{&S::network, "name"}, "automatic",
+     "network between hosts, also between simulated hosts of one machine, which share memory "
+     "otherwise; Socket: TCP sockets, another name: the plug-in that calls itself so"},
+    {"NCCL_NET_PLUGIN", Text{&S::netPlugin, "list"}, "libnccl-net.so if there is one",
+     "network plug-ins, the first that can be used is taken: libraries, or words w of "
+     "libnccl-net-w.so; STATIC_PLUGIN is the program itself, none allows no plug-in"},
     {"UNISONO_BOOTSTRAP_TIMEOUT",
      Number{&S::bootstrapTimeoutSeconds, 1, kLongestSeconds, OutOfRange::useDefault, "seconds"},
      "600 at init, then none",

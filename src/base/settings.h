@@ -30,7 +30,8 @@ struct Settings {
   std::string socketFamily;     // NCCL_SOCKET_FAMILY: AF_INET, AF_INET6 or empty
   std::string commId;           // NCCL_COMM_ID: address:port of the root
   std::string hostId;           // NCCL_HOSTID
-  std::string network;          // NCCL_NET: Socket or empty
+  std::string network;          // NCCL_NET: Socket or what a plug-in calls itself
+  std::string netPlugin;        // NCCL_NET_PLUGIN: a list
   static constexpr int64_t kNoBootstrapTimeout = -1;
   int64_t bootstrapTimeoutSeconds = kNoBootstrapTimeout;  // UNISONO_BOOTSTRAP_TIMEOUT
   std::string commKeyFile;                                // UNISONO_COMM_KEY_FILE

@@ -19,7 +19,7 @@ using transport::TransportKind;
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 504 && bootstrap::kProtocolVersion == 12,
+static_assert(sizeof(RankFacts) == 568 && bootstrap::kProtocolVersion == 13,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -192,6 +192,15 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
           "memory",
           o, r, other.user, facts.user)
           .remedy("Run all ranks of a machine as the same user");
+    }
+    if (network && facts.networkName != first.networkName) {
+      throw invalidUsage("Ranks 0 and {} use different networks: {} on {}, and {} on {}", r,
+                         first.networkName.data(), first.hostName.data(), facts.networkName.data(),
+                         facts.hostName.data())
+          .remedy(
+              "Install the same net plug-in for all ranks, and set NCCL_NET_PLUGIN and NCCL_NET "
+              "alike")
+          .rank(static_cast<int>(r));
     }
     checkTuning(first, facts, r);
   }

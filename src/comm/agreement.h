@@ -58,10 +58,11 @@ struct RankFacts {
   // The minimum number of nodes for CollNet; 0: the network does not reduce, or the user forbids
   // it.
   int32_t collnetNodes;
-  Reach reach;  // second look
+  std::array<char, 64> networkName;  // what joins hosts: "Socket", or a plug-in and its version
+  Reach reach;                       // second look
 };
 
-inline constexpr uint32_t kRankFactsLayout = 9 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 10 << 16 | sizeof(RankFacts);
 
 // Whether ranks of different hosts exchange data over a network: always between machines. Hosts
 // that the user simulates on one machine share its memory, unless the GPUs are real.
@@ -69,7 +70,7 @@ bool usesNetwork(const std::vector<RankFacts>& ranks);
 
 // Throws Error(invalidUsage) when the ranks cannot form a communicator: different versions or
 // backends, two ranks on one device (unless allowed), processes of one host that cannot hand each
-// other memory, different settings of the choice of algorithms.
+// other memory, different settings of the choice of algorithms, different networks between hosts.
 void checkFacts(const std::vector<RankFacts>& ranks);
 
 // The decision: everything that shapes plans and connections. The same on every rank but for

@@ -167,7 +167,10 @@ RankFacts Communicator::facts() {
   facts.process = runtime::processToken();
   facts.machine = machineHash();
   facts.host = hostHash(settings_);
-  facts.network = settings_.network.empty() ? 0 : 1;
+  const std::string& network = settings_.network.empty() ? options_.network : settings_.network;
+  net_ = plugin::Net::open(settings_.netPlugin, network, {options_.id, options_.trafficClass});
+  facts.network = network.empty() && net_ == nullptr ? 0 : 1;
+  copyText(facts.networkName, net_ == nullptr ? "Socket" : net_->name());
   facts.networkNamespace = runtime::networkNamespace();
   facts.user = ::geteuid();
   facts.deviceUuid = properties.uuid;
@@ -309,6 +312,7 @@ transport::TransportOptions Communicator::transportOptions() {
   options.timeout = bootstrap::timeoutOf(settings_);
   options.socketInterface = settings_.socketInterface;
   options.socketFamily = settings_.socketFamily;
+  options.net = net_;
   options.verifiesLinks = settings_.verifyLinks;
   return options;
 }

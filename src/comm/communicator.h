@@ -16,6 +16,7 @@
 #include "comm/turns.h"
 #include "diagnose/watchdog.h"
 #include "memory/windows.h"
+#include "plugin/net.h"
 #include "plugin/tuner.h"
 #include "transport/connector.h"
 #include "transport/launcher.h"
@@ -27,6 +28,10 @@ struct Options {
   int minChannels = 0;
   int maxChannels = 0;
   std::string name;
+  std::string network;  // as NCCL_NET, which wins
+  static constexpr int kAnyTrafficClass = -1;
+  int trafficClass = kAnyTrafficClass;  // of a network plug-in
+  uint64_t id = 0;                      // the same on all ranks, set by the library
 };
 
 // A factor of a pre-multiplied sum, by the number of its operator.
@@ -175,6 +180,7 @@ class Communicator {
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;
   std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
   std::shared_ptr<const plugin::TunerLibrary> tunerLibrary_;  // null without a plug-in
+  std::shared_ptr<const plugin::Net> net_;                    // null: sockets
   uint64_t id_ = 0;                                           // the same on all ranks
   Decision decision_;
   std::shared_ptr<memory::Arena> arena_;

@@ -8,8 +8,17 @@
 #include <span>
 #include <string_view>
 
+#include "base/fnv.h"
+
 namespace unisono::comm {
 namespace {
+
+uint64_t hashOf(const bootstrap::UniqueId& id) {
+  const auto bytes = bootstrap::packUniqueId(id);
+  Fnv hash;
+  hash.add(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  return hash.value();
+}
 
 std::shared_ptr<Communicator> join(runtime::Runtime& runtime,
                                    std::span<const bootstrap::UniqueId> ids, int rank, int ranks,
@@ -23,7 +32,9 @@ std::shared_ptr<Communicator> join(runtime::Runtime& runtime,
   };
   try {
     auto bootstrap = bootstrap::Bootstrap::connect(ids, rank, ranks, settings, isGivenUp, health);
-    auto made = Communicator::create(runtime, std::move(bootstrap), device, settings, options,
+    Options own = options;
+    own.id = hashOf(ids.front());
+    auto made = Communicator::create(runtime, std::move(bootstrap), device, settings, own,
                                      std::move(health));
     joining->store(false);
     return made;

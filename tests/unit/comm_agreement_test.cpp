@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
-
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <random>
@@ -127,6 +127,18 @@ TEST(Facts, ProcessesThatCannotShareMemoryAreRefusedWithTheCause) {
   EXPECT_NE(refusal(user), "") << "simulated hosts share memory";
   user[0].network = 1;
   EXPECT_EQ(refusal(user), "");
+}
+
+TEST(Facts, RanksWithDifferentNetworksAreRefusedWhereTheyNeedOne) {
+  auto ranks = factsOf(3);
+  std::strcpy(ranks[2].networkName.data(), "Fabric (v11)");
+  EXPECT_EQ(refusal(ranks), "") << "one host";
+  ranks[1].host = 9;
+  ranks[1].network = 1;
+  const std::string text = refusal(ranks);
+  for (const char* part : {"Ranks 0 and 2", "Fabric (v11)", "NCCL_NET_PLUGIN", "rank 2"}) {
+    EXPECT_TRUE(has(text, part)) << text;
+  }
 }
 
 TEST(Facts, RanksThatWouldChooseDifferentlyAreRefused) {

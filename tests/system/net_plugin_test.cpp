@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dlfcn.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "child_processes.h"
+#include "collective_case.h"
+
+// Ranks on simulated nodes that a network plug-in joins: the fake one of fake_net.c, in a process
+// of its own for each test, because what has failed once is not tried again.
+namespace unisono::system_test {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+std::string pathOf(int version) {
+  return std::string(UNISONO_FAKE_NETS) + "/libnccl-net-fake" + std::to_string(version) + ".so";
+}
+
+// The number that the plug-in counts.
+int counter(int version, const char* name) {
+  void* library = ::dlopen(pathOf(version).c_str(), RTLD_NOW | RTLD_LOCAL);
+  const int value = __atomic_load_n(static_cast<int*>(::dlsym(library, name)), __ATOMIC_SEQ_CST);
+  ::dlclose(library);
+  return value;
+}
+
+void usePlugin(int version, const char* fault = "") {
+  ::setenv("NCCL_NET_PLUGIN", pathOf(version).c_str(), 1);
+  ::setenv("FAKE_NET", fault, 1);
+  // ThreadSanitizer does not see the order that other algorithms make through the network.
+  ::setenv("NCCL_ALGO", "ring", 1);
+}
+
+void inChild(const std::function<void()>& body) {
+  EXPECT_EQ(runChildren(1, [&](int) { body(); }), std::vector<int>({0}));
+}
+
+void everyCall(const Ranks& ranks) {
+  for (const Call call : kCalls) {
+    for (const size_t count : {size_t{1}, size_t{4099}, size_t{60'001}}) {
+      Case made;
+      made.call = call;
+      made.count = count;
+      made.root = ranks.size() - 1;
+      made.type = bench::ElementType::float32;
+      std::vector<std::unique_ptr<CaseBuffers>> buffers;
+      for (int rank = 0; rank < ranks.size(); rank++) {
+        buffers.push_back(
+            std::make_unique<CaseBuffers>(made, rank, ranks.size(), ranks.device(rank)));
+      }
+      ranks.inGroup([&](int rank) {
+        check(buffers[static_cast<size_t>(rank)]->enqueue(ranks.comm(rank), ranks.stream(rank)));
+      });
+      ranks.synchronize();
+      for (const auto& buffer : buffers) buffer->verify();
+    }
+  }
+}
+
+class NetPlugins : public ::testing::TestWithParam<int> {};
+
+// Two communicators at once, of which one outlives the other.
+TEST_P(NetPlugins, MoveTheDataOfEveryCall) {
+  const int version = GetParam();
+  inChild([version] {
+    usePlugin(version);
+    {
+      const Ranks first(3, 1);  // nodes, ranks of each
+      {
+        const Ranks second(2, 2);
+        everyCall(second);
+        everyCall(first);
+      }
+      everyCall(first);
+      EXPECT_EQ(counter(version, "fakeNetFlushes") > 0, version >= 9);
+    }
+    EXPECT_EQ(counter(version, "fakeNetInits"), version >= 11 ? 7 : 1);
+    EXPECT_EQ(counter(version, "fakeNetOpen"), 0) << "all that was opened is closed";
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Versions, NetPlugins, ::testing::Values(6, 8, 10, 11, 12));
+
+// Runs `body` in two processes, each a node of one rank, once both have joined. `fault` is what the
+// plug-in of rank 1 does wrong.
+void onTwoNodes(const char* fault, const std::function<void(int rank, ncclComm_t comm)>& body) {
+  const Pipe pipe;
+  const Meeting joined;
+  const std::vector<int> results = runChildren(2, [&](int rank) {
+    usePlugin(11, rank == 1 ? fault : "");
+    ::setenv("NCCL_HOSTID", std::to_string(rank).c_str(), 1);
+    const ncclComm_t comm = joinTwo(pipe, rank);
+    joined.wait(rank);
+    body(rank, comm);
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0}));
+}
+
+// Buffer, stream and communicator of a call that the plug-in does not complete.
+struct EndlessCall {
+  EndlessCall(ncclComm_t call, int rank)
+      : comm(call), buffer(rank, size_t{1} << 20), stream(rank) {}
+  ncclResult_t enqueue() const {
+    return ncclAllReduce(buffer.as(), buffer.as(), 1 << 18, ncclInt, ncclSum, comm, stream);
+  }
+  // The text of the error that the communicator gets.
+  std::string awaitError() const {
+    ncclResult_t state = ncclSuccess;
+    while (state == ncclSuccess) {
+      check(ncclCommGetAsyncError(comm, &state));
+      std::this_thread::sleep_for(1ms);
+    }
+    return ncclGetLastError(comm);
+  }
+  void abort() const {
+    const auto begin = Clock::now();
+    check(ncclCommAbort(comm));
+    std::printf("abort took %.1f ms\n",
+                std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
+    unisonoHostStreamSynchronize(stream);
+  }
+
+  const ncclComm_t comm;
+  const DeviceBuffer buffer;
+  const DeviceStream stream;
+};
+
+void expectParts(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+class NetPluginFaults : public ::testing::TestWithParam<const char*> {};
+
+// While calls run: both ranks learn which device, which peer and what the plug-in has returned.
+TEST_P(NetPluginFaults, OfMessagesAreNamed) {
+  ::setenv("FAKE_NET_SENDS", "20", 1);
+  onTwoNodes(GetParam(), [](int rank, ncclComm_t comm) {
+    const EndlessCall call(comm, rank);
+    static_cast<void>(call.enqueue());
+    expectParts(call.awaitError(), {"through device fake", "of Fake11 (v11)",
+                                    "returned 2 (ncclSystemError)", "rank 1", "peer 0"});
+    call.abort();
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Messages, NetPluginFaults,
+                         ::testing::Values("send fails", "test fails", "receive fails"));
+
+class NetPluginSetups : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(NetPluginSetups, ThatFailAreNamed) {
+  const std::string fault = GetParam();
+  onTwoNodes(GetParam(), [&](int rank, ncclComm_t comm) {
+    const EndlessCall call(comm, rank);
+    const ncclResult_t result = call.enqueue();
+    if (rank == 1) {
+      EXPECT_EQ(result, ncclSystemError);
+      expectParts(ncclGetLastError(call.comm),
+                  {fault.substr(0, fault.find(' ')), "Fake11 (v11)", "2 (ncclSystemError)"});
+    } else {
+      expectParts(call.awaitError(), {"Rank 1 reports", "Fake11 (v11)"});
+    }
+    call.abort();
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Setups, NetPluginSetups,
+                         ::testing::Values("listen fails", "connect fails", "accept fails",
+                                           "regMr fails"));
+
+// Messages that never complete, and a connection that is never made.
+TEST(NetPluginsThatHang, AreEndedByAnAbort) {
+  onTwoNodes("hangs", [](int rank, ncclComm_t comm) {
+    const EndlessCall call(comm, rank);
+    check(call.enqueue());
+    std::this_thread::sleep_for(20ms);
+    call.abort();
+  });
+  onTwoNodes("never connects", [](int rank, ncclComm_t comm) {
+    const EndlessCall call(comm, rank);
+    std::thread caller([&] { EXPECT_NE(call.enqueue(), ncclSuccess); });
+    std::this_thread::sleep_for(20ms);
+    call.abort();
+    caller.join();
+  });
+}
+
+TEST(NetPluginsThatDiffer, AreRefusedByInit) {
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(2, [&](int rank) {
+    usePlugin(rank == 0 ? 10 : 12);
+    ::setenv("NCCL_HOSTID", std::to_string(rank).c_str(), 1);
+    check(unisonoHostSetDevice(rank));
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(ncclCommInitRank(&comm, 2, sharedId(pipe, rank, 2), rank), ncclInvalidUsage);
+    expectParts(ncclGetLastError(nullptr), {"Ranks 0 and 1", "Fake10 (v10)", "Fake12 (v12)"});
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0}));
+}
+
+TEST(NetPluginNames, AreChosenByNameOrRefused) {
+  inChild([] {
+    usePlugin(8);
+    ::setenv("NCCL_NET_PLUGIN", (pathOf(8) + "," + pathOf(12)).c_str(), 1);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.netName = "Fake12";
+    config.trafficClass = 9;
+    ncclComm_t comm = nullptr;
+    check(ncclCommInitRankConfig(&comm, 1, newId(), 0, &config));
+    EXPECT_EQ(counter(12, "fakeNetTrafficClass"), 9);
+    // A child has the network of its parent.
+    ncclComm_t child = nullptr;
+    ncclConfig_t other = NCCL_CONFIG_INITIALIZER;
+    check(ncclCommSplit(comm, 0, 0, &child, &other));
+    EXPECT_EQ(counter(12, "fakeNetInits"), 2);
+    EXPECT_EQ(counter(12, "fakeNetTrafficClass"), 9);
+    check(ncclCommDestroy(child));
+    check(ncclCommDestroy(comm));
+    EXPECT_EQ(counter(8, "fakeNetInits"), 0);
+    ::setenv("NCCL_NET", "Fabric7", 1);  // wins over the configuration
+    EXPECT_EQ(ncclCommInitRankConfig(&comm, 1, newId(), 0, &config), ncclInvalidUsage);
+    expectParts(ncclGetLastError(nullptr), {"\"Fabric7\"", "Fake8, Fake12"});
+  });
+}
+
+}  // namespace
+}  // namespace unisono::system_test
