@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -48,6 +49,30 @@ tuning::MeasuredTable measurements(const Settings& settings) {
   if (settings.tuningFile.empty()) return {};
   return tuning::parseMeasurements(detect::readFile(settings.tuningFile, "UNISONO_TUNING_FILE"),
                                    settings.tuningFile);
+}
+
+// The ports of a network plug-in for the topology.
+Ports portsOf(const plugin::Net* net) {
+  if (net == nullptr) return std::nullopt;
+  std::vector<detect::NicPort> ports;
+  for (const plugin::NetPort& port : net->ports()) {
+    detect::NicPort& added = ports.emplace_back();
+    added.name = port.name;
+    added.dev = static_cast<int>(ports.size()) - 1;
+    if (!port.pciPath.empty()) {
+      std::error_code error;
+      added.device = std::filesystem::weakly_canonical(port.pciPath, error);
+      if (error) added.device = port.pciPath;
+    }
+    added.megabits = port.megabits;
+    added.port = port.number;
+    added.guid = port.guid;
+    added.latency = port.latency;
+    added.connections = port.connections;
+    // Data pass through memory of the host, whatever the port can reach.
+    added.gdr = false;
+  }
+  return ports;
 }
 
 }  // namespace
@@ -224,7 +249,7 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
   shareReach();
   // Only the node's topology shows which pairs meet on a third GPU or in host memory: they do not
   // reach each other, and the decision must know it on every rank.
-  NodePlace found = findPlace(ranks, bootstrap_->rank(), settings_);
+  NodePlace found = findPlace(ranks, bootstrap_->rank(), settings_, portsOf(net_.get()));
   // Host memory and threads of this communicator belong near its GPU. The host backend simulates
   // GPUs of another machine.
   const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
@@ -264,6 +289,11 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
     peerPlaces_.push_back({peer.process, peer.device, device.value(), network ? peer.host : 0});
   }
   peerLinks_ = std::move(found.links);
+  if (net_ != nullptr) {
+    // A topology file can have other ports.
+    const auto isKnown = [&](int port) { return port < static_cast<int>(net_->ports().size()); };
+    if (std::ranges::all_of(found.ports, isKnown)) netPorts_ = std::move(found.ports);
+  }
   makeWindows();
   kept_ = arena_->mark();
   lastLaunch_ = runtime_.createEvent(device_);
@@ -313,6 +343,7 @@ transport::TransportOptions Communicator::transportOptions() {
   options.socketInterface = settings_.socketInterface;
   options.socketFamily = settings_.socketFamily;
   options.net = net_;
+  options.ports = netPorts_;
   options.verifiesLinks = settings_.verifyLinks;
   return options;
 }

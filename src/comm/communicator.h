@@ -181,6 +181,7 @@ class Communicator {
   std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
   std::shared_ptr<const plugin::TunerLibrary> tunerLibrary_;  // null without a plug-in
   std::shared_ptr<const plugin::Net> net_;                    // null: sockets
+  std::vector<int> netPorts_;                                 // see TransportOptions::ports
   uint64_t id_ = 0;                                           // the same on all ranks
   Decision decision_;
   std::shared_ptr<memory::Arena> arena_;

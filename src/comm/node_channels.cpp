@@ -215,10 +215,11 @@ void writeDump(const std::string& file, const char* variable, const std::string&
 
 }  // namespace
 
-NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Settings& settings) {
+NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Settings& settings,
+                    const Ports& ports) {
   const std::vector<NodeDevice> devices = devicesOfNode(ranks, rank);
   const auto backend = static_cast<runtime::Backend>(ranks[static_cast<size_t>(rank)].backend);
-  const NodeMachine machine = nodeMachine(settings, backend, devices);
+  const NodeMachine machine = nodeMachine(settings, backend, devices, ports);
   std::set<std::pair<uint64_t, std::string>> gpus;
   for (const RankFacts& facts : ranks) gpus.emplace(facts.host, facts.busId.data());
   const std::shared_ptr<const NodeChannels> node =
@@ -248,7 +249,11 @@ NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Setting
   topology::RankPlace place =
       topology::placeOf(domain.graphs, ranksOf, rank, static_cast<uint64_t>(first));
   place.machine = topology::machineFactsOf(domain.topology);
-  return {place, linksOf(*node, settings, devices), node->affinityOf[own]};
+  std::vector<int> leaves;
+  for (const topology::Channel& channel : domain.graphs.ring.channels) {
+    if (channel.netOut >= 0) leaves.push_back(domain.topology.node(channel.netOut).net.dev);
+  }
+  return {place, linksOf(*node, settings, devices), node->affinityOf[own], std::move(leaves)};
 }
 
 }  // namespace unisono::comm

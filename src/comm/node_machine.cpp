@@ -82,7 +82,8 @@ detect::NvmlSource* nvml() {
 // Detects the machine around the devices, whose places stand for ranks. Machines do not change
 // while a process lives: each set of devices is looked at once. Null without nvml().
 std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
-                                                   const std::vector<NodeDevice>& devices) {
+                                                   const std::vector<NodeDevice>& devices,
+                                                   const Ports& ports) {
   static std::mutex mutex;
   static auto& detected = *new std::map<std::string, std::shared_ptr<const detect::Detected>>;
   if (nvml() == nullptr) return nullptr;
@@ -100,6 +101,10 @@ std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
     request.gpus.push_back(gpu);
     key += fmt::format(" {:x}", device.busId);
   }
+  request.ports = ports;
+  for (const detect::NicPort& port : ports.value_or(std::vector<detect::NicPort>())) {
+    key += fmt::format(" {} {}", port.name, port.device.string());
+  }
   auto& known = detected[key];
   if (known == nullptr) {
     known = std::make_shared<const detect::Detected>(detect::detectMachine(request));
@@ -115,7 +120,7 @@ topology::XmlTopology readTopology(const std::string& file, const std::string& v
 // The machine of the file that the host backend simulates, or one like most that have such GPUs,
 // below the file of NCCL_TOPO_FILE.
 topology::XmlTopology assembleMachine(const Settings& settings, runtime::Backend backend,
-                                      const std::vector<NodeDevice>& devices) {
+                                      const std::vector<NodeDevice>& devices, const Ports& ports) {
   const bool simulated = backend == runtime::Backend::host && !settings.hostTopologyFile.empty();
   topology::XmlTopology machine;
   machine.source = "this machine";
@@ -124,6 +129,7 @@ topology::XmlTopology assembleMachine(const Settings& settings, runtime::Backend
   } else {
     machine.system = assumedMachine(devices);
   }
+  if (ports) detect::replacePorts(machine.system, *ports);
   if (settings.topologyFile.empty()) return machine;
   topology::XmlTopology platform = readTopology(settings.topologyFile, "NCCL_TOPO_FILE");
   topology::mergeTopology(platform.system, machine.system);
@@ -171,18 +177,18 @@ std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, int r
 }
 
 NodeMachine nodeMachine(const Settings& settings, runtime::Backend backend,
-                        const std::vector<NodeDevice>& devices) {
+                        const std::vector<NodeDevice>& devices, const Ports& ports) {
   NodeMachine machine;
   machine.rules = topology::pathSettingsOf(settings);
   std::shared_ptr<const detect::Detected> detected;
-  if (backend == runtime::Backend::cuda) detected = detectNode(settings, devices);
+  if (backend == runtime::Backend::cuda) detected = detectNode(settings, devices, ports);
   if (detected != nullptr) {
     machine.topology = detected->topology;
     if (settings.ignoreDisabledP2p != kDoNotAskTheDriver) {
       machine.rules.p2pRefused = detected->p2pRefused;
     }
   } else {
-    machine.topology = assembleMachine(settings, backend, devices);
+    machine.topology = assembleMachine(settings, backend, devices, ports);
   }
   for (size_t i = 0; i < devices.size(); i++) {
     topology::RankInfo& facts = machine.rules.ranks[static_cast<int>(i)];

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/agreement.h"
+#include "detect/nics.h"
 #include "topology/paths.h"
 #include "topology/xml.h"
 
@@ -21,6 +23,9 @@ struct NodeDevice {
   uint64_t sharedMemory, fabric;  // see RankFacts
   std::vector<int> ranks;
 };
+
+// The ports of a network plug-in, if there is one.
+using Ports = std::optional<std::vector<detect::NicPort>>;
 
 // The NVLink fabric across hosts that a GPU has joined, as RankFacts tells it.
 uint64_t fabricOf(const std::string& busId);
@@ -43,7 +48,8 @@ struct NodeMachine {
 // UNISONO_HOST_TOPOLOGY, GPUs with NVLink to NVSwitches (PCI alone if they do not reach each
 // other). Throws Error(invalidArgument) or Error(systemError) for settings and files that cannot be
 // used, Error(invalidUsage) for a device that the file lacks.
+// `ports`: those of the network plug-in; unset: those that the machine has.
 NodeMachine nodeMachine(const Settings& settings, runtime::Backend backend,
-                        const std::vector<NodeDevice>& devices);
+                        const std::vector<NodeDevice>& devices, const Ports& ports = {});
 
 }  // namespace unisono::comm

@@ -29,6 +29,33 @@ constexpr const char* kGpuClass = "0x030200";
 constexpr std::string_view kComputeBoard = "0x0302";
 constexpr const char* kNvidia = "0x10de";
 
+XmlNode& nicOf(XmlNode& parent) {
+  for (XmlNode& child : parent.children) {
+    if (child.name == "nic") return child;
+  }
+  return parent.addChild("nic");
+}
+
+void fillPort(XmlNode& nic, const NicPort& port) {
+  XmlNode& net = nic.addChild("net");
+  net.set("name", port.name);
+  net.set("dev", std::to_string(port.dev));
+  net.set("latency", fmt::format("{}", port.latency));
+  net.set("speed", std::to_string(port.megabits));
+  net.set("port", std::to_string(port.port));
+  net.set("guid", fmt::format("{:#x}", port.guid));
+  if (port.connections > 0) net.set("maxconn", std::to_string(port.connections));
+  net.set("gdr", port.gdr ? "1" : "0");
+  net.set("keep", "1");
+}
+
+void erasePorts(XmlNode& node) {
+  for (XmlNode& child : node.children) erasePorts(child);
+  std::erase_if(node.children, [](const XmlNode& child) {
+    return child.name == "net" || (child.name == "nic" && child.children.empty());
+  });
+}
+
 class Detector {
  public:
   explicit Detector(const DetectRequest& request)
@@ -178,26 +205,6 @@ class Detector {
     }
   }
 
-  static XmlNode& nicOf(XmlNode& parent) {
-    for (XmlNode& child : parent.children) {
-      if (child.name == "nic") return child;
-    }
-    return parent.addChild("nic");
-  }
-
-  static void fillPort(XmlNode& nic, const NicPort& port) {
-    XmlNode& net = nic.addChild("net");
-    net.set("name", port.name);
-    net.set("dev", std::to_string(port.dev));
-    net.set("latency", "0");
-    net.set("speed", std::to_string(port.megabits));
-    net.set("port", std::to_string(port.port));
-    net.set("guid", fmt::format("{:#x}", port.guid));
-    if (port.connections > 0) net.set("maxconn", std::to_string(port.connections));
-    net.set("gdr", port.gdr ? "1" : "0");
-    net.set("keep", "1");
-  }
-
   // A port that is not a PCI device is attached where the file has it, or else to the first CPU.
   void addPlainPort(XmlNode& system, const NicPort& port) {
     XmlNode added;
@@ -284,6 +291,22 @@ class Detector {
 
 Detected detectMachine(const DetectRequest& request) {
   return Detector(request).detect();
+}
+
+void replacePorts(XmlNode& system, const std::vector<NicPort>& ports) {
+  erasePorts(system);
+  for (const NicPort& port : ports) {
+    const BusId busId = pciDeviceOf(port.device);
+    XmlNode* parent =
+        busId == topology::kNoBusId ? nullptr : topology::findDevice(system, 0, busId);
+    if (parent == nullptr) {
+      const auto cpu = std::find_if(system.children.begin(), system.children.end(),
+                                    [](const XmlNode& child) { return child.name == "cpu"; });
+      if (cpu == system.children.end()) continue;  // no machine
+      parent = &*cpu;
+    }
+    fillPort(nicOf(*parent), port);
+  }
 }
 
 XmlTopology readTopologyFile(const std::filesystem::path& file) {

@@ -49,6 +49,10 @@ struct Detected {
 // Error(systemError) for a file that cannot be read or written.
 Detected detectMachine(const DetectRequest& request);
 
+// Replaces the ports of a machine that is not this one. A port whose adapter it lacks is attached
+// to its first CPU.
+void replacePorts(topology::XmlNode& system, const std::vector<NicPort>& ports);
+
 // The folder's files that a platform provides, relative to the root.
 inline constexpr const char* kPlatformFile = "var/run/nvidia-topologyd/virtualTopology.xml";
 

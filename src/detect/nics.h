@@ -18,6 +18,7 @@ struct NicPort {
   long long megabits = 0;        // per second
   int port = 0;                  // of the adapter; a socket interface has 0
   uint64_t guid = 0;             // of the adapter
+  double latency = 0;            // microseconds; 0: unknown
   long long connections = 0;     // that can be open at once; 0: unknown
   bool gdr = false;              // it can read and write GPU memory
 };

@@ -11,7 +11,10 @@
 
 #include "base/error.h"
 #include "comm/node_machine.h"
+#include "detect/detect.h"
 #include "topology/presets.h"
+#include "topology/topology.h"
+#include "topology/xml_merge.h"
 
 namespace unisono::comm {
 namespace {
@@ -83,6 +86,58 @@ TEST(NodeMachine, TakesWhatRanksToldOfMemoryAndFabrics) {
   ASSERT_EQ(machine.rules.ranks.size(), 2u);
   EXPECT_EQ(machine.rules.ranks.at(0).shmDevice, 12u);
   EXPECT_EQ(machine.rules.ranks.at(1).fabric, 23u);
+}
+
+// In place of those of the machine: below their PCI device, or the first CPU.
+TEST(NodeMachine, HasThePortsOfTheNetworkPlugin) {
+  const auto ranks = factsOf(16, 8);
+  Settings settings;
+  settings.hostTopologyFile = UNISONO_TEST_DATA "/topologies/h800x8-vm.detected.xml";
+  const auto fileRanks = [&] {
+    auto facts = ranks;
+    const topology::XmlTopology file =
+        topology::parseTopologyXml(detect::readFile(settings.hostTopologyFile, ""), "");
+    std::vector<std::string> gpus;
+    topology::XmlNode system = file.system;
+    visitGpus(system, [&](topology::XmlNode& pci, topology::XmlNode&) {
+      gpus.push_back(*pci.find("busid"));
+    });
+    for (size_t r = 0; r < facts.size(); r++) {
+      std::snprintf(facts[r].busId.data(), facts[r].busId.size(), "%s", gpus[r % 8].c_str());
+    }
+    return facts;
+  }();
+  Ports ports;
+  for (int dev = 0; dev < 3; dev++) {
+    auto& port = ports ? *ports : ports.emplace();
+    detect::NicPort& added = port.emplace_back();
+    added.name = "fabric" + std::to_string(dev);
+    added.dev = dev;
+    added.guid = 70 + static_cast<uint64_t>(dev);
+    added.megabits = 200'000;
+    added.latency = 2.5;
+  }
+  const auto devices = devicesOfNode(fileRanks, 3);
+  ports->front().device = "/sys/devices/x/" + topology::formatBusId(devices.front().busId);
+  const NodeMachine machine = nodeMachine(settings, runtime::Backend::host, devices, ports);
+  topology::XmlNode system = machine.topology.system;
+  const topology::XmlNode* device = topology::findDevice(system, 0, devices.front().busId);
+  EXPECT_TRUE(std::any_of(device->children.begin(), device->children.end(),
+                          [](const topology::XmlNode& child) { return child.name == "nic"; }));
+  const topology::Topology graph = topology::buildTopology(machine.topology);
+  ASSERT_EQ(graph.of(topology::NodeType::net).size(), 3u);
+  const topology::NetInfo& net = graph.node(graph.of(topology::NodeType::net)[1]).net;
+  EXPECT_EQ(net.name, "fabric1");
+  EXPECT_EQ(net.dev, 1);
+  EXPECT_EQ(net.guid, 71u);
+  EXPECT_EQ(net.latencyUs, 2.5);
+  EXPECT_GT(net.bandwidth, 0);
+  const std::vector<int> leaves = findPlace(fileRanks, 3, settings, ports).ports;
+  ASSERT_FALSE(leaves.empty());
+  for (const int port : leaves) EXPECT_TRUE(port >= 0 && port < 3) << port;
+  // Without a plug-in, those of the file.
+  const NodeMachine own = nodeMachine(settings, runtime::Backend::host, devices);
+  EXPECT_NE(topology::buildTopology(own.topology).of(topology::NodeType::net).size(), 3u);
 }
 
 TEST(NodeChannels, FillTheLinksOfGpusWithNvlink) {
