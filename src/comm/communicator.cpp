@@ -354,7 +354,8 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   id.add(ranks.front().nonce);
   id_ = id.value();
   if (journal_ == nullptr) return;
-  journal_->start(id_, rank(), this->ranks(), device_, decision_.slots, options_.name);
+  journal_->start(id_, rank(), this->ranks(), device_, decision_.slots, options_.name,
+                  net_ == nullptr ? "Socket" : net_->name());
   std::vector<diagnose::RankPlace> places;
   for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.calls});
   runtime_.prepareToReadWords(device_);
@@ -400,9 +401,15 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
     const std::lock_guard lock(countersMutex_);
     for (const auto& fifo : counters_) {
       if (links.size() == diagnose::kLinks) break;
-      links.push_back({fifo.peer, fifo.channel, fifo.sends});
+      links.push_back({fifo.peer, fifo.channel, fifo.sends, 0, 0, fifo.network});
       addresses.push_back(fifo.tail);
       addresses.push_back(fifo.head);
+    }
+    for (size_t i = 0; i < links.size(); i++) {
+      if (!links[i].network || !links[i].sends) continue;
+      for (uint32_t slot = 0; slot < decision_.slots; slot++) {
+        addresses.push_back(counters_[i].tail + device::kSizesWord + slot);
+      }
     }
   }
   std::vector<uint64_t> values(addresses.size());
@@ -410,6 +417,16 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
   for (size_t i = 0; i < links.size(); i++) {
     links[i].tail = values[2 * i];
     links[i].head = values[2 * i + 1];
+  }
+  // The counters and sizes may have changed in between; they are those of a call that hangs.
+  auto sizes = values.begin() + static_cast<ptrdiff_t>(2 * links.size());
+  for (diagnose::Link& link : links) {
+    if (!link.network || !link.sends) continue;
+    const uint64_t slots = std::min<uint64_t>(link.tail - link.head, decision_.slots);
+    for (uint64_t step = link.tail - slots; step < link.tail; step++) {
+      link.bytesInFlight += sizes[static_cast<ptrdiff_t>(step % decision_.slots)];
+    }
+    sizes += decision_.slots;
   }
   return links;
 }

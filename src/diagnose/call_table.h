@@ -14,14 +14,14 @@
 // own tables; everybody else only reads them, at any time, so that all that changes is atomic.
 namespace unisono::diagnose {
 
-inline constexpr uint32_t kTableLayout = 3;
+inline constexpr uint32_t kTableLayout = 4;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
 inline constexpr size_t kTableBytes = 8192;
 inline constexpr size_t kTables = 4096;  // pages that are never written cost nothing
 inline constexpr size_t kCalls = 64;     // the last calls of a rank
-inline constexpr size_t kLinks = 128;
+inline constexpr size_t kLinks = 112;
 inline constexpr size_t kNameBytes = 64;
 inline constexpr int kMaxRanks = 1 << 20;  // what readers believe
 
@@ -73,16 +73,18 @@ struct Link {
   int channel = 0;
   bool sends = false;
   uint64_t tail = 0, head = 0;
+  bool network = false;        // it leads to another host
+  uint64_t bytesInFlight = 0;  // of the sender's end on the network: not handed to it yet
 };
 struct LinkRecord {
-  std::atomic<uint64_t> kind, tail, head;
+  std::atomic<uint64_t> kind, tail, head, bytesInFlight;
 };
 
 struct CallTable {
   std::atomic<uint64_t> id;  // the same on all ranks of a communicator; 0: the table is free
   std::atomic<int32_t> rank, ranks, device;
   std::atomic<uint32_t> slots;  // of every FIFO
-  std::atomic<char> name[kNameBytes];
+  std::atomic<char> name[kNameBytes], network[kNameBytes];
   std::atomic<uint64_t> entered;   // the index of the last call
   std::atomic<uint64_t> launched;  // the number of the last launch: numbers begin at 2
   // As the watchdog of the process saw them last: the last launch whose kernel has begun, the last

@@ -53,6 +53,12 @@ void prepare(Tables& all) {
   std::memcpy(head.magic, kMagic, sizeof(kMagic));
 }
 
+void storeText(std::atomic<char> (&to)[kNameBytes], std::string_view text) {
+  text = text.substr(0, kNameBytes - 1);
+  for (size_t i = 0; i < text.size(); i++) to[i].store(text[i], kRelease);
+  to[text.size()].store('\0', kRelease);
+}
+
 }  // namespace
 
 int64_t steadyNow() {
@@ -112,7 +118,7 @@ TablePlace Journal::place() {
 }
 
 void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots,
-                    std::string_view name) {
+                    std::string_view name, std::string_view network) {
   sends_.resize(static_cast<size_t>(ranks));
   receives_.resize(static_cast<size_t>(ranks));
   // All with release order: who sees one of the new values sees that the table was free, too.
@@ -120,9 +126,8 @@ void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots
   table_.ranks.store(ranks, kRelease);
   table_.device.store(device, kRelease);
   table_.slots.store(slots, kRelease);
-  name = name.substr(0, kNameBytes - 1);
-  for (size_t i = 0; i < name.size(); i++) table_.name[i].store(name[i], kRelease);
-  table_.name[name.size()].store('\0', kRelease);
+  storeText(table_.name, name);
+  storeText(table_.network, network);
   for (CallRecord& record : table_.calls) record.index.store(0, kRelease);
   table_.entered.store(0, kRelease);
   for (auto* number : {&table_.launched, &table_.started, &table_.finished}) {
@@ -197,10 +202,12 @@ void Journal::setLinks(std::span<const Link> links) {
     LinkRecord& record = table_.link[i];
     record.kind.store(static_cast<uint32_t>(links[i].peer) |
                           static_cast<uint64_t>(links[i].channel) << 32 |
+                          static_cast<uint64_t>(links[i].network) << 62 |
                           static_cast<uint64_t>(links[i].sends) << 63,
                       kRelaxed);
     record.tail.store(links[i].tail, kRelaxed);
     record.head.store(links[i].head, kRelaxed);
+    record.bytesInFlight.store(links[i].bytesInFlight, kRelaxed);
   }
   table_.links.store(static_cast<uint32_t>(count), kRelease);
 }

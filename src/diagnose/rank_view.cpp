@@ -57,6 +57,16 @@ device::DataType unsignedOf(device::DataType type) {
   return isSigned(type) ? static_cast<device::DataType>(static_cast<int>(type) + 1) : type;
 }
 
+std::string readText(const std::atomic<char> (&from)[kNameBytes]) {
+  std::string text;
+  for (const std::atomic<char>& letter : from) {
+    const char next = letter.load(kAcquire);
+    if (next == '\0') break;
+    text += next;
+  }
+  return text;
+}
+
 }  // namespace
 
 const char* nameOf(plan::Call call) {
@@ -150,11 +160,8 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
   view.rank = std::clamp(table.rank.load(kAcquire), 0, view.ranks - 1);
   view.device = table.device.load(kAcquire);
   view.slots = table.slots.load(kAcquire);
-  for (const std::atomic<char>& letter : table.name) {
-    const char next = letter.load(kAcquire);
-    if (next == '\0') break;
-    view.name += next;
-  }
+  view.name = readText(table.name);
+  view.network = readText(table.network);
   view.pid = head.pid;
   view.silentFor = std::max<int64_t>(0, now - head.alive.load(kAcquire));
   constexpr int64_t kManyLooks = 600'000'000;
@@ -183,8 +190,9 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
     const uint64_t kind = table.link[i].kind.load(kAcquire);
     const int peer = static_cast<int32_t>(kind & 0xffffffff);
     if (peer < 0 || peer >= view.ranks) continue;
-    view.links.push_back({peer, static_cast<int>(kind >> 32 & 0x7fffffff), kind >> 63 != 0,
-                          table.link[i].tail.load(kAcquire), table.link[i].head.load(kAcquire)});
+    view.links.push_back({peer, static_cast<int>(kind >> 32 & 0x3fffffff), kind >> 63 != 0,
+                          table.link[i].tail.load(kAcquire), table.link[i].head.load(kAcquire),
+                          (kind >> 62 & 1) != 0, table.link[i].bytesInFlight.load(kAcquire)});
   }
   if (table.id.load(kAcquire) == view.id) return view;
   // The table went to another communicator while it was read.

@@ -19,7 +19,7 @@ struct RankView {
   int ranks = 0, device = 0;
   uint32_t slots = 0;
   uint64_t id = 0;
-  std::string name;
+  std::string name, network;
   int64_t pid = 0;
   // Of its process: "stopped", "ended", or "" if it runs or nobody can say.
   std::string processState;

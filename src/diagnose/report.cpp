@@ -182,7 +182,10 @@ class Inquiry {
   }
 
   void judge() {
-    if (judgeMismatch() || judgeMissing() || judgeConnecting() || judgeOutside()) return;
+    if (judgeMismatch() || judgeMissing() || judgeConnecting() || judgeOutside() ||
+        judgeNetwork()) {
+      return;
+    }
     judgeKernel();
   }
 
@@ -274,6 +277,40 @@ class Inquiry {
     return std::nullopt;
   }
 
+  // Data that have been in a FIFO to another host all the time, although the receiver waits for
+  // them.
+  bool judgeNetwork() {
+    const Link* stuck = nullptr;
+    const RankView* sender = nullptr;
+    for (const RankView& rank : views_) {
+      if (!rank.processState.empty()) return false;
+      for (const Link& link : rank.links) {
+        if (stuck != nullptr || !link.network || !link.sends || link.tail == link.head) continue;
+        const auto& theirs = view(link.peer).links;
+        const auto other = std::find_if(theirs.begin(), theirs.end(), [&](const Link& end) {
+          return end.network && !end.sends && end.peer == rank.rank && end.channel == link.channel;
+        });
+        if (other != theirs.end() && other->tail != other->head) continue;
+        stuck = &link;
+        sender = &rank;
+      }
+    }
+    if (stuck == nullptr) return false;
+    report_.verdict = Verdict::inNetwork;
+    const bool isKnown = view(stuck->peer).isKnown;
+    report_.headline = fmt::format(
+        "waiting for the network{}: {} bytes from rank {} to rank {} on channel {} do not leave "
+        "through {}",
+        isKnown ? "" : fmt::format(" or for rank {} on another host", stuck->peer),
+        stuck->bytesInFlight, sender->rank, stuck->peer, stuck->channel,
+        sender->network.empty() ? "it" : sender->network);
+    report_.next = fmt::format(
+        "Look at the network between the hosts{}. NCCL_DEBUG=INFO shows what a net plug-in logs. "
+        "ncclCommAbort ends the call",
+        isKnown ? "" : fmt::format(", and at what rank {} does", stuck->peer));
+    return true;
+  }
+
   void judgeKernel() {
     report_.verdict = Verdict::inKernel;
     std::vector<int> stopped;
@@ -358,7 +395,7 @@ class Inquiry {
 
 const char* nameOf(Verdict verdict) {
   static constexpr const char* kNames[] = {"different_calls", "not_arrived", "not_connected",
-                                           "outside", "in_kernel"};
+                                           "outside",         "in_network",  "in_kernel"};
   return kNames[static_cast<size_t>(verdict)];
 }
 

@@ -17,6 +17,7 @@ enum class Verdict {
   notArrived,      // a rank has not made the call
   notConnected,    // all have made it, and connect
   outside,         // its kernel has not begun on some rank: other work is before it on its stream
+  inNetwork,       // all kernels run, and data do not leave a host
   inKernel,        // all kernels run and do not end
 };
 

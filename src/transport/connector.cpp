@@ -83,8 +83,8 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
     if (!isSimple(group, f % count)) continue;  // every transport has these
     const auto channel = static_cast<int>(f / count);
     const int number = group.purpose == kPeer ? channel : group.channels[f / count];
-    fifoCounters_.push_back(
-        {sends ? group.receiver : group.sender, number, sends, fifos[f].tail, fifos[f].head});
+    fifoCounters_.push_back({sends ? group.receiver : group.sender, number, sends, fifos[f].tail,
+                             fifos[f].head, fifos[f].reportsSizes != 0});
   }
   return fifos;
 }

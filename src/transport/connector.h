@@ -79,6 +79,7 @@ class Connector {
     int peer, channel;
     bool sends;
     const uint64_t *tail, *head;
+    bool network;  // the sizes of the sender's slots follow the tail
   };
   const std::vector<FifoCounters>& fifoCounters() const { return fifoCounters_; }
 

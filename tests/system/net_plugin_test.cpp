@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -187,6 +189,28 @@ TEST(NetPluginsThatHang, AreEndedByAnAbort) {
     call.abort();
     caller.join();
   });
+}
+
+TEST(NetPluginsThatHang, AreInTheHangReport) {
+  const std::string file = ::testing::TempDir() + "unisono_net_hang_" + std::to_string(::getpid());
+  ::setenv("NCCL_DEBUG_FILE", file.c_str(), 1);
+  ::setenv("UNISONO_HANG_SECONDS", kSanitized ? "6" : "2", 1);
+  onTwoNodes("hangs", [&](int rank, ncclComm_t comm) {
+    const EndlessCall call(comm, rank);
+    check(call.enqueue());
+    const auto hasReport = [&] {
+      std::ostringstream log;
+      log << std::ifstream(file).rdbuf();
+      return log.str().find("waiting for the network: ") != std::string::npos &&
+             log.str().find("bytes from rank 1 to rank 0") != std::string::npos &&
+             log.str().find("do not leave through Fake11 (v11)") != std::string::npos;
+    };
+    while (!hasReport()) std::this_thread::sleep_for(10ms);  // at most until the alarm
+    call.abort();
+  });
+  ::unlink(file.c_str());
+  ::unsetenv("NCCL_DEBUG_FILE");
+  ::unsetenv("UNISONO_HANG_SECONDS");
 }
 
 TEST(NetPluginsThatDiffer, AreRefusedByInit) {

@@ -229,6 +229,41 @@ TEST(Report, SaysWhoHasNotArrivedAlsoWhereTheDeviceDoesNotAnswer) {
   EXPECT_EQ(views[0].finished, 0u);
 }
 
+TEST(Report, SaysThatDataDoNotLeaveAHost) {
+  std::vector<RankView> views(2);
+  for (size_t rank = 0; rank < views.size(); rank++) {
+    views[rank].rank = static_cast<int>(rank);
+    views[rank].ranks = 2;
+    views[rank].slots = 2;
+    views[rank].isKnown = true;
+    views[rank].network = "Fabric (v11)";
+    Call made = call(plan::Call::allReduce, 8, device::DataType::int32);
+    made.index = made.sequence = made.launch = 1;
+    views[rank].calls = {made};
+    views[rank].entered = views[rank].launched = views[rank].started = 1;
+  }
+  views[0].links = {{1, 3, true, 7, 5, true, 4096}};
+  views[1].links = {{0, 3, false, 5, 5, true}};
+  auto report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict, Verdict::inNetwork);
+  EXPECT_EQ(report->headline,
+            "waiting for the network: 4096 bytes from rank 0 to rank 1 on channel 3 do not leave "
+            "through Fabric (v11)");
+  // The receiver has not used what it has: that is not the network's fault.
+  views[1].links[0].tail = 7;
+  report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict, Verdict::inKernel);
+  // Nobody knows what a rank of another machine does.
+  views[1] = {};
+  views[1].rank = 1;
+  report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report);
+  EXPECT_NE(report->headline.find("or for rank 1 on another host"), std::string::npos)
+      << report->headline;
+}
+
 // 600 ranks, of which half have not made the call.
 TEST(Report, StaysShortWithManyRanks) {
   std::vector<RankView> views(600);
