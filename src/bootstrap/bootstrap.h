@@ -10,6 +10,7 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
+#include <typeindex>
 #include <vector>
 
 #include "base/settings.h"
@@ -89,7 +90,7 @@ class Bootstrap {
   auto share(const Make& make) {
     using T = std::invoke_result_t<Make>;
     return std::static_pointer_cast<const T>(
-        local_->makeOnce(shares_++, [&] { return std::make_shared<const T>(make()); }));
+        local_->makeOnce(shares_++, typeid(T), [&] { return std::make_shared<const T>(make()); }));
   }
   // Returns when every rank has called it.
   void barrier();

@@ -48,12 +48,14 @@ LocalRanks::Bytes LocalRanks::find(uint64_t number) {
   return take(number);
 }
 
-LocalRanks::Value LocalRanks::makeOnce(uint64_t number, const std::function<Value()>& make) {
+LocalRanks::Value LocalRanks::makeOnce(uint64_t number, std::type_index type,
+                                       const std::function<Value()>& make) {
   std::shared_ptr<Made> made;
   {
     const std::lock_guard lock(mutex_);
     auto& entry = made_[number];
-    if (entry == nullptr) entry = std::make_shared<Made>();
+    if (entry == nullptr) entry = std::make_shared<Made>(type);
+    if (entry->type != type) throw internalError("Ranks of one process share different things");
     made = entry;
     if (++made->taken == ranks_.size()) made_.erase(number);
   }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <typeindex>
 #include <vector>
 
 #include "base/error.h"
@@ -32,9 +33,9 @@ class LocalRanks {
   // Returns a result that another rank has added; null if there is none.
   Bytes find(uint64_t number);
   // Returns what `make` of the first rank returns; the others wait for it. An Error that it throws
-  // is thrown on all ranks.
+  // is thrown on all ranks. `type` is that of the value.
   using Value = std::shared_ptr<const void>;
-  Value makeOnce(uint64_t number, const std::function<Value()>& make);
+  Value makeOnce(uint64_t number, std::type_index type, const std::function<Value()>& make);
 
  private:
   struct Result {
@@ -42,6 +43,8 @@ class LocalRanks {
     size_t taken = 0;
   };
   struct Made {
+    explicit Made(std::type_index made) : type(made) {}
+    const std::type_index type;
     std::mutex mutex;  // held while the value is made
     Value value;
     std::optional<Error> error;

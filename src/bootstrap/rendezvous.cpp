@@ -248,7 +248,7 @@ void sleepUntilReadable(const RootVisit& own, const std::optional<RootVisit>& ab
   nfds_t count = 0;
   if (!own.isAnswered()) sockets[count++] = {own.socket().descriptor(), POLLIN, 0};
   if (above && !above->isAnswered()) sockets[count++] = {above->socket().descriptor(), POLLIN, 0};
-  ::poll(sockets, count, static_cast<int>(Wait::kSlice.count()));
+  ::poll(sockets, count, static_cast<int>(Wait::longestSlice().count()));
 }
 
 void readTable(const Frame& frame, Membership& membership) {

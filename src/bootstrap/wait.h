@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -39,7 +40,8 @@ inline std::chrono::milliseconds initTimeoutOf(const Settings& settings) {
 }
 
 // Limits one wait: by a time, if there is one, and by a callback that tells whether the
-// communicator is being aborted. A wait sleeps in slices, so that an abort is seen within `kSlice`.
+// communicator is being aborted. A wait sleeps in slices, so that an abort is seen within
+// `longestSlice()`.
 class Wait {
  public:
   static constexpr std::chrono::milliseconds kSlice{50};
@@ -48,6 +50,16 @@ class Wait {
   Wait(std::optional<std::chrono::milliseconds> limit, const std::function<bool()>& aborted)
       : start_(Clock::now()), aborted_(aborted) {
     if (limit) deadline_ = start_ + *limit;
+    waits_++;
+  }
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
+  ~Wait() { waits_--; }
+
+  // kSlice, or more where hundreds of ranks of this process wait: looking at the callback must not
+  // take the time of those that they wait for.
+  static std::chrono::milliseconds longestSlice() {
+    return std::max(kSlice, std::chrono::milliseconds(waits_ / 6));
   }
 
   bool isExpired() const { return deadline_ && Clock::now() >= *deadline_; }
@@ -59,9 +71,9 @@ class Wait {
 
   // How long to sleep before looking at the callback and the clock again.
   std::chrono::milliseconds slice() const {
-    if (!deadline_) return kSlice;
+    if (!deadline_) return longestSlice();
     auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
-    return std::clamp(left, std::chrono::milliseconds(0), kSlice);
+    return std::clamp(left, std::chrono::milliseconds(0), longestSlice());
   }
 
   double secondsSinceStart() const {
@@ -69,6 +81,8 @@ class Wait {
   }
 
  private:
+  inline static std::atomic<int> waits_{0};  // of this process
+
   Clock::time_point start_;
   std::optional<Clock::time_point> deadline_;
   const std::function<bool()>& aborted_;

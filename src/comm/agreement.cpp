@@ -5,6 +5,7 @@
 #include <bit>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string_view>
 #include <type_traits>
 
@@ -111,15 +112,17 @@ transport::ChainGraph chainGraphOf(const topology::Joined& joined, int channels)
 }
 
 // On several nodes the heads are those that the search found.
-transport::MulticastGraph multicastGraphOf(const topology::Joined& joined, int rank) {
+transport::MulticastGraph multicastGraphOf(const topology::Joined& joined) {
   transport::MulticastGraph graph;
-  const int node = joined.nodeOf(rank);
-  for (int r = 0; r < joined.ranks(); r++) {
-    if (joined.nodeOf(r) == node) graph.node.push_back(r);
+  graph.nodes.resize(static_cast<size_t>(joined.nodes()));
+  for (int rank = 0; rank < joined.ranks(); rank++) {
+    graph.nodeOf.push_back(joined.nodeOf(rank));
+    graph.nodes[static_cast<size_t>(joined.nodeOf(rank))].push_back(rank);
   }
+  graph.headOf.assign(static_cast<size_t>(joined.ranks()), -1);
   if (joined.nodes() == 1) {
     graph.heads = joined.ranks();
-    graph.head = rank;
+    std::iota(graph.headOf.begin(), graph.headOf.end(), 0);
     return graph;
   }
   graph.heads = static_cast<int>(joined.nvlsHeads().size());
@@ -128,8 +131,8 @@ transport::MulticastGraph multicastGraphOf(const topology::Joined& joined, int r
   }
   for (int head = 0; head < graph.heads; head++) {
     const std::vector<int>& ranks = joined.nvlsHeads()[static_cast<size_t>(head)];
-    if (ranks[static_cast<size_t>(node)] == rank) graph.head = head;
     for (const int member : ranks) {
+      graph.headOf[static_cast<size_t>(member)] = head;
       for (size_t tree = 0; tree < graph.trees.size(); tree++) {
         graph.trees[tree][static_cast<size_t>(member)] =
             joined.nvlsTreePlace(head, static_cast<int>(tree), member);
@@ -140,6 +143,17 @@ transport::MulticastGraph multicastGraphOf(const topology::Joined& joined, int r
 }
 
 }  // namespace
+
+Hosts hostsOf(const std::vector<RankFacts>& ranks) {
+  Hosts hosts;
+  std::set<std::pair<uint64_t, std::string_view>> devices;
+  for (size_t r = 0; r < ranks.size(); r++) {
+    hosts.ranks[ranks[r].host].push_back(static_cast<int>(r));
+    devices.emplace(ranks[r].host, ranks[r].busId.data());
+  }
+  hosts.devices = static_cast<int>(devices.size());
+  return hosts;
+}
 
 bool usesNetwork(const std::vector<RankFacts>& ranks) {
   const RankFacts& first = ranks.front();
@@ -249,7 +263,7 @@ static void setPeerChannels(const std::vector<RankFacts>& ranks, const Defaults&
 }
 
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
-                int rank, const TuningChanges& changes) {
+                const TuningChanges& changes) {
   const bool cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
   const Defaults& defaults = cuda ? kCuda : kHost;
 
@@ -289,7 +303,6 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   Decision decision;
   decision.joined = topology::join(places, bounds);
   plan::CommConfig& config = decision.config;
-  config.rank = rank;
   config.ranks = static_cast<int>(ranks.size());
   config.channels = decision.joined.channels();
   const uint32_t simple = slotBytes(&RankFacts::bufferBytes, defaults.slotBytes);
@@ -313,7 +326,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   };
   input.facts.network = usesNetwork(ranks) || isUsed(TransportKind::network);
   input.facts.slotsOfHost = isUsed(TransportKind::hostMemory);
-  decision.graphs.multicast = multicastGraphOf(decision.joined, rank);
+  decision.graphs.multicast = multicastGraphOf(decision.joined);
   config.multicastHeads = decision.graphs.multicast.heads;
   input.facts.multicast = multicast && allReach && !input.facts.network &&
                           config.multicastHeads > 0 &&
@@ -373,7 +386,7 @@ DecisionSummary summarize(const Decision& decision) {
           config.channelsPerPeer,
           config.directLineBits,
           decision.nodes,
-          config.advisor != nullptr ? 1 : 0,
+          0,
           static_cast<int64_t>(tuning::hashOf(*config.model)),
           topology::hashOf(decision.joined)};
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,13 @@ struct RankFacts {
 
 inline constexpr uint32_t kRankFactsLayout = 10 << 16 | sizeof(RankFacts);
 
+// The ranks of each host, by its hash, and how many devices all ranks use.
+struct Hosts {
+  std::map<uint64_t, std::vector<int>> ranks;
+  int devices = 0;
+};
+Hosts hostsOf(const std::vector<RankFacts>& ranks);
+
 // Whether ranks of different hosts exchange data over a network: always between machines. Hosts
 // that the user simulates on one machine share its memory, unless the GPUs are real.
 bool usesNetwork(const std::vector<RankFacts>& ranks);
@@ -73,7 +81,7 @@ bool usesNetwork(const std::vector<RankFacts>& ranks);
 // other memory, different settings of the choice of algorithms, different networks between hosts.
 void checkFacts(const std::vector<RankFacts>& ranks);
 
-// The decision: everything that shapes plans and connections. The same on every rank but for
+// The decision: everything that shapes plans and connections. The same on every rank, with no
 // config.rank.
 struct Decision {
   plan::CommConfig config;
@@ -90,7 +98,7 @@ struct TuningChanges {
 };
 // From what all ranks said of themselves and of their place in their node's channels.
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
-                int rank, const TuningChanges& changes = {});
+                const TuningChanges& changes = {});
 
 // A summary for the check that all ranks decided alike, field by field.
 struct DecisionSummary {
@@ -100,6 +108,7 @@ struct DecisionSummary {
 };
 // Differs where any field does.
 uint64_t hashOf(const DecisionSummary& summary);
+// `advised` is for the caller to set.
 DecisionSummary summarize(const Decision& decision);
 // Throws Error(internalError) that names the field and the two ranks that differ.
 void checkSummaries(const std::vector<DecisionSummary>& summaries);

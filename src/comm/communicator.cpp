@@ -44,6 +44,18 @@ void copyText(std::array<char, kSize>& to, const std::string& from) {
   to[length] = '\0';
 }
 
+std::vector<transport::PeerPlace> placesOf(const std::vector<RankFacts>& ranks) {
+  const bool network = usesNetwork(ranks);
+  std::vector<transport::PeerPlace> places;
+  for (const RankFacts& peer : ranks) {
+    Fnv device;
+    device.add(std::string_view(reinterpret_cast<const char*>(peer.deviceUuid.data()),
+                                peer.deviceUuid.size()));
+    places.push_back({peer.process, peer.device, device.value(), network ? peer.host : 0});
+  }
+  return places;
+}
+
 // The table of UNISONO_TUNING_FILE; empty without one.
 tuning::MeasuredTable measurements(const Settings& settings) {
   if (settings.tuningFile.empty()) return {};
@@ -96,16 +108,21 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
       throw;
     }
   };
-  std::vector<RankFacts> ranks;
-  announceFailure([&] { ranks = communicator->bootstrap_->allGather(communicator->facts()); });
-  // Not announced: every rank finds the same by itself, and reports it as its own error.
-  checkFacts(ranks);
+  AllFacts ranks;
+  announceFailure(
+      [&] { ranks = communicator->bootstrap_->allGatherShared(communicator->facts()); });
+  // Not announced: every process finds the same by itself, and each rank reports it as its own
+  // error.
+  communicator->bootstrap_->share([&] {
+    checkFacts(*ranks);
+    return true;
+  });
   announceFailure([&] { communicator->agree(std::move(ranks)); });
   startRasService(settings);
   communicator->profile_ =
       CallProfile::create(runtime, settings,
-                          {device, communicator->id_, communicator->decision_.nodes, options.name,
-                           communicator->description(), communicator->decision_.config, begin});
+                          {device, communicator->id_, communicator->decision_->nodes, options.name,
+                           communicator->description(), communicator->config_, begin});
   return communicator;
 }
 
@@ -232,7 +249,7 @@ RankFacts Communicator::facts() {
   return facts;
 }
 
-void Communicator::agree(std::vector<RankFacts> ranks) {
+void Communicator::agree(AllFacts ranks) {
   // Whether this device reaches every other one can be said only now. A device that this process
   // does not see is left to the attempt to map its memory.
   Reach reach{.peers = 1, .transports = 0};
@@ -240,16 +257,21 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
     if (device == device_ || runtime_.canAccessPeer(device_, device)) continue;
     const auto uuid = runtime_.properties(device).uuid;
     const auto isThere = [&](const RankFacts& peer) { return peer.deviceUuid == uuid; };
-    if (std::ranges::any_of(ranks, isThere)) reach.peers = 0;
+    if (std::ranges::any_of(*ranks, isThere)) reach.peers = 0;
   }
   const auto shareReach = [&] {
-    const std::vector<Reach> all = bootstrap_->allGather(reach);
-    for (size_t r = 0; r < all.size(); r++) ranks[r].reach = all[r];
+    const auto all = bootstrap_->allGatherShared(reach);
+    ranks = bootstrap_->share([&] {
+      std::vector<RankFacts> result = *ranks;
+      for (size_t r = 0; r < result.size(); r++) result[r].reach = (*all)[r];
+      return result;
+    });
   };
+  const auto hosts = bootstrap_->share([&] { return hostsOf(*ranks); });
   shareReach();
   // Only the node's topology shows which pairs meet on a third GPU or in host memory: they do not
   // reach each other, and the decision must know it on every rank.
-  NodePlace found = findPlace(ranks, bootstrap_->rank(), settings_, portsOf(net_.get()));
+  NodePlace found = findPlace(*ranks, *hosts, bootstrap_->rank(), settings_, portsOf(net_.get()));
   // Host memory and threads of this communicator belong near its GPU. The host backend simulates
   // GPUs of another machine.
   const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
@@ -262,32 +284,35 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
     reach.transports |= 1u << static_cast<int>(link.transport);
   }
   shareReach();
-  const std::vector<topology::RankPlace> places = bootstrap_->allGather(found.place);
+  const auto places = bootstrap_->allGatherShared(found.place);
   tuning::CostConstants constants = tuning::defaultConstants();
-  const auto advisor = makeTuner(ranks, places, constants);
-  decision_ = decide(ranks, places, bootstrap_->rank(), {measurements(settings_), constants});
-  decision_.config.advisor = advisor;
+  const auto advisor = makeTuner(*ranks, *places, constants);
+  decision_ = bootstrap_->share([&] { return decide(*ranks, *places, {measurements(settings_)}); });
+  DecisionSummary summary = *bootstrap_->share([&] { return summarize(*decision_); });
+  // Each rank has a tuner of its own, which may have changed the constants.
+  if (advisor != nullptr) {
+    decision_ = std::make_shared<const Decision>(
+        decide(*ranks, *places, {measurements(settings_), constants}));
+    summary = summarize(*decision_);
+    summary.advised = 1;
+  }
+  config_ = decision_->config;
+  config_.rank = rank;
+  config_.advisor = advisor;
   // Where ranks differ, all of them know it and look for the field.
-  const DecisionSummary summary = summarize(decision_);
-  const std::vector<uint64_t> hashes = bootstrap_->allGather(hashOf(summary));
-  if (std::ranges::adjacent_find(hashes, std::ranges::not_equal_to()) != hashes.end()) {
+  const auto hashes = bootstrap_->allGatherShared(hashOf(summary));
+  if (std::ranges::adjacent_find(*hashes, std::ranges::not_equal_to()) != hashes->end()) {
     checkSummaries(bootstrap_->allGather(summary));
   }
   if (bootstrap_->rank() == 0) {
-    for (const std::string& warning : decision_.warnings) warnOnce(warning);
+    for (const std::string& warning : decision_->warnings) warnOnce(warning);
   }
 
-  for (const runtime::Kernel* kernel : device::kernelsOf(decision_.config.ranks)) {
+  for (const runtime::Kernel* kernel : device::kernelsOf(config_.ranks)) {
     runtime_.prepare(*kernel, device_);
   }
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
-  const bool network = usesNetwork(ranks);
-  for (const RankFacts& peer : ranks) {
-    Fnv device;
-    device.add(std::string_view(reinterpret_cast<const char*>(peer.deviceUuid.data()),
-                                peer.deviceUuid.size()));
-    peerPlaces_.push_back({peer.process, peer.device, device.value(), network ? peer.host : 0});
-  }
+  peerPlaces_ = bootstrap_->share([&] { return placesOf(*ranks); });
   peerLinks_ = std::move(found.links);
   if (net_ != nullptr) {
     // A topology file can have other ports.
@@ -302,19 +327,19 @@ void Communicator::agree(std::vector<RankFacts> ranks) {
   health_->start(description(), this->ranks(),
                  std::chrono::milliseconds(settings_.failureGraceMilliseconds));
   logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
-          runtime_.properties(device_).busId, decision_.nodes, decision_.config.channels);
-  watch(ranks);
+          runtime_.properties(device_).busId, decision_->nodes, config_.channels);
+  watch(*ranks);
 }
 
 // Makes the tables of kernels and what connects them to peers. Collective.
 void Communicator::makeConnector() {
-  const plan::CommConfig& config = decision_.config;
+  const plan::CommConfig& config = config_;
   device::DeviceCommunicator head{};
   head.rank = config.rank;
   head.ranks = config.ranks;
   std::copy(config.slotBytes.begin(), config.slotBytes.end(), head.slotBytes);
   head.peerSlotBytes = config.peerSlotBytes;
-  head.slots = decision_.slots;
+  head.slots = decision_->slots;
   head.abortFlag = abort_->waitFlag();
   head.windows = windows_ == nullptr ? nullptr : windows_->table();
   mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
@@ -322,8 +347,8 @@ void Communicator::makeConnector() {
       runtime_, device_, *arena_,
       transport::DeviceTables::Sizes{config.ranks, config.channels, config.peerChannels}, head);
   connector_ = std::make_unique<transport::Connector>(
-      runtime_, *bootstrap_, *arena_, *mappings_, *tables_, config, decision_.slots, peerPlaces_,
-      peerLinks_, decision_.graphs, transportOptions());
+      runtime_, *bootstrap_, *arena_, *mappings_, *tables_, config, decision_->slots, *peerPlaces_,
+      peerLinks_, decision_->graphs, transportOptions());
   connector_->connectThrough();
 }
 
@@ -353,11 +378,14 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   id.add(ranks.front().process);
   id.add(ranks.front().nonce);
   id_ = id.value();
+  const auto tables = bootstrap_->share([&] {
+    std::vector<diagnose::RankPlace> places;
+    for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.calls});
+    return diagnose::PeerTables::get(id_, places);
+  });
   if (journal_ == nullptr) return;
-  journal_->start(id_, rank(), this->ranks(), device_, decision_.slots, options_.name,
+  journal_->start(id_, rank(), this->ranks(), device_, decision_->slots, options_.name,
                   net_ == nullptr ? "Socket" : net_->name());
-  std::vector<diagnose::RankPlace> places;
-  for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.calls});
   runtime_.prepareToReadWords(device_);
   diagnose::Questions questions;
   questions.findFailure = [this]() -> std::optional<diagnose::Questions::Failure> {
@@ -374,9 +402,9 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   questions.readProgress = [this] { return readProgress(); };
   questions.readLinks = [this] { return readLinks(); };
   questions.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
-  watched_ = std::make_shared<diagnose::Watched>(
-      journal_, diagnose::PeerTables::get(id_, places), rank(), description(),
-      std::chrono::seconds(settings_.hangSeconds), std::move(questions));
+  watched_ = std::make_shared<diagnose::Watched>(journal_, *tables, rank(), description(),
+                                                 std::chrono::seconds(settings_.hangSeconds),
+                                                 std::move(questions));
   diagnose::Watchdog::get().add(watched_);
 }
 
@@ -407,7 +435,7 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
     }
     for (size_t i = 0; i < links.size(); i++) {
       if (!links[i].network || !links[i].sends) continue;
-      for (uint32_t slot = 0; slot < decision_.slots; slot++) {
+      for (uint32_t slot = 0; slot < decision_->slots; slot++) {
         addresses.push_back(counters_[i].tail + device::kSizesWord + slot);
       }
     }
@@ -422,11 +450,11 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
   auto sizes = values.begin() + static_cast<ptrdiff_t>(2 * links.size());
   for (diagnose::Link& link : links) {
     if (!link.network || !link.sends) continue;
-    const uint64_t slots = std::min<uint64_t>(link.tail - link.head, decision_.slots);
+    const uint64_t slots = std::min<uint64_t>(link.tail - link.head, decision_->slots);
     for (uint64_t step = link.tail - slots; step < link.tail; step++) {
-      link.bytesInFlight += sizes[static_cast<ptrdiff_t>(step % decision_.slots)];
+      link.bytesInFlight += sizes[static_cast<ptrdiff_t>(step % decision_->slots)];
     }
-    sizes += decision_.slots;
+    sizes += decision_->slots;
   }
   return links;
 }
@@ -475,16 +503,19 @@ void Communicator::makeWindows() {
   if (!settings_.zeroCopy) return;
   memory::Windows::WindowOptions options{
       bootstrap_->rank(), {}, static_cast<uint64_t>(settings_.zeroCopyBytes)};
-  const uint64_t process = peerPlaces_[static_cast<size_t>(options.rank)].process;
-  bool any = false;
-  for (size_t peer = 0; peer < peerPlaces_.size(); peer++) {
-    const transport::PeerLink link =
-        transport::linkBetween(peerLinks_, peerPlaces_, options.rank, static_cast<int>(peer));
-    options.peers.push_back(peerPlaces_[peer].process != process && link.through < 0 &&
-                            link.atomics && link.transport == transport::TransportKind::peer);
-    any |= options.peers.back();
+  const std::vector<transport::PeerPlace>& places = *peerPlaces_;
+  const uint64_t process = places[static_cast<size_t>(options.rank)].process;
+  const auto canShare = [&](int peer) {
+    if (places[static_cast<size_t>(peer)].process == process) return false;
+    const transport::PeerLink link = transport::linkBetween(peerLinks_, places, options.rank, peer);
+    return link.through < 0 && link.atomics && link.transport == transport::TransportKind::peer;
+  };
+  for (int peer = 0; peer < static_cast<int>(places.size()); peer++) {
+    if (!canShare(peer)) continue;
+    options.peers.resize(places.size());
+    options.peers[static_cast<size_t>(peer)] = true;
   }
-  if (!any) return;
+  if (options.peers.empty()) return;
   windows_ = memory::Windows::create(
       runtime_, device_, arena_, *bootstrap_, options,
       [](const std::shared_ptr<memory::Windows>& windows) { Mapper::get().schedule(windows); });
@@ -504,12 +535,12 @@ void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
   for (plan::Task& call : calls) {
     const uint64_t bytes = call.count * device::elementBytes(call.reduction.type);
     const auto all = static_cast<uint64_t>(ranks()) * bytes;
-    if (plan::offersOutput(decision_.config, call)) {
+    if (plan::offersOutput(config_, call)) {
       if (call.call == plan::Call::broadcast && call.peer == rank()) continue;
       call.window = windows_->find(call.output, call.call == plan::Call::allGather ? all : bytes,
                                    -1, captured);
     }
-    if (bytes < decision_.config.directBytes) continue;
+    if (bytes < config_.directBytes) continue;
     switch (call.call) {
       case plan::Call::receive:
         if (call.peer == rank()) break;
@@ -549,7 +580,7 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   }
   findWindows(calls, prepared.captured);
   stageInPlace(calls, prepared);
-  prepared.plan = plan::makePlan(decision_.config, calls);
+  prepared.plan = plan::makePlan(config_, calls);
   if (logLevel() >= LogLevel::trace) {
     for (const std::string& line : plan::describe(prepared.plan)) {
       writeLog(LogLevel::trace, fmt::format("rank {}: {}", rank(), line));
@@ -568,9 +599,8 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
 // into it in another, so the input is copied first.
 void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
   auto bytesOf = [this](const plan::Task& call) {
-    const bool inPlace =
-        call.call == plan::Call::allToAll && call.input == call.output &&
-        !tuning::chooseDirectMessage(*decision_.config.model, plan::shareBytes(call));
+    const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output &&
+                         !tuning::chooseDirectMessage(*config_.model, plan::shareBytes(call));
     return inPlace && ranks() > 1 ? call.count * static_cast<uint64_t>(ranks()) *
                                         device::elementBytes(call.reduction.type)
                                   : 0;
@@ -665,7 +695,7 @@ void Communicator::launch(Prepared& prepared) {
   for (const Prepared::Copy& copy : prepared.copies) {
     // A kernel, which looks for an abort first: the user may have freed the memory by the time that
     // a copy of the stream would begin.
-    plan::Launch launch = plan::planCopy(decision_.config.channels, copy.to, copy.from, copy.bytes);
+    plan::Launch launch = plan::planCopy(config_.channels, copy.to, copy.from, copy.bytes);
     transport::launch(runtime_, context, launch, stream);
   }
   for (plan::Launch& launch : prepared.plan.launches) {
@@ -793,7 +823,7 @@ uint64_t Communicator::deviceBytes() const {
 
 std::string Communicator::description() const {
   return fmt::format("communicator{}{}, rank {} of {}", options_.name.empty() ? "" : " ",
-                     options_.name, decision_.config.rank, decision_.config.ranks);
+                     options_.name, config_.rank, config_.ranks);
 }
 
 int Communicator::addReduction(const CustomReduction& reduction) {

@@ -61,10 +61,9 @@ class Communicator {
   // this rank; other ranks need not be there any more.
   ~Communicator();
 
-  int rank() const { return decision_.config.rank; }
-  int ranks() const { return decision_.config.ranks; }
+  int rank() const { return config_.rank; }
+  int ranks() const { return config_.ranks; }
   int device() const { return device_; }
-  const Decision& decision() const { return decision_; }
   const Settings& settings() const { return settings_; }
   const Options& options() const { return options_; }
   bootstrap::Bootstrap& bootstrap() { return *bootstrap_; }
@@ -150,7 +149,9 @@ class Communicator {
   Communicator(runtime::Runtime& runtime, std::unique_ptr<bootstrap::Bootstrap> bootstrap,
                int device, const Settings& settings, const Options& options,
                std::shared_ptr<Health> health);
-  void agree(std::vector<RankFacts> ranks);
+  // The facts of all ranks, which the ranks of a process share.
+  using AllFacts = std::shared_ptr<const std::vector<RankFacts>>;
+  void agree(AllFacts ranks);
   void makeConnector();
   RankFacts facts();
   std::shared_ptr<const tuning::Advisor> makeTuner(const std::vector<RankFacts>& ranks,
@@ -183,7 +184,8 @@ class Communicator {
   std::shared_ptr<const plugin::Net> net_;                    // null: sockets
   std::vector<int> netPorts_;                                 // see TransportOptions::ports
   uint64_t id_ = 0;                                           // the same on all ranks
-  Decision decision_;
+  std::shared_ptr<const Decision> decision_;  // shared with the other ranks of the process
+  plan::CommConfig config_;                   // of the decision, for this rank
   std::shared_ptr<memory::Arena> arena_;
   std::shared_ptr<memory::Windows> windows_;  // null if no peer can use any
   std::unique_ptr<memory::MappingCache> mappings_;
@@ -192,7 +194,7 @@ class Communicator {
   std::unique_ptr<transport::DeviceTables> tables_;
   std::unique_ptr<transport::Connector> connector_;
   // What the last three are made from, and the memory that stays when they are gone.
-  std::vector<transport::PeerPlace> peerPlaces_;
+  std::shared_ptr<const std::vector<transport::PeerPlace>> peerPlaces_;
   transport::PeerLinks peerLinks_;
   memory::Arena::Mark kept_;
 

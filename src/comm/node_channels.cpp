@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -215,15 +214,13 @@ void writeDump(const std::string& file, const char* variable, const std::string&
 
 }  // namespace
 
-NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Settings& settings,
-                    const Ports& ports) {
-  const std::vector<NodeDevice> devices = devicesOfNode(ranks, rank);
+NodePlace findPlace(const std::vector<RankFacts>& ranks, const Hosts& hosts, int rank,
+                    const Settings& settings, const Ports& ports) {
+  const std::vector<NodeDevice> devices = devicesOfNode(ranks, hosts, rank);
   const auto backend = static_cast<runtime::Backend>(ranks[static_cast<size_t>(rank)].backend);
   const NodeMachine machine = nodeMachine(settings, backend, devices, ports);
-  std::set<std::pair<uint64_t, std::string>> gpus;
-  for (const RankFacts& facts : ranks) gpus.emplace(facts.host, facts.busId.data());
   const std::shared_ptr<const NodeChannels> node =
-      nodeChannels(settings, devices, machine, static_cast<int>(gpus.size()));
+      nodeChannels(settings, devices, machine, hosts.devices);
 
   size_t own = 0;
   while (std::find(devices[own].ranks.begin(), devices[own].ranks.end(), rank) ==

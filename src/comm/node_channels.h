@@ -23,7 +23,7 @@ struct NodePlace {
 // nodeMachine does, Error(invalidArgument) for a graph file or a setting that cannot be used, and
 // Error(invalidUsage) if the user's settings leave no path between two ranks.
 // `ports` as for nodeMachine.
-NodePlace findPlace(const std::vector<RankFacts>& ranks, int rank, const Settings& settings,
-                    const Ports& ports = {});
+NodePlace findPlace(const std::vector<RankFacts>& ranks, const Hosts& hosts, int rank,
+                    const Settings& settings, const Ports& ports = {});
 
 }  // namespace unisono::comm

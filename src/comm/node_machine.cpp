@@ -151,12 +151,11 @@ void visitGpus(XmlNode& node, const std::function<void(XmlNode& pci, XmlNode& gp
   }
 }
 
-std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, int rank) {
-  const RankFacts& own = ranks[static_cast<size_t>(rank)];
+std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, const Hosts& hosts,
+                                      int rank) {
   std::vector<NodeDevice> devices;
-  for (size_t r = 0; r < ranks.size(); r++) {
-    const RankFacts& facts = ranks[r];
-    if (facts.host != own.host) continue;
+  for (const int r : hosts.ranks.at(ranks[static_cast<size_t>(rank)].host)) {
+    const RankFacts& facts = ranks[static_cast<size_t>(r)];
     const topology::BusId busId = topology::parseBusId(facts.busId.data());
     if (busId == topology::kNoBusId) {
       throw internalError("The device of rank {} has the bus id '{}'", r, facts.busId.data());
@@ -169,7 +168,7 @@ std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, int r
       device = devices.end() - 1;
     }
     device->reachesPeers = device->reachesPeers && facts.reach.peers != 0;
-    device->ranks.push_back(static_cast<int>(r));
+    device->ranks.push_back(r);
   }
   std::sort(devices.begin(), devices.end(),
             [](const NodeDevice& a, const NodeDevice& b) { return a.busId < b.busId; });

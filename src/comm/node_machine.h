@@ -31,7 +31,8 @@ using Ports = std::optional<std::vector<detect::NicPort>>;
 uint64_t fabricOf(const std::string& busId);
 
 // The GPUs of the node of `rank`, by bus id.
-std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, int rank);
+std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, const Hosts& hosts,
+                                      int rank);
 
 // Calls `visit` for each <pci> that holds a <gpu>.
 void visitGpus(topology::XmlNode& node,

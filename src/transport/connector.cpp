@@ -247,20 +247,22 @@ void Connector::connectMulticast() {
                                        config_.multicastSlotBytes};
   const size_t bytes = layout.bytes() * static_cast<size_t>(config_.multicastChannels);
   const memory::Block own = arena_.allocate(bytes);
-  for (const int rank : graph.node) {
+  const auto self = static_cast<size_t>(config_.rank);
+  const std::vector<int32_t>& node = graph.nodes[static_cast<size_t>(graph.nodeOf[self])];
+  for (const int rank : node) {
     if (rank != config_.rank) {
       blocks_.send(rank, tagOf(kMulticast, true, config_.rank, rank), 0, own);
     }
   }
   std::vector<std::byte*> members;
-  for (const int rank : graph.node) {
+  for (const int rank : node) {
     members.push_back(rank == config_.rank
                           ? own.address
                           : blocks_.receive(rank, tagOf(kMulticast, true, rank, config_.rank), 0));
   }
   const int device = places_[static_cast<size_t>(config_.rank)].device;
   auto address = runtime_.mapMulticast(device, members, bytes);
-  tables_.setMulticast(layout, graph.head, config_.multicastChannels, own.address,
+  tables_.setMulticast(layout, graph.headOf[self], config_.multicastChannels, own.address,
                        static_cast<std::byte*>(address->address()), places, !graph.network.empty(),
                        server);
   multicast_ = std::move(address);

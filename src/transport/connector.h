@@ -19,11 +19,12 @@
 
 namespace unisono::transport {
 
-// The ranks of this rank's node, which share multicast, and the heads.
+// The ranks of a node share multicast, and some are heads.
 struct MulticastGraph {
-  std::vector<int32_t> node;  // in order
-  int heads = 0;              // of each node, the same number everywhere
-  int head = -1;              // the number of this rank among them; -1: it is none
+  std::vector<std::vector<int32_t>> nodes;  // the ranks of each, in order
+  std::vector<int32_t> nodeOf;              // by rank
+  int heads = 0;                            // of each node, the same number everywhere
+  std::vector<int32_t> headOf;              // by rank: its number among them; -1: it is none
   // The heads of the same number on all nodes: their places in two trees, by tree and rank. Empty
   // inside one node.
   std::array<std::vector<topology::TreePlace>, 2> trees;

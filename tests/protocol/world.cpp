@@ -154,7 +154,7 @@ void World::visitFifos(Visit visit) const {
     }
   };
   const device::DeviceCommunicator& first = tables(plan::kServerRank);
-  const auto streams = makeMulticastGraph(0, ranks()).network;
+  const auto streams = makeMulticastGraph(ranks()).network;
   for (int channel = 0; channel < geometry_.channels; channel++) {
     if (first.server != nullptr) {
       visitNetwork(*first.server, channel, 0, device::kNetworkPeer,
@@ -275,7 +275,7 @@ void World::makeMember(int rank, int ranks) {
   if (geometry_.multicast && ranks > 1) {
     config.multicastChannels = geometry_.channels;
     config.multicastSlotBytes = geometry_.slotBytes;
-    config.multicastHeads = makeMulticastGraph(rank, ranks).heads;
+    config.multicastHeads = makeMulticastGraph(ranks).heads;
   }
   config.slotBytes.fill(geometry_.slotBytes);
   config.peerSlotBytes = geometry_.slotBytes;
@@ -320,7 +320,7 @@ void World::makeMember(int rank, int ranks) {
   for (int a = 0; a < ranks; a++) {
     for (int b = a + 1; b < ranks; b++) member.links[{a, b}] = link(a, b);
   }
-  member.graphs = makeGraphs(rank, ranks);
+  member.graphs = makeGraphs(ranks);
   member.connector = std::make_unique<transport::Connector>(
       runtime, network(rank), *member.arena, *member.mappings, *member.tables, config,
       geometry_.slots, member.places, member.links, member.graphs);
@@ -340,9 +340,9 @@ void World::makeMember(int rank, int ranks) {
 
 // Every channel's ring is another one: forwards, backwards, and by strides where they exist. The
 // trees have one to three children per rank.
-transport::ChannelGraphs World::makeGraphs(int rank, int ranks) const {
+transport::ChannelGraphs World::makeGraphs(int ranks) const {
   transport::ChannelGraphs graphs;
-  graphs.multicast = makeMulticastGraph(rank, ranks);
+  graphs.multicast = makeMulticastGraph(ranks);
   graphs.collnet = makeChainGraph(ranks);
   for (int channel = 0; channel < geometry_.channels; channel++) {
     std::vector<int32_t> order(index(ranks));
@@ -386,7 +386,7 @@ transport::ChainGraph World::makeChainGraph(int ranks) const {
 }
 
 // Nodes have as many heads as the smallest of them has ranks, each node others.
-transport::MulticastGraph World::makeMulticastGraph(int rank, int ranks) const {
+transport::MulticastGraph World::makeMulticastGraph(int ranks) const {
   const int nodes = nodesOf(ranks);
   const auto sizeOf = [&](int node) {
     return std::min(geometry_.ranksPerNode, ranks - node * geometry_.ranksPerNode);
@@ -396,14 +396,17 @@ transport::MulticastGraph World::makeMulticastGraph(int rank, int ranks) const {
   };
   transport::MulticastGraph graph;
   graph.heads = sizeOf(nodes - 1);
+  graph.nodes.resize(index(nodes));
+  graph.headOf.assign(index(ranks), -1);
   for (int r = 0; r < ranks; r++) {
-    if (nodeOf(r) == nodeOf(rank)) graph.node.push_back(r);
+    graph.nodeOf.push_back(nodeOf(r));
+    graph.nodes[index(nodeOf(r))].push_back(r);
   }
   for (size_t tree = 0; tree < graph.trees.size(); tree++) {
     if (nodes > 1) graph.trees[tree].resize(index(ranks));
   }
   for (int head = 0; head < graph.heads; head++) {
-    if (headOf(nodeOf(rank), head) == rank) graph.head = head;
+    for (int node = 0; node < nodes; node++) graph.headOf[index(headOf(node, head))] = head;
     if (geometry_.collnet && nodes > 1) {
       std::vector<int>& stream = graph.network.emplace_back();
       for (int node = 0; node < nodes; node++) stream.push_back(headOf(node, head));

@@ -135,9 +135,9 @@ class World {
   static size_t index(int rank) { return static_cast<size_t>(rank); }
   uint32_t* abortFlag(int rank) const;
   void makeMember(int rank, int ranks);
-  transport::ChannelGraphs makeGraphs(int rank, int ranks) const;
+  transport::ChannelGraphs makeGraphs(int ranks) const;
   transport::ChainGraph makeChainGraph(int ranks) const;
-  transport::MulticastGraph makeMulticastGraph(int rank, int ranks) const;
+  transport::MulticastGraph makeMulticastGraph(int ranks) const;
   int nodesOf(int ranks) const { return ceilDivide(ranks, geometry_.ranksPerNode); }
   int nodeOf(int rank) const { return rank / geometry_.ranksPerNode; }
   // The two ends of every FIFO: `visit(send, receive, slotBytes, hasLines, name)`, where

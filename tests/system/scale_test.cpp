@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <time.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -30,20 +32,28 @@ double memoryOf(const std::string& field) {
   return 0;
 }
 
+// Of this process, on all CPUs.
+double cpuSeconds() {
+  timespec time = {};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 class Stopwatch {
  public:
   explicit Stopwatch(std::string what) : what_(std::move(what)) {}
   ~Stopwatch() {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start_;
-    std::printf("%-24s %8.3f s; then %5.0f MiB and %4d threads; peak so far %5.0f MiB\n",
-                what_.c_str(), seconds.count(), memoryOf("VmRSS"), runningThreads(),
-                memoryOf("VmHWM"));
+    std::printf("%-24s %8.3f s, %8.3f s of CPUs; then %5.0f MiB and %4d threads; peak %5.0f MiB\n",
+                what_.c_str(), seconds.count(), cpuSeconds() - startOfCpus_, memoryOf("VmRSS"),
+                runningThreads(), memoryOf("VmHWM"));
     std::fflush(stdout);
   }
 
  private:
   const std::string what_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const double startOfCpus_ = cpuSeconds();
 };
 
 class Scale : public ::testing::TestWithParam<const char*> {};

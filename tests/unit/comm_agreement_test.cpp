@@ -49,7 +49,9 @@ std::vector<topology::RankPlace> placesOf(const std::vector<RankFacts>& ranks, i
 }
 
 Decision decideFrom(const std::vector<RankFacts>& ranks, int rank) {
-  return decide(ranks, placesOf(ranks), rank);
+  Decision decision = decide(ranks, placesOf(ranks));
+  decision.config.rank = rank;
+  return decision;
 }
 
 // The text of the invalidUsage with which `ranks` are refused.
@@ -345,7 +347,7 @@ TEST(Decision, WindowsOfDirectCallsStaySmall) {
 TEST(Decision, MachinesTellHowManyChannelsThereAre) {
   auto channels = [](std::vector<RankFacts> ranks, int found, bool cuda) {
     for (RankFacts& facts : ranks) facts.backend = cuda ? 1 : 0;
-    return decide(ranks, placesOf(ranks, found), 0).config.channels;
+    return decide(ranks, placesOf(ranks, found)).config.channels;
   };
   EXPECT_EQ(channels(factsOf(8), 12, true), 24);
   EXPECT_EQ(channels(factsOf(8), 2, true), 4);
@@ -446,7 +448,7 @@ TEST(Summaries, OtherGraphsAreADifference) {
   const auto ranks = factsOf(4);
   auto report = [&](const std::vector<topology::RankPlace>& places) -> std::string {
     try {
-      checkSummaries({summarize(decideFrom(ranks, 0)), summarize(decide(ranks, places, 1))});
+      checkSummaries({summarize(decideFrom(ranks, 0)), summarize(decide(ranks, places))});
     } catch (const Error& error) {
       return error.what();
     }

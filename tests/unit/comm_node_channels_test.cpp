@@ -38,7 +38,7 @@ std::vector<topology::RankPlace> placesOf(const std::vector<RankFacts>& ranks,
                                           const Settings& settings = {}) {
   std::vector<topology::RankPlace> places;
   for (size_t rank = 0; rank < ranks.size(); rank++) {
-    places.push_back(findPlace(ranks, static_cast<int>(rank), settings).place);
+    places.push_back(findPlace(ranks, hostsOf(ranks), static_cast<int>(rank), settings).place);
   }
   return places;
 }
@@ -65,7 +65,7 @@ class File {
 
 std::string errorOf(const std::vector<RankFacts>& ranks, const Settings& settings) {
   try {
-    findPlace(ranks, 0, settings);
+    findPlace(ranks, hostsOf(ranks), 0, settings);
   } catch (const Error& error) {
     return error.what();
   }
@@ -82,7 +82,8 @@ TEST(NodeMachine, TakesWhatRanksToldOfMemoryAndFabrics) {
     ranks[r].sharedMemory = 10 + r;
     ranks[r].fabric = 20 + r;
   }
-  const NodeMachine machine = nodeMachine({}, runtime::Backend::host, devicesOfNode(ranks, 3));
+  const NodeMachine machine =
+      nodeMachine({}, runtime::Backend::host, devicesOfNode(ranks, hostsOf(ranks), 3));
   ASSERT_EQ(machine.rules.ranks.size(), 2u);
   EXPECT_EQ(machine.rules.ranks.at(0).shmDevice, 12u);
   EXPECT_EQ(machine.rules.ranks.at(1).fabric, 23u);
@@ -117,7 +118,7 @@ TEST(NodeMachine, HasThePortsOfTheNetworkPlugin) {
     added.megabits = 200'000;
     added.latency = 2.5;
   }
-  const auto devices = devicesOfNode(fileRanks, 3);
+  const auto devices = devicesOfNode(fileRanks, hostsOf(fileRanks), 3);
   ports->front().device = "/sys/devices/x/" + topology::formatBusId(devices.front().busId);
   const NodeMachine machine = nodeMachine(settings, runtime::Backend::host, devices, ports);
   topology::XmlNode system = machine.topology.system;
@@ -132,7 +133,8 @@ TEST(NodeMachine, HasThePortsOfTheNetworkPlugin) {
   EXPECT_EQ(net.guid, 71u);
   EXPECT_EQ(net.latencyUs, 2.5);
   EXPECT_GT(net.bandwidth, 0);
-  const std::vector<int> leaves = findPlace(fileRanks, 3, settings, ports).ports;
+  const std::vector<int> leaves =
+      findPlace(fileRanks, hostsOf(fileRanks), 3, settings, ports).ports;
   ASSERT_FALSE(leaves.empty());
   for (const int port : leaves) EXPECT_TRUE(port >= 0 && port < 3) << port;
   // Without a plug-in, those of the file.
@@ -200,7 +202,7 @@ TEST(NodeChannels, LinksFollowThePathsBetweenGpus) {
   Settings settings;
   settings.hostTopologyFile = file.path();
   const auto ranks = factsOf(8, 8, 0x10);
-  const auto linksOf = [&] { return findPlace(ranks, 3, settings).links; };
+  const auto linksOf = [&] { return findPlace(ranks, hostsOf(ranks), 3, settings).links; };
   // GPUs that no NVLink joins meet on one that has NVLinks to both.
   const transport::PeerLinks links = linksOf();
   EXPECT_EQ(links.size(), 12u);
@@ -226,9 +228,9 @@ TEST(NodeChannels, LinksFollowThePathsBetweenGpus) {
 TEST(NodeChannels, RanksWithoutPeerAccessShareHostMemory) {
   const auto ranks = factsOf(4, 2);
   Settings settings;
-  EXPECT_TRUE(findPlace(ranks, 0, settings).links.empty());
+  EXPECT_TRUE(findPlace(ranks, hostsOf(ranks), 0, settings).links.empty());
   const auto expectHostMemory = [&] {
-    const transport::PeerLinks links = findPlace(ranks, 0, settings).links;
+    const transport::PeerLinks links = findPlace(ranks, hostsOf(ranks), 0, settings).links;
     ASSERT_EQ(links.size(), 1u);
     const transport::PeerLink link = links.at({0, 1});
     EXPECT_EQ(link.transport, transport::TransportKind::hostMemory);
@@ -240,18 +242,18 @@ TEST(NodeChannels, RanksWithoutPeerAccessShareHostMemory) {
   settings.p2pLevel = "LOC";
   expectHostMemory();
   settings.p2pLevel = "NVL";
-  EXPECT_TRUE(findPlace(ranks, 0, settings).links.empty());
+  EXPECT_TRUE(findPlace(ranks, hostsOf(ranks), 0, settings).links.empty());
 }
 
 TEST(NodeChannels, RanksThatMayShareNothingUseTheNetwork) {
   const auto ranks = factsOf(4, 2);
   Settings settings;
   settings.p2pDisable = settings.shmDisable = true;
-  const NodePlace place = findPlace(ranks, 1, settings);
+  const NodePlace place = findPlace(ranks, hostsOf(ranks), 1, settings);
   EXPECT_EQ(place.links.at({0, 1}).transport, transport::TransportKind::network);
-  EXPECT_NE(place.place.node, findPlace(ranks, 0, settings).place.node);
+  EXPECT_NE(place.place.node, findPlace(ranks, hostsOf(ranks), 0, settings).place.node);
   settings.p2pDisable = false;
-  EXPECT_TRUE(findPlace(ranks, 1, settings).links.empty());
+  EXPECT_TRUE(findPlace(ranks, hostsOf(ranks), 1, settings).links.empty());
 }
 
 TEST(NodeChannels, TheChosenRankWritesTheDumps) {
@@ -262,9 +264,9 @@ TEST(NodeChannels, TheChosenRankWritesTheDumps) {
   settings.graphDumpFile = graphs.path();
   settings.topologyDumpRank = 3;
   settings.graphDumpRank = -1;
-  for (const int rank : {0, 1, 2}) findPlace(ranks, rank, settings);
+  for (const int rank : {0, 1, 2}) findPlace(ranks, hostsOf(ranks), rank, settings);
   EXPECT_FALSE(std::filesystem::exists(machine.path()));
-  findPlace(ranks, 3, settings);
+  findPlace(ranks, hostsOf(ranks), 3, settings);
   EXPECT_TRUE(has(machine.text(), "rank=\"3\"")) << machine.text();
   EXPECT_FALSE(std::filesystem::exists(graphs.path())) << "no rank was to write it";
 }
@@ -279,8 +281,8 @@ TEST(NodeChannels, RanksGetTheCoresNearTheirGpus) {
   const File file("cores", machine);
   Settings settings;
   settings.hostTopologyFile = file.path();
-  EXPECT_EQ(findPlace(ranks, 1, settings).cpuAffinity, "0000ffff");
-  EXPECT_EQ(findPlace(ranks, 2, settings).cpuAffinity, "ffff0000");
+  EXPECT_EQ(findPlace(ranks, hostsOf(ranks), 1, settings).cpuAffinity, "0000ffff");
+  EXPECT_EQ(findPlace(ranks, hostsOf(ranks), 2, settings).cpuAffinity, "ffff0000");
 }
 
 TEST(NodeChannels, FilesGoOutAndIn) {
