@@ -359,6 +359,7 @@ transport::TransportOptions Communicator::transportOptions() {
     if (health->signal().raised()) throw invalidUsage("The communicator was aborted");
   };
   options.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
+  options.hasLeft = [health = health_](int peer) { return health->hasLeft(peer); };
   options.isIdle = [this] {
     if (captures_) return false;
     const runtime::DeviceScope scope(runtime_, device_);

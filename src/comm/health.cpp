@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/health.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/log.h"
@@ -126,6 +127,13 @@ std::optional<Error> Health::unmetNeed(const bootstrap::Departure& departure,
   return Error(ErrorCode::remoteError, fmt::format("{} before {}", departure.text, need))
       .peer(departure.rank)
       .remedy("All ranks must make the same collective calls, and a receive for each send");
+}
+
+bool Health::hasLeft(int peer) const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(departures_, [peer](const bootstrap::Departure& departure) {
+    return departure.rank == peer;
+  });
 }
 
 void Health::peerLeft(const bootstrap::Departure& departure) {

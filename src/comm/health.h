@@ -76,6 +76,8 @@ class Health final : public bootstrap::PeerWatcher, public std::enable_shared_fr
   // What this rank has launched, from the point of view of `peer`.
   bootstrap::DepartureCounts countsFor(int peer) const;
 
+  bool hasLeft(int peer) const;
+
   void peerFailed(const Error& error) override;
   void peerLeft(const bootstrap::Departure& departure) override;
 

@@ -73,6 +73,13 @@ Connector::Making Connector::begin(ConnectionGroup group) {
   return {std::move(group), std::move(pending)};
 }
 
+// So that no rank waits for a sender before it has called its own receivers.
+void Connector::putSendersFirst(std::vector<Making>& makings) const {
+  std::stable_partition(makings.begin(), makings.end(), [this](const Making& making) {
+    return making.group.sender == config_.rank;
+  });
+}
+
 // Waits for the other end, and returns the FIFOs of each channel.
 std::vector<device::Fifo> Connector::complete(const Making& making) {
   const ConnectionGroup& group = making.group;
@@ -129,6 +136,7 @@ void Connector::connectHops(uint64_t purpose, const Hops& hops) {
                              channels,
                              {config_.slotBytes.begin(), config_.slotBytes.end()}}));
   }
+  putSendersFirst(makings);
   for (const Making& making : makings) {
     const ConnectionGroup& group = making.group;
     const bool sends = group.sender == config_.rank;
@@ -203,6 +211,7 @@ void Connector::connectThrough() {
       makings.push_back(begin(makeGroupForMessages(from, to)));
     }
   }
+  putSendersFirst(makings);
   for (const Making& making : makings) completeForMessages(making);
   blocks_.verifyLinks();
 }
@@ -214,6 +223,7 @@ void Connector::connectPeers(const std::vector<plan::PeerUse>& uses) {
     makings.push_back(begin(use.sends ? makeGroupForMessages(config_.rank, use.peer)
                                       : makeGroupForMessages(use.peer, config_.rank)));
   }
+  putSendersFirst(makings);
   for (const Making& making : makings) completeForMessages(making);
 }
 

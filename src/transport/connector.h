@@ -94,6 +94,7 @@ class Connector {
   };
   Transport& transportOf(const ConnectionGroup& group);
   Making begin(ConnectionGroup group);
+  void putSendersFirst(std::vector<Making>& makings) const;
   std::vector<device::Fifo> complete(const Making& making);
   ConnectionGroup makeGroupForMessages(int from, int to);
   void completeForMessages(const Making& making);

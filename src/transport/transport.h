@@ -67,6 +67,8 @@ struct TransportOptions {
   std::function<void()> check;
   // Makes the communicator unusable.
   std::function<void(const Error&)> fail;
+  // Whether a peer has left in an orderly manner.
+  std::function<bool(int peer)> hasLeft;
   // Whether all that was launched is done and no graph may hold launches.
   std::function<bool()> isIdle;
   std::optional<std::chrono::milliseconds> timeout;  // of each wait for another rank

@@ -43,9 +43,9 @@ void inChild(const std::function<void()>& body) {
   EXPECT_EQ(runChildren(1, [&](int) { body(); }), std::vector<int>({0}));
 }
 
-void everyCall(const Ranks& ranks) {
+void everyCall(const Ranks& ranks, std::initializer_list<size_t> counts) {
   for (const Call call : kCalls) {
-    for (const size_t count : {size_t{1}, size_t{4099}, size_t{60'001}}) {
+    for (const size_t count : counts) {
       Case made;
       made.call = call;
       made.count = count;
@@ -76,10 +76,10 @@ TEST_P(NetPlugins, MoveTheDataOfEveryCall) {
       const Ranks first(3, 1);  // nodes, ranks of each
       {
         const Ranks second(2, 2);
-        everyCall(second);
-        everyCall(first);
+        everyCall(second, {4099});
+        everyCall(first, {1});
       }
-      everyCall(first);
+      everyCall(first, {60'001});
       EXPECT_EQ(counter(version, "fakeNetFlushes") > 0, version >= 9);
     }
     EXPECT_EQ(counter(version, "fakeNetInits"), version >= 11 ? 7 : 1);
@@ -102,6 +102,20 @@ void onTwoNodes(const char* fault, const std::function<void(int rank, ncclComm_t
     body(rank, comm);
   });
   EXPECT_EQ(results, std::vector<int>({0, 0}));
+}
+
+// As with some older plug-ins. A connection of a rank that has left has not failed.
+TEST(NetPluginsWithoutSizes, MoveDataAndEnd) {
+  onTwoNodes("no sizes", [](int rank, ncclComm_t comm) {
+    useOnce(comm, 100'000);
+    if (rank == 0) {
+      std::this_thread::sleep_for(1500ms);
+      ncclResult_t state = ncclSuccess;
+      check(ncclCommGetAsyncError(comm, &state));
+      EXPECT_EQ(state, ncclSuccess) << ncclGetLastError(comm);
+    }
+    check(ncclCommDestroy(comm));
+  });
 }
 
 // Buffer, stream and communicator of a call that the plug-in does not complete.

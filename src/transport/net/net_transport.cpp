@@ -133,7 +133,8 @@ NetworkTransport::NetworkTransport(const TransportContext& context)
       network_(context.options.net == nullptr ? makeSocketNetwork(context_)
                                               : makePluginNetwork(context_)),
       proxy_(Proxy::ofDevice(context.own().device)),
-      client_(proxy_.add({context.options.isIdle, context.options.fail})) {}
+      client_(proxy_.add({context.options.isIdle, context.options.fail, context.options.hasLeft})) {
+}
 
 std::unique_ptr<PendingConnection> NetworkTransport::setup(const ConnectionGroup& group) {
   memory_.push_back(std::make_unique<GroupMemory>(context_.runtime, group, context_.slots));

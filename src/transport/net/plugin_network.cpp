@@ -122,9 +122,10 @@ void PluginNetwork::waitUntil(const NetworkGroup& group, IsDone isDone) {
   const std::function<bool()> never = [] { return false; };
   const bootstrap::Wait wait(context_.options.timeout, never);
   for (;;) {
-    // A sender may be connected only once its receiver has accepted it.
-    acceptAll();
     if (isDone()) return;
+    // A sender may be connected only once its receiver has accepted it. This comes after connect(),
+    // because some older plug-ins wait in accept().
+    acceptAll();
     context_.checkState();
     if (wait.isExpired()) throw connectionTimeout(context_, group, wait.secondsSinceStart());
     std::this_thread::sleep_for(kPollInterval);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/net/plugin_stream.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -8,6 +10,34 @@
 #include "base/error.h"
 
 namespace unisono::transport {
+namespace {
+
+// Keeps plug-ins that send to a closed socket from ending the process. The proxy's own thread
+// blocks all signals anyway.
+class BlockedBrokenPipe {
+ public:
+  BlockedBrokenPipe() {
+    sigset_t pending;
+    ::sigpending(&pending);
+    wasPending_ = ::sigismember(&pending, SIGPIPE) == 1;
+    ::sigemptyset(&signal_);
+    ::sigaddset(&signal_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~BlockedBrokenPipe() {
+    const timespec now{};
+    if (!wasPending_) static_cast<void>(::sigtimedwait(&signal_, nullptr, &now));
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  BlockedBrokenPipe(const BlockedBrokenPipe&) = delete;
+  BlockedBrokenPipe& operator=(const BlockedBrokenPipe&) = delete;
+
+ private:
+  sigset_t signal_, before_;
+  bool wasPending_ = false;
+};
+
+}  // namespace
 
 PluginStream::PluginStream(std::shared_ptr<const plugin::Net> net, void* connection, bool sends,
                            const StreamMemory& memory)
@@ -42,13 +72,15 @@ bool PluginStream::check(const char* function, int result) {
 
 bool PluginStream::takeRequest(int& bytes) {
   int done = 0;
+  bytes = kUnknown;
   if (!check("test", functions().test(requests_.front(), &done, &bytes)) || done == 0) return false;
   requests_.pop_front();
   return true;
 }
 
 PluginSendStream::~PluginSendStream() {
-  if (!failure_.empty() || !requests_.empty() || step_ < tail()) return;
+  if (!failure_.empty() || !requests_.empty() || step_ < tail() || !knowsBytes_) return;
+  const BlockedBrokenPipe blocked;
   // The receiver has as many receives posted. It may have closed the connection, and an abort must
   // not wait.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
@@ -82,6 +114,7 @@ StreamProgress PluginSendStream::progress() {
   }
   int bytes = 0;
   while (failure_.empty() && !requests_.empty() && takeRequest(bytes)) {
+    knowsBytes_ = knowsBytes_ && bytes != kUnknown;
     setHead(++step_);
     progress.moved = true;
   }
@@ -111,7 +144,7 @@ bool PluginReceiveStream::completeSlot() {
       ended_ = true;
       return true;
     }
-    if (bytes < 0 || static_cast<uint32_t>(bytes) > memory_.slotBytes || ended_) {
+    if (bytes < kUnknown || bytes > static_cast<int>(memory_.slotBytes) || ended_) {
       failure_ = fmt::format("{} bytes arrived that do not belong to it", bytes);
       return false;
     }

@@ -9,8 +9,10 @@
 
 // Streams over the connections of a net plug-in. A slot is one message of as many bytes as the
 // kernel has put into it, a slot without data is one byte, and a message without data says that
-// the sender ends in order. The receiver keeps a receive posted for each free slot, one by one:
-// receives that are grouped end together, so that a FIFO would wait for another one.
+// the sender ends in order. Plug-ins that do not tell how long a message was send no end: for them
+// only the departure of the sender's rank tells it from a failure. The receiver keeps a receive
+// posted for each free slot, one by one: receives that are grouped end together, so that a FIFO
+// would wait for another one.
 namespace unisono::transport {
 
 class PluginStream : public Stream {
@@ -25,7 +27,8 @@ class PluginStream : public Stream {
   const plugin::NetFunctions& functions() const { return net_->functions(); }
   // Notes the failure of a function; returns whether it has succeeded.
   bool check(const char* function, int result);
-  // Whether the first request is complete, which removes it.
+  // Whether the first request is complete, which removes it. `bytes` may be unknown.
+  static constexpr int kUnknown = -1;
   bool takeRequest(int& bytes);
 
   const std::shared_ptr<const plugin::Net> net_;
@@ -51,6 +54,8 @@ class PluginSendStream final : public PluginStream {
 
  private:
   bool post(uint64_t step, size_t bytes);
+
+  bool knowsBytes_ = true;  // the plug-in tells how long messages were
 };
 
 class PluginReceiveStream final : public PluginStream {

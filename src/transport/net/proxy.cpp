@@ -136,11 +136,17 @@ bool Proxy::moveAll() {
 }
 
 void Proxy::reportFailure(Entry& entry) {
+  if (entry.isForgiven) return;
   const Clock::time_point now = Clock::now();
   if (!entry.failedAt) entry.failedAt = now;
   if (now - *entry.failedAt < kGrace) return;
   for (Member& member : members_) {
-    if (member.number != entry.client || std::exchange(member.hasFailed, true)) continue;
+    if (member.number != entry.client) continue;
+    if (member.client.hasLeft && member.client.hasLeft(entry.place.peer)) {
+      entry.isForgiven = true;
+      return;
+    }
+    if (std::exchange(member.hasFailed, true)) continue;
     member.client.fail(
         Error(ErrorCode::remoteError, fmt::format("The network connection {} failed: {}",
                                                   entry.place.connection, entry.stream->failure()))
@@ -152,7 +158,7 @@ void Proxy::reportFailure(Entry& entry) {
 
 bool Proxy::isIdle() {
   const auto isPending = [this](const Entry& entry) {
-    return entry.failedAt &&
+    return entry.failedAt && !entry.isForgiven &&
            std::any_of(members_.begin(), members_.end(), [&](const Member& member) {
              return member.number == entry.client && !member.hasFailed;
            });

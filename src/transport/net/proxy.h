@@ -31,6 +31,8 @@ class Proxy {
     std::function<bool()> isIdle;
     // Called once with the first failure. By the proxy's thread.
     std::function<void(const Error&)> fail;
+    // Whether a peer has left in an orderly manner, so that its connections may end. May be empty.
+    std::function<bool(int peer)> hasLeft = {};
   };
 
   static Proxy& ofDevice(int device);
@@ -57,6 +59,7 @@ class Proxy {
     std::unique_ptr<Stream> stream;
     Place place;
     std::optional<std::chrono::steady_clock::time_point> failedAt;
+    bool isForgiven = false;  // the peer has left
   };
   struct Member {
     uint64_t number;
