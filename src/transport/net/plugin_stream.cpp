@@ -79,10 +79,11 @@ bool PluginStream::takeRequest(int& bytes) {
 }
 
 PluginSendStream::~PluginSendStream() {
-  if (!failure_.empty() || !requests_.empty() || step_ < tail() || !knowsBytes_) return;
+  if (!failure_.empty() || !requests_.empty() || step_ < tail()) return;
   const BlockedBrokenPipe blocked;
-  // The receiver has as many receives posted. It may have closed the connection, and an abort must
-  // not wait.
+  // The receiver has as many receives posted, which would otherwise fail when the connection is
+  // closed, maybe before data that are still on their way are there. It may have closed the
+  // connection, and an abort must not wait.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
   for (uint32_t i = 0; i < memory_.slotCount && post(step_, 0); i++) {
   }
@@ -114,7 +115,6 @@ StreamProgress PluginSendStream::progress() {
   }
   int bytes = 0;
   while (failure_.empty() && !requests_.empty() && takeRequest(bytes)) {
-    knowsBytes_ = knowsBytes_ && bytes != kUnknown;
     setHead(++step_);
     progress.moved = true;
   }

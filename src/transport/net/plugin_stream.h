@@ -9,10 +9,10 @@
 
 // Streams over the connections of a net plug-in. A slot is one message of as many bytes as the
 // kernel has put into it, a slot without data is one byte, and a message without data says that
-// the sender ends in order. Plug-ins that do not tell how long a message was send no end: for them
-// only the departure of the sender's rank tells it from a failure. The receiver keeps a receive
-// posted for each free slot, one by one: receives that are grouped end together, so that a FIFO
-// would wait for another one.
+// the sender ends in order. A receiver whose plug-in does not tell how long messages are takes it
+// for data that no kernel waits for; only the departure of the sender's rank then tells the end of
+// the connection from a failure. The receiver keeps a receive posted for each free slot, one by
+// one: receives that are grouped end together, so that a FIFO would wait for another one.
 namespace unisono::transport {
 
 class PluginStream : public Stream {
@@ -54,8 +54,6 @@ class PluginSendStream final : public PluginStream {
 
  private:
   bool post(uint64_t step, size_t bytes);
-
-  bool knowsBytes_ = true;  // the plug-in tells how long messages were
 };
 
 class PluginReceiveStream final : public PluginStream {
