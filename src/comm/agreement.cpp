@@ -30,7 +30,7 @@ struct Defaults {
   uint32_t slotBytes;  // of protocol Simple
   uint32_t llSlotBytes, ll128SlotBytes;
   uint32_t peerSlotBytes;  // of messages
-  uint32_t multicastSlotBytes;
+  uint32_t headSlotBytes;
   uint32_t slots;  // of a FIFO: a chunk on its way and the next one
   int peerChannels;
   int mostChannelsPerPeer;
@@ -111,31 +111,32 @@ transport::ChainGraph chainGraphOf(const topology::Joined& joined, int channels)
   return graph;
 }
 
-// On several nodes the heads are those that the search found.
-transport::MulticastGraph multicastGraphOf(const topology::Joined& joined) {
-  transport::MulticastGraph graph;
+transport::HeadGraph headGraphOf(const topology::Joined& joined,
+                                 std::vector<std::vector<int>> heads) {
+  transport::HeadGraph graph;
   graph.nodes.resize(static_cast<size_t>(joined.nodes()));
   for (int rank = 0; rank < joined.ranks(); rank++) {
     graph.nodeOf.push_back(joined.nodeOf(rank));
     graph.nodes[static_cast<size_t>(joined.nodeOf(rank))].push_back(rank);
   }
-  graph.headOf.assign(static_cast<size_t>(joined.ranks()), -1);
+  graph.heads = std::move(heads);
+  return graph;
+}
+
+// Inside a node every rank is a head, on several nodes those that the search found.
+transport::HeadGraph multicastGraphOf(const topology::Joined& joined) {
   if (joined.nodes() == 1) {
-    graph.heads = joined.ranks();
-    std::iota(graph.headOf.begin(), graph.headOf.end(), 0);
-    return graph;
+    std::vector<std::vector<int>> all;
+    for (int r = 0; r < joined.ranks(); r++) all.push_back({r});
+    return headGraphOf(joined, std::move(all));
   }
-  graph.heads = static_cast<int>(joined.nvlsHeads().size());
+  transport::HeadGraph graph = headGraphOf(joined, joined.nvlsHeads());
   for (size_t tree = 0; tree < graph.trees.size(); tree++) {
     graph.trees[tree].resize(static_cast<size_t>(joined.ranks()));
-  }
-  for (int head = 0; head < graph.heads; head++) {
-    const std::vector<int>& ranks = joined.nvlsHeads()[static_cast<size_t>(head)];
-    for (const int member : ranks) {
-      graph.headOf[static_cast<size_t>(member)] = head;
-      for (size_t tree = 0; tree < graph.trees.size(); tree++) {
+    for (size_t head = 0; head < graph.heads.size(); head++) {
+      for (const int member : graph.heads[head]) {
         graph.trees[tree][static_cast<size_t>(member)] =
-            joined.nvlsTreePlace(head, static_cast<int>(tree), member);
+            joined.nvlsTreePlace(static_cast<int>(head), static_cast<int>(tree), member);
       }
     }
   }
@@ -327,9 +328,8 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts.network = usesNetwork(ranks) || isUsed(TransportKind::network);
   input.facts.slotsOfHost = isUsed(TransportKind::hostMemory);
   decision.graphs.multicast = multicastGraphOf(decision.joined);
-  config.multicastHeads = decision.graphs.multicast.heads;
-  input.facts.multicast = multicast && allReach && !input.facts.network &&
-                          config.multicastHeads > 0 &&
+  const auto nvlsHeads = static_cast<int>(decision.graphs.multicast.heads.size());
+  input.facts.multicast = multicast && allReach && !input.facts.network && nvlsHeads > 0 &&
                           input.facts.maxRanksPerNode <= device::kMaxMulticastRanks;
   for (const RankFacts& facts : ranks) {
     collnet = collnet && decision.nodes >= facts.collnetNodes;
@@ -338,12 +338,17 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
       collnet && allReach && !input.facts.network && decision.joined.collnetChannels() > 0;
   if (input.facts.collnet) {
     decision.graphs.collnet = chainGraphOf(decision.joined, config.channels);
-    if (decision.nodes > 1) decision.graphs.multicast.network = decision.joined.nvlsHeads();
+    decision.graphs.multicast.hasNetwork = decision.nodes > 1;
+    decision.graphs.collnetDirect = headGraphOf(decision.joined, decision.joined.collnetHeads());
+    decision.graphs.collnetDirect.hasNetwork = true;
   }
   input.facts.nvlsChannels = std::min(input.facts.nvlsChannels, config.channels);
+  input.facts.headSlotBytes = std::min(simple, defaults.headSlotBytes);
   if (input.facts.multicast) {
-    config.multicastChannels = input.facts.nvlsChannels;
-    config.multicastSlotBytes = std::min(simple, defaults.multicastSlotBytes);
+    config.multicast = {input.facts.nvlsChannels, input.facts.headSlotBytes, nvlsHeads};
+  }
+  if (input.facts.collnet) {
+    config.collnetDirect = {config.channels, input.facts.headSlotBytes, input.facts.collnetHeads};
   }
   input.facts.chunkBytes = plan::chunkBytesOf(config);
   input.allowed = allowed;

@@ -98,9 +98,13 @@ constexpr Algorithm codeOf(Algorithm algorithm) {
 inline constexpr Algorithm kLocalAlgorithm = Algorithm::ring;
 inline constexpr Protocol kLocalProtocol = Protocol::simple;
 
-// Whether the kernel for multicast runs it.
+// Whether it needs multicast addresses.
 constexpr bool usesMulticast(Algorithm algorithm) {
   return algorithm == Algorithm::nvls || algorithm == Algorithm::nvlsTree;
+}
+// Whether heads reduce for the ranks of their node (device/multicast.h).
+constexpr bool usesHeads(Algorithm algorithm) {
+  return usesMulticast(algorithm) || algorithm == Algorithm::collNetDirect;
 }
 
 // Thread groups that a block is split into.
@@ -109,6 +113,7 @@ constexpr int groupsOf(Algorithm algorithm) {
     case Algorithm::tree:
     case Algorithm::collNetChain:
       return 2;  // one reduces up while the other broadcasts down
+    case Algorithm::collNetDirect:
     case Algorithm::nvls:
     case Algorithm::nvlsTree:
       return 3;  // device/multicast.h

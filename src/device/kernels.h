@@ -13,7 +13,9 @@ namespace unisono::device {
 
 // CollectiveArguments, one block for each channel.
 const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol);
-const runtime::Kernel& multicastKernel();    // the same for NVLS
+// The same for algorithms with heads. Communicators do not prepare them: no runtime but the host's
+// has multicast addresses or a network that reduces yet.
+const runtime::Kernel& headKernel(Algorithm algorithm);
 const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, one block for each channel
 // The first works of DirectArguments, as many as there are.
 const runtime::Kernel& directKernel(const DirectArguments& arguments);
@@ -28,7 +30,7 @@ inline constexpr int kSendReceiveGroups = 2;
 // The __global__ functions that they launch, defined in kernels_cuda.cu.
 const void* collectiveCudaFunction(Algorithm algorithm,
                                    Protocol protocol);  // in kernels_collective.cu
-const void* multicastCudaFunction();                    // in kernels_multicast.cu
+const void* headCudaFunction(bool multicast);           // in kernels_multicast.cu
 const void* sendReceiveCudaFunction();
 const void* changeWindowCudaFunction();
 // The kernels of one work and of several, in kernels_direct.cu.

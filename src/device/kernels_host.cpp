@@ -13,27 +13,32 @@ namespace {
 
 using namespace host_target;
 
-template <Algorithm kAlgorithm, Protocol kProtocol>
-void collective(const void* arguments, const runtime::HostGroupContext& context) {
+// A group of a block, or the task that stands in for a network that reduces.
+template <typename Run>
+void runCollective(const void* arguments, const runtime::HostGroupContext& context, Run run) {
   const auto& launch = *static_cast<const CollectiveArguments*>(arguments);
   ThreadGroup group(context);
-  if (context.group == launch.groups()) {
-    if (context.role == 0) reductionServer(group, context.block, launch);
-    return;
+  if (context.group < launch.groups()) {
+    run(group, launch);
+  } else if (context.role == 0) {
+    reductionServer(group, context.block, launch);
   }
-  Block block{};
-  collectiveBlock<kAlgorithm, kProtocol>(group, block, context.block, context.group, launch);
 }
 
-void multicast(const void* arguments, const runtime::HostGroupContext& context) {
-  const auto& launch = *static_cast<const CollectiveArguments*>(arguments);
-  ThreadGroup group(context);
-  if (context.group == launch.groups()) {
-    if (context.role == 0) reductionServer(group, context.block, launch);
-    return;
-  }
-  MulticastBlock block{};
-  multicastBlock(group, block, context.block, context.group, launch);
+template <Algorithm kAlgorithm, Protocol kProtocol>
+void collective(const void* arguments, const runtime::HostGroupContext& context) {
+  runCollective(arguments, context, [&](ThreadGroup& group, const CollectiveArguments& launch) {
+    Block block{};
+    collectiveBlock<kAlgorithm, kProtocol>(group, block, context.block, context.group, launch);
+  });
+}
+
+template <typename View>
+void heads(const void* arguments, const runtime::HostGroupContext& context) {
+  runCollective(arguments, context, [&](ThreadGroup& group, const CollectiveArguments& launch) {
+    MulticastBlock block{};
+    headBlock<View>(group, block, context.block, context.group, launch);
+  });
 }
 
 void sendReceive(const void* arguments, const runtime::HostGroupContext& context) {
@@ -134,14 +139,16 @@ const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol) 
   return *found;
 }
 
-// Communicators do not prepare it: no runtime but the host's has multicast addresses yet.
-const runtime::Kernel& multicastKernel() {
+const runtime::Kernel& headKernel(Algorithm algorithm) {
 #ifdef UNISONO_CUDA
-  static const runtime::Kernel kernel{"multicast", multicastCudaFunction(), multicast};
+  static const runtime::Kernel multicast{"multicast", headCudaFunction(true), heads<MulticastView>};
+  static const runtime::Kernel direct{"collnet-direct", headCudaFunction(false),
+                                      heads<MembersView>};
 #else
-  static const runtime::Kernel kernel{"multicast", nullptr, multicast};
+  static const runtime::Kernel multicast{"multicast", nullptr, heads<MulticastView>};
+  static const runtime::Kernel direct{"collnet-direct", nullptr, heads<MembersView>};
 #endif
-  return kernel;
+  return usesMulticast(algorithm) ? multicast : direct;
 }
 
 const runtime::Kernel& sendReceiveKernel() {

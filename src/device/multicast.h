@@ -7,9 +7,10 @@
 #include "device/algorithm.h"
 #include "device/work.h"
 
-// What the ranks of a node share for NVLS and NVLSTree. Each rank has a buffer for each channel,
-// all of the same layout, and all buffers of a channel together have a multicast address: a store
-// there reaches every buffer, a load reduces what all of them hold.
+// What the ranks of a node share for NVLS, NVLSTree and CollNet direct. Each rank has a buffer for
+// each channel, all of the same layout, and all buffers of a channel together have a multicast
+// address: a store there reaches every buffer, a load reduces what all of them hold. CollNet direct
+// accesses the buffers one by one.
 //
 // Every step of a channel has a piece for each head, a rank that reduces or broadcasts this piece
 // for all. Three thread groups of a block work at once, each through all steps in order:
@@ -33,6 +34,11 @@
 // are slots ahead of their moves down, so that all levels of the tree work at once. With one more,
 // a child of the root could wait for a slot that the root returns in a move for which this child
 // has yet to return a slot.
+//
+// NVLS on several nodes and CollNet direct have a network that reduces as the parent of every head.
+// All-gather and reduce-scatter then need as many heads as a node has ranks: a head sends a piece
+// of its share and receives those of the heads of its number on all nodes, or the reverse. Slots
+// have room for a piece of each node.
 namespace unisono::device {
 
 inline constexpr int kMaxMulticastRanks = 32;  // a lane of a warp for each
@@ -43,8 +49,9 @@ enum MulticastStep { kScatterStep, kReduceStep, kBroadcastStep, kGatherStep, kMu
 
 // A rank's buffer of one channel.
 struct MulticastChannel {
-  std::byte* own;  // its address
-  std::byte* all;  // the multicast address of the buffers of all ranks
+  std::byte* own;             // its address
+  std::byte* all;             // the multicast address of the buffers of all ranks
+  std::byte* const* members;  // the buffers of all ranks, where there is no multicast address
   uint64_t step[kMulticastSteps];
   // Of the heads for this rank's piece: for NVLSTree, and for NVLS, where the parent is the
   // network. No edges inside one node.
@@ -82,7 +89,10 @@ struct MulticastLayout {
 // In device memory; null where a communicator has no multicast.
 struct Multicast {
   MulticastLayout layout;
-  int32_t head;  // the piece of which this rank is the head; -1: none
+  int32_t head;           // the piece of which this rank is the head; -1: none
+  int32_t members;        // ranks of the node
+  int32_t nodes;          // of which there are heads
+  const int32_t* rankOf;  // [head * nodes + node]
   MulticastChannel* channels;
   ReductionServer* server;  // of one rank, if the network is simulated
 };

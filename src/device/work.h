@@ -156,12 +156,13 @@ struct Tree {
 
 // With CollNet the network combines what a rank of each node sends, and returns the result to all
 // of them. For these ranks it is a peer with FIFOs of protocol Simple.
-inline constexpr int kNetworkPeer = -1;      // of chains
-inline constexpr int kHeadNetworkPeer = -2;  // of the heads of NVLS
+inline constexpr int kNetworkPeer = -1;        // of chains
+inline constexpr int kHeadNetworkPeer = -2;    // of the heads of NVLS
+inline constexpr int kDirectNetworkPeer = -3;  // of the heads of CollNet direct
 
 // A channel from one rank's view. Its connections are those of a ring, a tree, a tree of the heads
-// of nodes (device/multicast.h), a chain, and the network.
-inline constexpr int kMaxConnections = 2 + (1 + kMaxTreeChildren) + (1 + 2) + 2 + 2;
+// of nodes (device/multicast.h), a chain, and the networks.
+inline constexpr int kMaxConnections = 2 + (1 + kMaxTreeChildren) + (1 + 2) + 2 + 3;
 struct Channel {
   Ring ring;
   Tree tree;
@@ -191,11 +192,17 @@ struct DeviceCommunicator {
   uint32_t stopped;                // set permanently when an abort has ended a launch
   const uint32_t* abortFlag;       // in host memory, so a waiting kernel looks at it rarely
   Channel* channels;
-  Fifo* send;               // for messages: [peer * peerChannels + channel]
-  Fifo* receive;            // for messages: [peer * peerChannels + channel]
-  MappedWindow* windows;    // of the peers: [peer * kWindowSlots + index]; null if there are none
-  Multicast* multicast;     // null until it is connected
-  ReductionServer* server;  // of one rank, if the network is simulated; null until it is connected
+  Fifo* send;                // for messages: [peer * peerChannels + channel]
+  Fifo* receive;             // for messages: [peer * peerChannels + channel]
+  MappedWindow* windows;     // of the peers: [peer * kWindowSlots + index]; null if there are none
+  Multicast* multicast;      // null until it is connected
+  Multicast* collNetDirect;  // the same without multicast addresses
+  ReductionServer* server;   // of one rank, if the network is simulated; null until it is connected
+
+  // The buffers of an algorithm with heads.
+  constexpr Multicast* headsOf(Algorithm algorithm) const {
+    return algorithm == Algorithm::collNetDirect ? collNetDirect : multicast;
+  }
 };
 
 enum class Operation : uint8_t {

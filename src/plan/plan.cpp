@@ -101,22 +101,33 @@ class ChannelPacker {
   uint64_t position_ = 0;
 };
 
+// Nothing for algorithms without heads.
+const HeadShape* headShapeOf(const CommConfig& config, device::Algorithm algorithm) {
+  if (!device::usesHeads(algorithm)) return nullptr;
+  return device::usesMulticast(algorithm) ? &config.multicast : &config.collnetDirect;
+}
+
 // Cuts the parts of a work into chunks of `chunkBytes` bytes and slices.
 void cut(const CommConfig& config, uint64_t chunkBytes, CollectiveWork& work) {
   const auto size = static_cast<uint32_t>(device::elementBytes(work.reduction.type));
-  const bool multicast = device::usesMulticast(work.algorithm);
-  const bool circulates = work.operation == Operation::allReduce &&
-                          (work.algorithm == device::Algorithm::ring || multicast);
+  const HeadShape* shape = headShapeOf(config, work.algorithm);
+  const bool reducesAll = work.operation == Operation::allReduce;
+  const bool circulates =
+      reducesAll && (work.algorithm == device::Algorithm::ring || shape != nullptr);
   // What moves at once: a chunk for each rank, or for each head.
   const auto chunks = circulates
-                          ? static_cast<uint64_t>(multicast ? config.multicastHeads : config.ranks)
+                          ? static_cast<uint64_t>(shape != nullptr ? shape->heads : config.ranks)
                           : uint64_t{1};
   const uint32_t slotBytes =
-      multicast ? config.multicastSlotBytes
-                : device::payloadOf(work.protocol, config.slotBytes[indexOf(work.protocol)]);
+      shape != nullptr ? shape->slotBytes
+                       : device::payloadOf(work.protocol, config.slotBytes[indexOf(work.protocol)]);
   const uint32_t slicesPerChunk =
-      work.protocol == device::Protocol::simple && !multicast ? config.slicesPerChunk : 1;
-  if (multicast) chunkBytes = std::min<uint64_t>(chunkBytes, slotBytes);
+      work.protocol == device::Protocol::simple && shape == nullptr ? config.slicesPerChunk : 1;
+  if (shape != nullptr) {
+    // A slot holds a chunk, or whole vectors of one for each node.
+    const auto nodes = static_cast<uint64_t>(config.model->facts.nodes);
+    chunkBytes = std::min(chunkBytes, reducesAll ? slotBytes : slotBytes / nodes / 16 * 16);
+  }
   work.chunkElements = static_cast<uint32_t>(chunkBytes) / size;
 
   const uint64_t round = work.chunkElements * chunks;
@@ -182,6 +193,8 @@ constexpr bool Needs::*needOf(device::Algorithm algorithm) {
       return &Needs::trees;
     case device::Algorithm::collNetChain:
       return &Needs::chains;
+    case device::Algorithm::collNetDirect:
+      return &Needs::collnetDirect;
     case device::Algorithm::nvls:
     case device::Algorithm::nvlsTree:
       return &Needs::multicast;
@@ -197,6 +210,7 @@ static_assert(haveNeeds(device::CollectiveAlgorithms()), "an algorithm is missin
 
 bool isReducedByNetwork(const CommConfig& config, device::Algorithm algorithm) {
   return algorithm == device::Algorithm::collNetChain ||
+         algorithm == device::Algorithm::collNetDirect ||
          (algorithm == device::Algorithm::nvls && config.model->facts.nodes > 1);
 }
 
@@ -206,7 +220,7 @@ bool canShareLaunch(const tuning::Choice& a, const tuning::Choice& b) {
 
 // A run of collectives that share launches: they have the same algorithm and protocol.
 void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& plan) {
-  const bool multicast = device::usesMulticast(run.front().choice.algorithm);
+  const HeadShape* shape = headShapeOf(config, run.front().choice.algorithm);
   while (!run.empty()) {
     const size_t size = std::min<size_t>(run.size(), device::kMaxCollectiveWorks);
     const std::span<const ChosenCall> calls = run.first(size);
@@ -221,7 +235,7 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
       load += call.choice.load;
       launch.threads = std::max(launch.threads, call.choice.threads);
     }
-    const int channels = multicast ? config.multicastChannels : config.channels;
+    const int channels = shape != nullptr ? shape->channels : config.channels;
     ChannelPacker packer(tuning::channelsOf(load, channels), traffic);
     for (const ChosenCall& call : calls) {
       CollectiveWork& work = launch.arguments.work[launch.arguments.works++];
@@ -322,6 +336,7 @@ void append(Plan part, Plan& plan) {
   plan.needs.trees |= part.needs.trees;
   plan.needs.multicast |= part.needs.multicast;
   plan.needs.chains |= part.needs.chains;
+  plan.needs.collnetDirect |= part.needs.collnetDirect;
   plan.needs.direct |= part.needs.direct;
   plan.needs.peers.insert(plan.needs.peers.end(), part.needs.peers.begin(), part.needs.peers.end());
 }

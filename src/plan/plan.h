@@ -47,6 +47,13 @@ constexpr size_t indexOf(device::Protocol protocol) {
   return static_cast<size_t>(protocol);
 }
 
+// Of algorithms with heads.
+struct HeadShape {
+  int channels = 0;  // 0: the ranks cannot use them
+  uint32_t slotBytes = 0;
+  int heads = 0;  // of each node
+};
+
 // Everything that plans depend on. All fields except `rank` are the same on every rank.
 struct CommConfig {
   int rank = 0;
@@ -62,10 +69,8 @@ struct CommConfig {
   int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels
   uint64_t minBytesPerPart = 1;  // of a message on one of its channels
   uint64_t directBytes = 0;      // messages and results of at least this size need an offer
-  // NVLS and NVLSTree; 0: the ranks have no multicast address.
-  int multicastChannels = 0;
-  uint32_t multicastSlotBytes = 0;
-  int multicastHeads = 0;  // of each node
+  HeadShape multicast;           // NVLS and NVLSTree
+  HeadShape collnetDirect;       // CollNet direct
   // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks cannot
   // map each other's memory.
   int directLineBits = 0;
@@ -123,7 +128,7 @@ struct PeerUse {
 
 // What must be connected before a plan can run.
 struct Needs {
-  bool rings = false, trees = false, multicast = false, chains = false;
+  bool rings = false, trees = false, multicast = false, chains = false, collnetDirect = false;
   device::DirectPeers direct = 0;  // whose windows are mapped
   std::vector<PeerUse> peers;      // one for each message
 };

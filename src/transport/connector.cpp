@@ -11,7 +11,8 @@ namespace unisono::transport {
 namespace {
 
 constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kTree = 5, kMulticast = 6, kHeadTree = 7,
-                   kNetwork = 9, kChain = 10, kHeadNetwork = 11;
+                   kNetwork = 9, kChain = 10, kHeadNetwork = 11, kCollnetDirect = 12,
+                   kDirectNetwork = 13;
 
 }  // namespace
 
@@ -99,6 +100,7 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
 bool Connector::isConnected(const plan::Needs& needs) const {
   if ((needs.rings && !ringsConnected_) || (needs.trees && !treesConnected_) ||
       (needs.chains && !chainsConnected_) || (needs.multicast && multicast_ == nullptr) ||
+      (needs.collnetDirect && !collnetDirectConnected_) ||
       (needs.direct & ~directConnected_) != 0) {
     return false;
   }
@@ -112,6 +114,7 @@ void Connector::connect(const plan::Needs& needs) {
   if (needs.trees && !treesConnected_) connectTrees();
   if (needs.chains && !chainsConnected_) connectChains();
   if (needs.multicast && multicast_ == nullptr) connectMulticast();
+  if (needs.collnetDirect && !collnetDirectConnected_) connectCollnetDirect();
   if ((needs.direct & ~directConnected_) != 0) connectDirect(needs.direct);
   connectPeers(needs.peers);
   blocks_.verifyLinks();
@@ -236,46 +239,63 @@ void Connector::completeForMessages(const Making& making) {
                   complete(making));
 }
 
-// One buffer per rank for all channels, and the FIFOs between the heads of different nodes.
-void Connector::connectMulticast() {
-  const MulticastGraph& graph = graphs_.multicast;
-  Hops hops;
-  std::array<topology::TreePlace, 2> places;
-  for (size_t tree = 0; tree < places.size() && !graph.trees[tree].empty(); tree++) {
-    places[tree] = graph.trees[tree][static_cast<size_t>(config_.rank)];
+// One buffer per rank for all channels.
+HeadBuffers Connector::connectHeads(uint64_t purpose, const HeadGraph& graph,
+                                    const plan::HeadShape& shape, uint64_t networkPurpose,
+                                    int networkPeer) {
+  HeadBuffers buffers;
+  buffers.layout = {static_cast<uint32_t>(graph.heads.size()), slots_, shape.slotBytes};
+  buffers.channels = shape.channels;
+  buffers.heads = graph.heads;
+  const auto node = static_cast<size_t>(graph.nodeOf[static_cast<size_t>(config_.rank)]);
+  for (size_t head = 0; head < graph.heads.size(); head++) {
+    if (graph.heads[head][node] == config_.rank) buffers.head = static_cast<int>(head);
   }
-  for (int channel = 0; channel < config_.multicastChannels; channel++) {
+  if (graph.hasNetwork) {
+    buffers.networkPeer = networkPeer;
+    buffers.server = connectNetwork(networkPurpose, networkPeer,
+                                    {static_cast<size_t>(shape.channels), graph.heads});
+  }
+  const memory::Block own = arena_.allocate(buffers.bytes());
+  buffers.own = own.address;
+  for (const int rank : graph.nodes[node]) {
+    if (rank == config_.rank) continue;
+    blocks_.send(rank, tagOf(purpose, true, config_.rank, rank), 0, own);
+  }
+  for (const int rank : graph.nodes[node]) {
+    buffers.members.push_back(
+        rank == config_.rank ? own.address
+                             : blocks_.receive(rank, tagOf(purpose, true, rank, config_.rank), 0));
+  }
+  return buffers;
+}
+
+// Also connects the heads of different nodes.
+void Connector::connectMulticast() {
+  const HeadGraph& graph = graphs_.multicast;
+  const plan::HeadShape& shape = config_.multicast;
+  Hops hops;
+  for (int channel = 0; channel < shape.channels; channel++) {
     addTreeHops(hops, channel, graph.trees[static_cast<size_t>(channel) % graph.trees.size()]);
   }
   connectHops(kHeadTree, hops);
-  device::ReductionServer* server = nullptr;
-  if (!graph.network.empty()) {
-    server = connectNetwork(kHeadNetwork, device::kHeadNetworkPeer,
-                            {static_cast<size_t>(config_.multicastChannels), graph.network});
-  }
-  const device::MulticastLayout layout{static_cast<uint32_t>(graph.heads), slots_,
-                                       config_.multicastSlotBytes};
-  const size_t bytes = layout.bytes() * static_cast<size_t>(config_.multicastChannels);
-  const memory::Block own = arena_.allocate(bytes);
-  const auto self = static_cast<size_t>(config_.rank);
-  const std::vector<int32_t>& node = graph.nodes[static_cast<size_t>(graph.nodeOf[self])];
-  for (const int rank : node) {
-    if (rank != config_.rank) {
-      blocks_.send(rank, tagOf(kMulticast, true, config_.rank, rank), 0, own);
-    }
-  }
-  std::vector<std::byte*> members;
-  for (const int rank : node) {
-    members.push_back(rank == config_.rank
-                          ? own.address
-                          : blocks_.receive(rank, tagOf(kMulticast, true, rank, config_.rank), 0));
+  HeadBuffers buffers =
+      connectHeads(kMulticast, graph, shape, kHeadNetwork, device::kHeadNetworkPeer);
+  for (size_t tree = 0; tree < graph.trees.size() && !graph.trees[tree].empty(); tree++) {
+    buffers.trees[tree] = graph.trees[tree][static_cast<size_t>(config_.rank)];
   }
   const int device = places_[static_cast<size_t>(config_.rank)].device;
-  auto address = runtime_.mapMulticast(device, members, bytes);
-  tables_.setMulticast(layout, graph.headOf[self], config_.multicastChannels, own.address,
-                       static_cast<std::byte*>(address->address()), places, !graph.network.empty(),
-                       server);
+  auto address = runtime_.mapMulticast(device, buffers.members, buffers.bytes());
+  buffers.all = static_cast<std::byte*>(address->address());
+  tables_.setHeads(&device::DeviceCommunicator::multicast, buffers);
   multicast_ = std::move(address);
+}
+
+void Connector::connectCollnetDirect() {
+  tables_.setHeads(&device::DeviceCommunicator::collNetDirect,
+                   connectHeads(kCollnetDirect, graphs_.collnetDirect, config_.collnetDirect,
+                                kDirectNetwork, device::kDirectNetworkPeer));
+  collnetDirectConnected_ = true;
 }
 
 void Connector::connectChains() {

@@ -19,16 +19,15 @@
 
 namespace unisono::transport {
 
-// The ranks of a node share multicast, and some are heads.
-struct MulticastGraph {
+// The ranks of a node share buffers, and some are heads.
+struct HeadGraph {
   std::vector<std::vector<int32_t>> nodes;  // the ranks of each, in order
   std::vector<int32_t> nodeOf;              // by rank
-  int heads = 0;                            // of each node, the same number everywhere
-  std::vector<int32_t> headOf;              // by rank: its number among them; -1: it is none
+  std::vector<std::vector<int>> heads;      // [head][node]
   // The heads of the same number on all nodes: their places in two trees, by tree and rank. Empty
-  // inside one node.
+  // without such trees.
   std::array<std::vector<topology::TreePlace>, 2> trees;
-  std::vector<std::vector<int>> network;  // CollNet: the heads by [head][node], else empty
+  bool hasNetwork = false;  // that reduces for the heads of the same number
 };
 
 // CollNet, where the network reduces.
@@ -42,7 +41,7 @@ struct ChainGraph {
 struct ChannelGraphs {
   std::vector<std::vector<int32_t>> rings;              // [channel][position]: rank
   std::vector<std::vector<topology::TreePlace>> trees;  // [channel][rank]
-  MulticastGraph multicast;
+  HeadGraph multicast, collnetDirect;
   ChainGraph collnet;
 };
 
@@ -109,7 +108,11 @@ class Connector {
   void connectPeers(const std::vector<plan::PeerUse>& uses);
   void connectDirect(device::DirectPeers peers);
   void connectMulticast();
+  void connectCollnetDirect();
   void connectChains();
+  // What the ranks of a node share for an algorithm with heads, but for a multicast address.
+  HeadBuffers connectHeads(uint64_t purpose, const HeadGraph& graph, const plan::HeadShape& shape,
+                           uint64_t networkPurpose, int networkPeer);
   // Of a simulated network: connects `peer` for this rank's end, and returns the server's table, or
   // null on other ranks.
   device::ReductionServer* connectNetwork(uint64_t purpose, int peer,
@@ -130,6 +133,7 @@ class Connector {
 
   std::set<std::tuple<int, int, int>> connectedHops_;  // channel, sender, receiver
   bool ringsConnected_ = false, treesConnected_ = false, chainsConnected_ = false;
+  bool collnetDirectConnected_ = false;
   std::vector<bool> sendConnected_, receiveConnected_;  // for messages, by peer
   device::DirectPeers directConnected_ = 0;
   std::shared_ptr<runtime::MappedMemory> multicast_;  // the address of all ranks' buffers

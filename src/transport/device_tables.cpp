@@ -125,31 +125,51 @@ void DeviceTables::setServer(device::ReductionServer* server) {
   write(&communicator_->server, &server, std::span(&server, 1).size_bytes());
 }
 
-void DeviceTables::setMulticast(const device::MulticastLayout& layout, int head, int channels,
-                                std::byte* own, std::byte* all,
-                                const std::array<topology::TreePlace, 2>& tree, bool hasNetwork,
-                                device::ReductionServer* server) {
-  std::vector<device::MulticastChannel> table(static_cast<size_t>(channels));
-  for (size_t c = 0; c < table.size(); c++) {
-    table[c] = {own + c * layout.bytes(),
-                all + c * layout.bytes(),
-                {},
-                treeAt(static_cast<int>(c), tree[c % tree.size()]),
-                treeAt(static_cast<int>(c), {})};
-    if (hasNetwork && head >= 0) {
-      table[c].network.up = connectionTo(static_cast<int>(c), device::kHeadNetworkPeer);
-    }
-  }
+void DeviceTables::setHeads(device::Multicast* device::DeviceCommunicator::*member,
+                            const HeadBuffers& buffers) {
+  const auto channels = static_cast<size_t>(buffers.channels);
+  const size_t count = buffers.members.size(), nodes = buffers.heads.front().size();
   Pieces pieces;
   const size_t headOffset = pieces.add<device::Multicast>(1);
-  const size_t channelOffset = pieces.add<device::MulticastChannel>(table.size());
+  const size_t channelOffset = pieces.add<device::MulticastChannel>(channels);
+  const size_t memberOffset = pieces.add<std::byte*>(channels * count);
+  const size_t rankOffset = pieces.add<int32_t>(buffers.heads.size() * nodes);
   std::byte* base = arena_.allocate(pieces.bytes()).address;
+  auto* members = reinterpret_cast<std::byte**>(base + memberOffset);
+  std::vector<device::MulticastChannel> table(channels);
+  std::vector<std::byte*> addresses;
+  for (size_t c = 0; c < channels; c++) {
+    const auto channel = static_cast<int>(c);
+    const size_t offset = c * buffers.layout.bytes();
+    for (std::byte* address : buffers.members) addresses.push_back(address + offset);
+    table[c] = {buffers.own + offset,
+                buffers.all == nullptr ? nullptr : buffers.all + offset,
+                members + c * count,
+                {},
+                treeAt(channel, buffers.trees[c % buffers.trees.size()]),
+                treeAt(channel, {})};
+    if (buffers.networkPeer != 0 && buffers.head >= 0) {
+      table[c].network.up = connectionTo(channel, buffers.networkPeer);
+    }
+  }
+  std::vector<int32_t> ranks;
+  for (const std::vector<int>& ofHead : buffers.heads) {
+    ranks.insert(ranks.end(), ofHead.begin(), ofHead.end());
+  }
+  auto* rankOf = reinterpret_cast<int32_t*>(base + rankOffset);
   auto* onDevice = reinterpret_cast<device::Multicast*>(base + headOffset);
-  const device::Multicast multicast{
-      layout, head, reinterpret_cast<device::MulticastChannel*>(base + channelOffset), server};
-  write(multicast.channels, table.data(), std::span(table).size_bytes());
-  write(onDevice, &multicast, sizeof(multicast));
-  write(&communicator_->multicast, &onDevice, std::span(&onDevice, 1).size_bytes());
+  const device::Multicast heads{buffers.layout,
+                                buffers.head,
+                                static_cast<int32_t>(count),
+                                static_cast<int32_t>(nodes),
+                                rankOf,
+                                reinterpret_cast<device::MulticastChannel*>(base + channelOffset),
+                                buffers.server};
+  write(heads.channels, table.data(), std::span(table).size_bytes());
+  write(members, addresses.data(), std::span(addresses).size_bytes());
+  write(rankOf, ranks.data(), std::span(ranks).size_bytes());
+  write(onDevice, &heads, sizeof(heads));
+  write(&(communicator_->*member), &onDevice, std::span(&onDevice, 1).size_bytes());
 }
 
 void DeviceTables::setPeer(bool sends, int peer, int firstChannel,

@@ -14,6 +14,23 @@
 
 namespace unisono::transport {
 
+// What a rank shares with those of its node for an algorithm with heads (device/multicast.h). Each
+// buffer holds those of all channels.
+struct HeadBuffers {
+  device::MulticastLayout layout;
+  int channels;
+  int head = -1;                        // the number of this rank among the heads; -1: it is none
+  std::vector<std::vector<int>> heads;  // [head][node]
+  std::byte* own;
+  std::vector<std::byte*> members;           // the buffers of all ranks of the node
+  std::byte* all = nullptr;                  // their multicast address, or null
+  std::array<topology::TreePlace, 2> trees;  // of heads: its places, for even and odd channels
+  int networkPeer = 0;                       // that reduces for heads; 0: none
+  device::ReductionServer* server = nullptr;
+
+  size_t bytes() const { return layout.bytes() * static_cast<size_t>(channels); }
+};
+
 // The communicator's tables in device memory: device::DeviceCommunicator and everything it points
 // to. Kernels keep counters in them, so each entry is written only once, when its connection is
 // made.
@@ -48,12 +65,8 @@ class DeviceTables {
   device::ReductionServer* makeServer(int nodes, int streams, std::span<const device::Fifo> receive,
                                       std::span<const device::Fifo> send);
   void setServer(device::ReductionServer* server);
-  // This rank's buffers of NVLS, one after another for all channels, and their multicast address.
-  // `tree`: its places in the trees of heads, for even and odd channels. `hasNetwork`: the network
-  // reduces for heads.
-  void setMulticast(const device::MulticastLayout& layout, int head, int channels, std::byte* own,
-                    std::byte* all, const std::array<topology::TreePlace, 2>& tree, bool hasNetwork,
-                    device::ReductionServer* server);
+  // The member is the one of device::DeviceCommunicator that the algorithm uses.
+  void setHeads(device::Multicast* device::DeviceCommunicator::*member, const HeadBuffers& buffers);
   // The FIFOs for messages to or from a peer, on consecutive channels.
   void setPeer(bool sends, int peer, int firstChannel, std::span<const device::Fifo> fifos);
 

@@ -20,9 +20,9 @@ Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
   launch.arguments.mark = context.mark;
   static_assert(device::kMulticastGroups <= device::kMarkGroups);
   const device::CollectiveWork& work = launch.arguments.work[0];
-  const bool multicast = device::usesMulticast(work.algorithm);
-  return {multicast ? device::multicastKernel()
-                    : device::collectiveKernel(device::codeOf(work.algorithm), work.protocol),
+  return {device::usesHeads(work.algorithm)
+              ? device::headKernel(work.algorithm)
+              : device::collectiveKernel(device::codeOf(work.algorithm), work.protocol),
           {.blocks = launch.blocks,
            .threadsPerBlock = launch.threads,
            .groupsPerBlock = launch.arguments.groups() + (launch.serves ? 1 : 0),

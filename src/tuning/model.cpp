@@ -255,6 +255,15 @@ bool keepsLinesWhole(const CommFacts& facts, const TuningSettings& settings, Alg
          (facts.machine.lowestSm == facts.machine.highestSm || hopper);
 }
 
+// Why heads cannot carry an all-gather or reduce-scatter between nodes: every rank has to be one,
+// and a slot holds whole vectors of all nodes.
+Exclusion sharesExclusion(const CommFacts& facts, int heads) {
+  constexpr uint64_t kVectorBytes = 16;
+  if (facts.maxRanksPerNode > heads) return Exclusion::tooManyRanks;
+  const bool fits = kVectorBytes * static_cast<uint64_t>(facts.nodes) <= facts.headSlotBytes;
+  return fits ? Exclusion::none : Exclusion::tooLarge;
+}
+
 // Why a communicator cannot run an algorithm, whatever the call.
 Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorithm algorithm) {
   const CommFacts& facts = input.facts;
@@ -263,6 +272,7 @@ Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorit
   if (input.settings.deterministic != 0 && algorithm != Algorithm::ring && !copies) {
     return Exclusion::order;
   }
+  Exclusion shares = Exclusion::none;
   switch (algorithm) {
     case Algorithm::ring:
       return Exclusion::none;
@@ -272,10 +282,8 @@ Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorit
       if (algorithm == Algorithm::collNetDirect && facts.machine.switches == 0) {
         return Exclusion::noSwitch;
       }
-      if (facts.maxRanksPerNode > kMaxCollnetRanksPerNode ||
-          (scatters && facts.maxRanksPerNode > facts.collnetHeads)) {
-        return Exclusion::tooManyRanks;
-      }
+      if (facts.maxRanksPerNode > kMaxCollnetRanksPerNode) return Exclusion::tooManyRanks;
+      if (scatters) shares = sharesExclusion(facts, facts.collnetHeads);
       break;
     case Algorithm::nvls:
     case Algorithm::nvlsTree:
@@ -285,10 +293,11 @@ Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorit
         return Exclusion::noCollnet;
       }
       if (facts.nvls.channels < 2) return Exclusion::noChannels;
-      if (operation != Operation::allReduce &&
-          (facts.maxRanksPerNode > kMaxNvlsRanksPerNode ||
-           (facts.nodes > 1 && facts.maxRanksPerNode > facts.collnetHeads))) {
+      if (scatters && facts.maxRanksPerNode > kMaxNvlsRanksPerNode) {
         return Exclusion::tooManyRanks;
+      }
+      if (scatters && facts.nodes > 1) {
+        shares = sharesExclusion(facts, std::min(facts.collnetHeads, facts.nvlsHeads));
       }
       break;
     case Algorithm::pat:
@@ -307,7 +316,7 @@ Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorit
     case Algorithm::tree:
       break;
   }
-  return graphOf(facts, algorithm).channels < 1 ? Exclusion::noChannels : Exclusion::none;
+  return graphOf(facts, algorithm).channels < 1 ? Exclusion::noChannels : shares;
 }
 
 bool isAllPairs(Algorithm algorithm) {
@@ -352,10 +361,8 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
     estimate.exclusion = Exclusion::splitLines;
   }
   const bool has = input.registry->has(operation, algorithm, protocol);
-  const bool between = algorithm != Algorithm::nvls || facts.nodes == 1 ||
-                       input.registry->nvlsBetweenNodes[static_cast<int>(operation)];
-  if (estimate.exclusion == Exclusion::none &&
-      (!between || (!has && !input.registry->hasForced(operation, algorithm, protocol)))) {
+  if (estimate.exclusion == Exclusion::none && !has &&
+      !input.registry->hasForced(operation, algorithm, protocol)) {
     estimate.exclusion = Exclusion::notImplemented;
   }
   estimate.measured =
@@ -482,6 +489,7 @@ CommFacts factsOf(const topology::Joined& joined) {
   facts.collnetChain = joined.collnetChain();
   facts.nvls = joined.nvls();
   facts.collnetHeads = static_cast<int>(joined.collnetHeads().size());
+  facts.nvlsHeads = static_cast<int>(joined.nvlsHeads().size());
   facts.machine = joined.machine();
   // As many blocks as fill the links.
   const bool blackwell = facts.machine.lowestSm >= 100;

@@ -64,7 +64,8 @@ struct CommFacts {
   topology::GraphFacts ring{}, tree{}, collnetDirect{}, collnetChain{}, nvls{};
   bool plainTrees = false;  // some node has all its network traffic at the first GPU of its tree
   int nvlsChannels = 0;     // blocks of NVLS
-  int collnetHeads = 0;
+  int collnetHeads = 0, nvlsHeads = 0;  // of each node
+  uint32_t headSlotBytes = ~uint32_t{0};
   topology::MachineFacts machine;
   bool multicast = false;  // NVLink multicast is there and allowed
   bool collnet = false;    // the network reduces, and the user wants it

@@ -32,6 +32,7 @@ constexpr Implemented kOnlyForced[] = {
     {Algorithm::nvls,   Protocol::simple, {true,    true,     true,         false,    false}},
     {Algorithm::nvlsTree, Protocol::simple, {true,  false,    false,        false,    false}},
     {Algorithm::collNetChain, Protocol::simple, {true, false, false,        false,    false}},
+    {Algorithm::collNetDirect, Protocol::simple, {true, true, true,         false,    false}},
 };
 // clang-format on
 
@@ -154,7 +155,6 @@ const Registry& libraryRegistry() {
     };
     enter(kImplemented, result.implemented);
     enter(kOnlyForced, result.onlyForced);
-    result.nvlsBetweenNodes[static_cast<int>(Operation::allReduce)] = true;
     return result;
   }();
   return registry;
@@ -163,7 +163,6 @@ const Registry& libraryRegistry() {
 const Registry& ncclRegistry() {
   static const Registry registry = [] {
     Registry result;
-    std::fill(std::begin(result.nvlsBetweenNodes), std::end(result.nvlsBetweenNodes), true);
     for (const Operation operation : kOperations) {
       for (int a = 0; a < device::kNcclAlgorithms; a++) {
         for (int p = 0; p < device::kProtocols; p++) {

@@ -46,7 +46,6 @@ struct Registry {
   Table implemented = {};
   // Carries calls where nothing in `implemented` is allowed, or where its times were measured.
   Table onlyForced = {};
-  bool nvlsBetweenNodes[kCollectives] = {};  // with CollNet
 
   bool has(Operation operation, Algorithm algorithm, Protocol protocol) const {
     return implemented[static_cast<int>(operation)][static_cast<int>(algorithm)]

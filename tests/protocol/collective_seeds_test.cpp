@@ -54,15 +54,18 @@ INSTANTIATE_TEST_SUITE_P(All, CollectiveSeeds,
                                          Call::gather, Call::scatter),
                          [](const auto& tested) { return nameOf(tested.param); });
 
-// All-reduce with CollNet, every type and operator.
+// With CollNet, every type and operator.
 TEST(Seeds, NetworkReduces) {
-  forEachSeed(300, "network", [](uint64_t seed, Random& random) {
-    World& world = worldOf(geometryOf(seed % 2 == 0 ? "CollNet chain" : "CollNet chains on links"),
-                           4 + static_cast<int>(seed % 5));
+  forEachSeed(600, "network", [](uint64_t seed, Random& random) {
+    static constexpr const char* kGeometries[] = {"CollNet chain", "CollNet chains on links",
+                                                  "CollNet direct", "CollNet direct on links"};
+    static constexpr Call kCalls[] = {Call::allReduce, Call::allGather, Call::reduceScatter};
+    World& world = worldOf(geometryOf(kGeometries[seed % 4]), 4 + static_cast<int>(seed % 5));
     world.reset(random);
     setSchedule(seed);
     ScenarioOptions options;
     options.mostBytes = 1024;
+    options.first = kCalls[seed / 4 % 3];
     Scenario scenario(world, memories(), random, options);
     return describe(world, scenario, scenario.run());
   });
@@ -148,6 +151,20 @@ TEST(Seeds, NvlsTreeCarriesAllReduceBetweenNodes) {
                           {device::DataType::bfloat16, device::Reduction::sum, false, 0},
                           0};
     EXPECT_EQ(plan::choiceOf(config, task).algorithm, device::Algorithm::nvlsTree) << ranks;
+  }
+}
+
+TEST(Seeds, CollNetDirectCarriesWhatItCan) {
+  for (const int ranks : {4, 5, 6, 8}) {
+    const plan::CommConfig& config = worldOf(geometryOf("CollNet direct"), ranks).shape(0);
+    for (const Call call : {Call::allReduce, Call::allGather, Call::reduceScatter}) {
+      const plan::Task task{
+          call, nullptr, nullptr, 100, {device::DataType::int8, device::Reduction::prod, false, 0},
+          0};
+      const bool carries = call == Call::allReduce || ranks % 2 == 0;
+      EXPECT_EQ(plan::makePlan(config, {task}).needs.collnetDirect, carries)
+          << ranks << " ranks, " << nameOf(call);
+    }
   }
 }
 

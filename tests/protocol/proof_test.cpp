@@ -163,6 +163,26 @@ TEST(Wrap, LinesOfThePeriodBefore) {
   });
 }
 
+// Else the name of an instance would not say what it shows.
+TEST(Instances, UseTheirAlgorithm) {
+  for (const auto* list : {&instances(), &cores()}) {
+    for (const Instance& instance : *list) {
+      const Geometry& geometry = proofGeometry(instance.geometry);
+      if (*geometry.algorithms == '\0') continue;
+      const plan::Task task{instance.call,
+                            nullptr,
+                            nullptr,
+                            instance.count,
+                            {device::DataType::int32, device::Reduction::sum, false, 0},
+                            0};
+      const auto algorithm =
+          plan::choiceOf(worldOf(geometry, instance.ranks).shape(0), task).algorithm;
+      EXPECT_STRCASEEQ(std::string(device::nameOf(algorithm)).c_str(), geometry.algorithms)
+          << instance.name;
+    }
+  }
+}
+
 class Core : public Proof {
  protected:
   // Runs the instance under every schedule, but for such as differ only in the order of independent

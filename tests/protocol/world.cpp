@@ -154,16 +154,18 @@ void World::visitFifos(Visit visit) const {
     }
   };
   const device::DeviceCommunicator& first = tables(plan::kServerRank);
-  const auto streams = makeMulticastGraph(ranks()).network;
+  const auto streams = makeHeadGraph(ranks()).heads;
   for (int channel = 0; channel < geometry_.channels; channel++) {
     if (first.server != nullptr) {
       visitNetwork(*first.server, channel, 0, device::kNetworkPeer,
                    makeChainGraph(ranks()).heads[index(channel)]);
     }
-    if (first.multicast == nullptr || first.multicast->server == nullptr) continue;
-    for (size_t stream = 0; stream < streams.size(); stream++) {
-      visitNetwork(*first.multicast->server, channel, stream, device::kHeadNetworkPeer,
-                   streams[stream]);
+    for (const auto& [heads, peer] : {std::pair(first.multicast, device::kHeadNetworkPeer),
+                                      std::pair(first.collNetDirect, device::kDirectNetworkPeer)}) {
+      if (heads == nullptr || heads->server == nullptr) continue;
+      for (size_t stream = 0; stream < streams.size(); stream++) {
+        visitNetwork(*heads->server, channel, stream, peer, streams[stream]);
+      }
     }
   }
   for (int rank = 0; rank < ranks(); rank++) {
@@ -218,7 +220,8 @@ void World::nameMemory() const {
     const device::DeviceCommunicator& sender = tables(rank);
     runtime.nameMemory(abortFlag(rank), sizeof(uint32_t), fmt::format("abort flag of {}", rank));
     runtime.nameMemory(&sender.stopped, sizeof(sender.stopped), fmt::format("stopped of {}", rank));
-    nameMulticast(rank);
+    nameHeads(rank, sender.multicast, "multicast");
+    nameHeads(rank, sender.collNetDirect, "CollNet direct");
     const device::DirectMemory& memory = member.connector->direct();
     if (memory.positions == nullptr) continue;
     runtime.nameMemory(
@@ -235,16 +238,17 @@ void World::nameMemory() const {
   }
 }
 
-void World::nameMulticast(int rank) const {
+void World::nameHeads(int rank, const device::Multicast* heads,
+                      const std::string& algorithm) const {
   HostRuntime& runtime = testRuntime();
-  if (tables(rank).multicast == nullptr) return;
-  const device::Multicast& multicast = *tables(rank).multicast;
+  if (heads == nullptr) return;
+  const device::Multicast& multicast = *heads;
   const device::MulticastLayout& layout = multicast.layout;
   for (int c = 0; c < geometry_.channels; c++) {
     const device::MulticastChannel& channel = multicast.channels[c];
     const auto name = [&](uint64_t offset, size_t bytes, const std::string& what) {
       runtime.nameMemory(channel.own + offset, bytes,
-                         fmt::format("{} at {}, channel {}", what, rank, c));
+                         fmt::format("{} at {}, channel {}, {}", what, rank, c, algorithm));
     };
     name(device::MulticastLayout::contributed(), sizeof(uint64_t), "contributed");
     name(device::MulticastLayout::gathered(), sizeof(uint64_t), "gathered");
@@ -260,7 +264,7 @@ void World::nameMulticast(int rank) const {
       }
     }
     runtime.nameMemory(channel.step, sizeof(channel.step),
-                       fmt::format("multicast steps of {}, channel {}", rank, c));
+                       fmt::format("{} steps of {}, channel {}", algorithm, rank, c));
   }
 }
 
@@ -272,11 +276,12 @@ void World::makeMember(int rank, int ranks) {
   config.ranks = ranks;
   config.channels = geometry_.channels;
   config.directLineBits = geometry_.directLineBits;
+  const plan::HeadShape shape{geometry_.channels, geometry_.slotBytes,
+                              static_cast<int>(makeHeadGraph(ranks).heads.size())};
   if (geometry_.multicast && ranks > 1) {
-    config.multicastChannels = geometry_.channels;
-    config.multicastSlotBytes = geometry_.slotBytes;
-    config.multicastHeads = makeMulticastGraph(ranks).heads;
+    config.multicast = shape;
   }
+  if (geometry_.collnet && nodesOf(ranks) > 1) config.collnetDirect = shape;
   config.slotBytes.fill(geometry_.slotBytes);
   config.peerSlotBytes = geometry_.slotBytes;
   config.slicesPerChunk = geometry_.slicesPerChunk;
@@ -287,6 +292,7 @@ void World::makeMember(int rank, int ranks) {
   unisono::testing::setModel(config, {.minBytesPerChannel = geometry_.minBytesPerChannel,
                                       .lowLatencyTraffic = geometry_.lowLatencyMaxBytes,
                                       .nodes = nodesOf(ranks),
+                                      .ranksPerNode = std::min(ranks, geometry_.ranksPerNode),
                                       .collnet = geometry_.collnet && nodesOf(ranks) > 1,
                                       .algorithms = geometry_.algorithms,
                                       .protocols = geometry_.protocols});
@@ -329,7 +335,8 @@ void World::makeMember(int rank, int ranks) {
   plan::Needs everything;
   if (geometry_.directLineBits > 0) everything.direct = plan::everyPeer(config);
   everything.rings = everything.trees = ranks > 1;
-  everything.multicast = config.multicastChannels > 0;
+  everything.multicast = config.multicast.channels > 0;
+  everything.collnetDirect = config.collnetDirect.channels > 0;
   everything.chains = geometry_.collnet && nodesOf(ranks) > 1;
   for (int delta = 1; delta < ranks; delta++) {
     everything.peers.push_back({(rank + delta) % ranks, true});
@@ -342,7 +349,7 @@ void World::makeMember(int rank, int ranks) {
 // trees have one to three children per rank.
 transport::ChannelGraphs World::makeGraphs(int ranks) const {
   transport::ChannelGraphs graphs;
-  graphs.multicast = makeMulticastGraph(ranks);
+  graphs.multicast = graphs.collnetDirect = makeHeadGraph(ranks);
   graphs.collnet = makeChainGraph(ranks);
   for (int channel = 0; channel < geometry_.channels; channel++) {
     std::vector<int32_t> order(index(ranks));
@@ -386,7 +393,7 @@ transport::ChainGraph World::makeChainGraph(int ranks) const {
 }
 
 // Nodes have as many heads as the smallest of them has ranks, each node others.
-transport::MulticastGraph World::makeMulticastGraph(int ranks) const {
+transport::HeadGraph World::makeHeadGraph(int ranks) const {
   const int nodes = nodesOf(ranks);
   const auto sizeOf = [&](int node) {
     return std::min(geometry_.ranksPerNode, ranks - node * geometry_.ranksPerNode);
@@ -394,10 +401,9 @@ transport::MulticastGraph World::makeMulticastGraph(int ranks) const {
   const auto headOf = [&](int node, int head) {
     return node < 0 ? -1 : node * geometry_.ranksPerNode + (head + node) % sizeOf(node);
   };
-  transport::MulticastGraph graph;
-  graph.heads = sizeOf(nodes - 1);
+  transport::HeadGraph graph;
+  graph.hasNetwork = geometry_.collnet && nodes > 1;
   graph.nodes.resize(index(nodes));
-  graph.headOf.assign(index(ranks), -1);
   for (int r = 0; r < ranks; r++) {
     graph.nodeOf.push_back(nodeOf(r));
     graph.nodes[index(nodeOf(r))].push_back(r);
@@ -405,12 +411,9 @@ transport::MulticastGraph World::makeMulticastGraph(int ranks) const {
   for (size_t tree = 0; tree < graph.trees.size(); tree++) {
     if (nodes > 1) graph.trees[tree].resize(index(ranks));
   }
-  for (int head = 0; head < graph.heads; head++) {
-    for (int node = 0; node < nodes; node++) graph.headOf[index(headOf(node, head))] = head;
-    if (geometry_.collnet && nodes > 1) {
-      std::vector<int>& stream = graph.network.emplace_back();
-      for (int node = 0; node < nodes; node++) stream.push_back(headOf(node, head));
-    }
+  for (int head = 0; head < sizeOf(nodes - 1); head++) {
+    std::vector<int>& ofNodes = graph.heads.emplace_back();
+    for (int node = 0; node < nodes; node++) ofNodes.push_back(headOf(node, head));
     for (int node = 0; node < nodes && nodes > 1; node++) {
       for (size_t tree = 0; tree < graph.trees.size(); tree++) {
         const topology::TreeLinks links = topology::doubleTree(nodes, node, static_cast<int>(tree));
@@ -516,8 +519,8 @@ void World::resetDirect(Random& random) {
   }
 }
 
-void World::resetMulticast(Random& random) {
-  if (tables(0).multicast == nullptr) return;
+void World::resetHeads(device::Multicast* device::DeviceCommunicator::*member, Random& random) {
+  if (tables(0).*member == nullptr) return;
   for (int c = 0; c < geometry_.channels; c++) {
     uint64_t up = 0, down = 0;
     for (int rank = 0; rank < ranks(); rank++) {
@@ -525,8 +528,8 @@ void World::resetMulticast(Random& random) {
         up = random() >> below(random, 64) >> 1;
         down = random() >> below(random, 64) >> 1;
       }
-      device::MulticastChannel& channel = tables(rank).multicast->channels[c];
-      const device::MulticastLayout& layout = tables(rank).multicast->layout;
+      device::MulticastChannel& channel = (tables(rank).*member)->channels[c];
+      const device::MulticastLayout& layout = (tables(rank).*member)->layout;
       std::memset(channel.own, static_cast<int>(below(random, 256)), layout.bytes());
       const auto set = [&](uint64_t offset, uint64_t value) {
         *reinterpret_cast<uint64_t*>(channel.own + offset) = value;
@@ -548,7 +551,8 @@ void World::reset(Random& random, Past past) {
       [&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
           const std::string&) { resetFifo(send, receive, slotBytes, hasLines, past, random); });
   resetDirect(random);
-  resetMulticast(random);
+  resetHeads(&device::DeviceCommunicator::multicast, random);
+  resetHeads(&device::DeviceCommunicator::collNetDirect, random);
   for (int rank = 0; geometry_.windows && rank < ranks(); rank++) {
     std::memset(tables(rank).windows, 0,
                 index(ranks()) * device::kWindowSlots * sizeof(device::MappedWindow));

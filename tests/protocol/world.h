@@ -137,7 +137,7 @@ class World {
   void makeMember(int rank, int ranks);
   transport::ChannelGraphs makeGraphs(int ranks) const;
   transport::ChainGraph makeChainGraph(int ranks) const;
-  transport::MulticastGraph makeMulticastGraph(int ranks) const;
+  transport::HeadGraph makeHeadGraph(int ranks) const;
   int nodesOf(int ranks) const { return ceilDivide(ranks, geometry_.ranksPerNode); }
   int nodeOf(int rank) const { return rank / geometry_.ranksPerNode; }
   // The two ends of every FIFO: `visit(send, receive, slotBytes, hasLines, name)`, where
@@ -147,9 +147,9 @@ class World {
   void resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
                  Past past, Random& random);
   void resetDirect(Random& random);
-  void resetMulticast(Random& random);
+  void resetHeads(device::Multicast* device::DeviceCommunicator::*member, Random& random);
   void nameMemory() const;
-  void nameMulticast(int rank) const;
+  void nameHeads(int rank, const device::Multicast* heads, const std::string& algorithm) const;
 
   Geometry geometry_;
   std::vector<Member> members_;

@@ -13,7 +13,7 @@ namespace unisono::testing {
 struct ModelOptions {
   uint64_t minBytesPerChannel = 4096;  // of every algorithm and protocol
   uint64_t lowLatencyTraffic = 0;      // LL is only forced
-  int nodes = 1;
+  int nodes = 1, ranksPerNode = 0;     // of the largest node; 0: as many on each
   bool collnet = false;
   const char* algorithms = "";
   const char* protocols = "";
@@ -25,7 +25,8 @@ inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
   tuning::CommFacts& facts = input.facts;
   facts.ranks = config.ranks;
   facts.nodes = options.nodes;
-  facts.maxRanksPerNode = ceilDivide(config.ranks, options.nodes);
+  facts.maxRanksPerNode =
+      options.ranksPerNode > 0 ? options.ranksPerNode : ceilDivide(config.ranks, options.nodes);
   facts.channels = config.channels;
   facts.ring.channels = facts.tree.channels = config.channels;
   facts.ring.typeIntra = facts.tree.typeIntra = static_cast<int>(topology::PathType::nvl);
@@ -37,8 +38,11 @@ inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
   facts.chunkBytes = plan::chunkBytesOf(config);
   facts.collnet = options.collnet;
   facts.collnetChain = facts.collnetDirect = facts.ring;
-  facts.multicast = config.multicastChannels > 0;
-  facts.nvlsChannels = config.multicastChannels;
+  facts.multicast = config.multicast.channels > 0;
+  facts.nvlsChannels = config.multicast.channels;
+  facts.nvlsHeads = config.multicast.heads;
+  facts.collnetHeads = config.collnetDirect.heads;
+  facts.collnetDirect.speedInter = facts.collnetDirect.speedIntra;
   facts.nvls = facts.ring;
   facts.nvls.channels = config.ranks;
   facts.nvls.speedInter = facts.nvls.speedIntra;

@@ -98,8 +98,26 @@ TEST(Model, SaysWhyAnAlgorithmIsExcluded) {
   two.facts.collnet = true;
   EXPECT_EQ(exclusionOf(two, Algorithm::nvls, simple), Exclusion::none);
   two.facts.collnetHeads = 8;
-  EXPECT_EQ(exclusionOf(two, Algorithm::nvls, simple, Operation::allGather),
-            Exclusion::notImplemented);
+  for (const auto operation : {Operation::allGather, Operation::reduceScatter}) {
+    // Every rank has to be a head, and a slot has room for a vector of each node.
+    ModelInput few = two;
+    EXPECT_EQ(exclusionOf(few, Algorithm::nvls, simple, operation), Exclusion::none);
+    few.facts.headSlotBytes = 16;
+    EXPECT_EQ(exclusionOf(few, Algorithm::nvls, simple, operation), Exclusion::tooLarge);
+    few.facts.headSlotBytes = 32;
+    EXPECT_EQ(exclusionOf(few, Algorithm::nvls, simple, operation), Exclusion::none);
+    few.facts.nvlsHeads = 7;
+    EXPECT_EQ(exclusionOf(few, Algorithm::nvls, simple, operation), Exclusion::tooManyRanks);
+    EXPECT_EQ(exclusionOf(few, Algorithm::nvls, simple), Exclusion::none);
+    few.facts.collnetDirect = few.facts.nvls;
+    EXPECT_EQ(exclusionOf(few, Algorithm::collNetDirect, simple, operation), Exclusion::none);
+    few.facts.collnetHeads = 7;
+    EXPECT_EQ(exclusionOf(few, Algorithm::collNetDirect, simple, operation),
+              Exclusion::tooManyRanks);
+    EXPECT_EQ(exclusionOf(few, Algorithm::collNetDirect, simple), Exclusion::none);
+    few.facts.machine.switches = 0;
+    EXPECT_EQ(exclusionOf(few, Algorithm::collNetDirect, simple), Exclusion::noSwitch);
+  }
   EXPECT_EQ(exclusionOf(two, Algorithm::collNetChain, simple), Exclusion::noChannels);
   two.facts.collnetChain = two.facts.tree;
   EXPECT_EQ(exclusionOf(two, Algorithm::collNetChain, simple), Exclusion::none);

@@ -4,8 +4,10 @@
 #include "device/protocol/fifo.h"
 #include "device/reduce/copy.h"
 #include "device/reduce/multicast_load.h"
+#include "device/reduce/reduce_copy.h"
 
-// All-reduce, all-gather and reduce-scatter through multicast addresses (device/multicast.h).
+// All-reduce, all-gather and reduce-scatter through heads of the nodes (device/multicast.h). `View`
+// is how a head accesses the buffers of its node.
 namespace unisono::device::UNISONO_TARGET {
 
 // The state of a thread group, in block-shared memory on a GPU.
@@ -13,7 +15,8 @@ struct MulticastBlock : Block {
   MulticastLayout layout;
   MulticastChannel buffer;
   MulticastChannel* saved;  // where the steps are kept for the next work
-  int32_t head;
+  int32_t head, members, nodes;
+  const int32_t* rankOf;
 };
 
 enum MulticastGroup { kScatterGroup, kHeadGroup, kGatherGroup };
@@ -23,11 +26,24 @@ constexpr int groupOf(MulticastStep step) {
   return step == kScatterStep ? kScatterGroup : step == kGatherStep ? kGatherGroup : kHeadGroup;
 }
 
+template <typename View>
+inline constexpr bool kIsMulticast = std::is_same_v<View, MulticastView>;
+
+template <typename View>
+UNISONO_DEVICE View viewOf(const MulticastBlock& block) {
+  if constexpr (kIsMulticast<View>) {
+    return View(block.buffer.all);
+  } else {
+    return View(block.buffer.members, block.members);
+  }
+}
+
 // The vectors that a head moves at once. Slots are whole vectors, so the padding after the data is
 // moved too.
+template <typename View>
 struct HeadMove {
+  const MulticastBlock* block;
   int lane, lanes;
-  std::byte* all;                 // the multicast address of the buffers
   const std::byte* input;         // null: the contributions of all ranks and what was received
   std::byte* output;              // or null
   bool broadcasts;                // to the results of all ranks
@@ -39,7 +55,7 @@ struct HeadMove {
   // Combines the operands.
   template <typename R>
   UNISONO_DEVICE void run() const {
-    const MulticastView view(all);
+    const auto view = viewOf<View>(*block);
     view.noteReads(contribution, roundedBytes());
     forEach(received, [&](const std::byte* slot) { noteRead(slot, roundedBytes()); });
     moveVectors(view, [&](uint64_t offset) {
@@ -52,7 +68,7 @@ struct HeadMove {
   }
   // Moves the input.
   UNISONO_DEVICE void copy() const {
-    const MulticastView view(all);
+    const auto view = viewOf<View>(*block);
     noteRead(input, bytes);
     moveVectors(view, [&](uint64_t offset) { return loadUpTo16(offset); });
   }
@@ -69,7 +85,7 @@ struct HeadMove {
   }
 
   template <typename Load>
-  UNISONO_DEVICE void moveVectors(const MulticastView& view, Load load) const {
+  UNISONO_DEVICE void moveVectors(const View& view, Load load) const {
     constexpr int kVectors = 4;
     if (broadcasts) view.noteWrites(result, roundedBytes());
     if (output != nullptr) noteWrite(output, bytes);
@@ -115,11 +131,14 @@ struct HeadMove {
     }
   }
 };
-UNISONO_DEVICE_CALL void moveHead(const HeadMove& move, const ReductionSpec& spec) {
+template <typename View>
+UNISONO_DEVICE_CALL void moveHead(const HeadMove<View>& move, const ReductionSpec& spec) {
   if (move.input != nullptr) {
     move.copy();
-  } else {
+  } else if constexpr (kIsMulticast<View>) {
     visitMulticastReducer(spec, move);
+  } else {
+    visitReducer(spec, move);
   }
 }
 
@@ -164,7 +183,8 @@ class HeadFifos : public FifoEnds<kMaxFan, kMaxFan> {
     });
     waitForCredit(send);
   }
-  UNISONO_DEVICE void setSlots(Peers receive, Peers send, HeadMove& move) const {
+  template <typename View>
+  UNISONO_DEVICE void setSlots(Peers receive, Peers send, HeadMove<View>& move) const {
     const auto place = [](int i) { return i == 0 ? 0 : i - 1; };
     forEachReceive(receive, [&](int i) {
       move.received[place(i)] = receive_[i].slot(block_, block_.receive[i]);
@@ -186,9 +206,10 @@ class HeadFifos : public FifoEnds<kMaxFan, kMaxFan> {
   Peers children_ = kNobody;
 };
 
-class NvlsCollective {
+template <typename View>
+class HeadCollective {
  public:
-  UNISONO_DEVICE NvlsCollective(ThreadGroup& group, MulticastBlock& block)
+  UNISONO_DEVICE HeadCollective(ThreadGroup& group, MulticastBlock& block)
       : group_(group),
         block_(block),
         heads_(static_cast<int>(block.layout.heads)),
@@ -217,13 +238,14 @@ class NvlsCollective {
     return {first, step.end - first < step.count ? step.end - first : step.count};
   }
 
-  // The elements of all pieces of a step but the last one. The pieces of an all-reduce follow each
-  // other, those of the other operations are in the shares of their heads.
+  // The pieces of an all-reduce follow each other, those of the other operations are at the same
+  // place in the share of each rank.
+  UNISONO_DEVICE bool follow() const { return block_.work.operation == Operation::allReduce; }
+  // The elements of all pieces of a step but the last one.
   UNISONO_DEVICE uint64_t stepElements() const {
     const uint64_t chunk = block_.work.chunkElements;
     return follow() ? chunk * static_cast<uint64_t>(heads_) : chunk;
   }
-  UNISONO_DEVICE bool follow() const { return block_.work.operation == Operation::allReduce; }
   UNISONO_DEVICE bool isStep(uint64_t index) const {
     return index * stepElements() < block_.work.part(block_.channel).count;
   }
@@ -232,9 +254,28 @@ class NvlsCollective {
     const ChannelPart part = work.part(block_.channel);
     const uint64_t chunk = work.chunkElements, all = stepElements(), done = index * all;
     const uint64_t first = part.offset + done, left = part.count - done;
-    if (!follow()) return {first, left < chunk ? left : chunk, work.count, ~uint64_t{0}};
+    if (!follow()) return {first, left < chunk ? left : chunk, 0, ~uint64_t{0}};
     const uint64_t size = left < all ? part.lastChunk : chunk;
     return {first, size, size, first + (left < all ? left : all)};
+  }
+
+  // A slot has a piece of the share of each node's head; in an all-reduce one piece.
+  UNISONO_DEVICE int shares() const { return follow() ? 1 : block_.nodes; }
+  UNISONO_DEVICE uint64_t paddedBytes(const Piece& piece) const {
+    return (piece.count * elementBytes_ + 15) / 16 * 16;
+  }
+  // Calls body(offset, index) for each piece of a head's slot: where it is in the slot, and where
+  // in the buffers of the user.
+  template <typename Body>
+  UNISONO_DEVICE void forEachShare(int head, const Piece& piece, Body body) const {
+    const int count = shares();
+    for (int s = 0; s < count; s++) {
+      uint64_t index = piece.first;
+      if (!follow()) {
+        index += static_cast<uint64_t>(block_.rankOf[head * count + s]) * block_.work.count;
+      }
+      body(static_cast<uint64_t>(s) * paddedBytes(piece), index);
+    }
   }
   // Calls body(step) for each step.
   template <typename Body>
@@ -279,7 +320,7 @@ class NvlsCollective {
   UNISONO_DEVICE void waitForAll(int lane, const char* what, uint64_t step, uint64_t ahead,
                                  uint64_t offset) {
     if (!group_.isWaiter(lane) || group_.aborted()) return;
-    const MulticastView view(block_.buffer.all);
+    const auto view = viewOf<View>(block_);
     const WaitSubject subject{what, block_.rank, -1, block_.channel};
     if (!waitUntil(block_.abortFlag, subject,
                    [&] { return view.loadMin(offset) + ahead > step; })) {
@@ -299,14 +340,22 @@ class NvlsCollective {
   UNISONO_DEVICE void postToAll(int lane, uint64_t offset, uint64_t step) {
     if (!group_.isPoster(lane) || group_.aborted()) return;
     fenceAliases();
-    MulticastView(block_.buffer.all).storeRelease(offset, step + 1);
+    viewOf<View>(block_).storeRelease(offset, step + 1);
   }
 
-  UNISONO_DEVICE void copy(const std::byte* from, std::byte* to, uint64_t elements) {
+  // Copies, or moves a rank's own operand or its result: what an NVSwitch reduces needs neither.
+  UNISONO_DEVICE void moveOwn(const std::byte* from, bool prepare, std::byte* to, bool finish,
+                              uint64_t elements) {
     ReduceCopy work{};
-    work.addSource(from, false);
+    work.addSource(from, prepare);
     work.addDestination(to);
-    copyOnly(group_, work, elements * elementBytes_);
+    work.elements = elements;
+    work.finish = finish;
+    if constexpr (kIsMulticast<View>) {
+      copyOnly(group_, work, elements * elementBytes_);
+    } else {
+      reduceCopy(group_, block_.work.reduction, work);
+    }
   }
 
   UNISONO_DEVICE void scatter() {
@@ -318,7 +367,10 @@ class NvlsCollective {
       for (int h = 0; h < heads_; h++) {
         if (!group_.isWorker() || group_.aborted()) continue;
         const Piece piece = pieceOf(all, h);
-        copy(input(piece.first), block_.buffer.own + layout.contribution(h, step), piece.count);
+        std::byte* slot = block_.buffer.own + layout.contribution(h, step);
+        forEachShare(h, piece, [&](uint64_t offset, uint64_t index) {
+          moveOwn(input(index), true, slot + offset, false, piece.count);
+        });
       }
       post(MulticastLayout::contributed(), step);
       step++;
@@ -341,9 +393,9 @@ class NvlsCollective {
       uint64_t up = 0, down = 0;
       while (isStep(down)) {
         if (isStep(up) && up - down < 2 * uint64_t{block_.slots}) {
-          move(fifos, stepAt(up++), true, false, children, HeadFifos::kParent);
+          move(fifos, stepAt(up++), reduces, false, children, HeadFifos::kParent);
         } else {
-          move(fifos, stepAt(down++), false, true, HeadFifos::kParent, children);
+          move(fifos, stepAt(down++), false, broadcasts, HeadFifos::kParent, children);
         }
       }
     }
@@ -366,20 +418,27 @@ class NvlsCollective {
     group_.syncReady();
     if (group_.isWorker() && !group_.aborted()) {
       const Piece piece = pieceOf(all, block_.head);
-      // In the buffer of one share.
-      const uint64_t place = piece.first - static_cast<uint64_t>(block_.head) * work.count;
-      HeadMove move{};
+      HeadMove<View> move{};
+      move.block = &block_;
       move.lane = group_.rank();
       move.lanes = group_.size();
-      move.all = block_.buffer.all;
       fifos.setSlots(receive, send, move);
-      if (!reduces) move.input = receive != kNobody ? move.received[0] : input(place);
-      if (work.operation == Operation::reduceScatter) move.output = output(place);
+      // The output and, but for an all-reduce, the input are of one share.
+      if (!reduces) move.input = receive != kNobody ? move.received[0] : input(piece.first);
       move.broadcasts = broadcasts;
       move.contribution = layout.contribution(block_.head, reduceStep_);
       move.result = layout.result(block_.head, broadcastStep_);
-      move.bytes = piece.count * elementBytes_;
-      if (move.bytes > 0) moveHead(move, work.reduction);
+      // Between a network and the buffers of a node pass the pieces of all nodes.
+      const bool ofAll = work.operation == Operation::reduceScatter ? reduces : receive != kNobody;
+      move.bytes = ofAll && shares() > 1 ? static_cast<uint64_t>(shares()) * paddedBytes(piece)
+                                         : piece.count * elementBytes_;
+      const bool hasResult = work.operation == Operation::reduceScatter && send == kNobody;
+      if (hasResult && !reduces) {
+        moveOwn(move.input, false, output(piece.first), true, piece.count);
+      } else if (piece.count > 0) {
+        if (hasResult) move.output = output(piece.first);
+        moveHead(move, work.reduction);
+      }
     }
     group_.syncDone();
     if (reduces) postToAll(0, MulticastLayout::reduced(block_.head), reduceStep_++);
@@ -395,7 +454,10 @@ class NvlsCollective {
       for (int h = 0; h < heads_; h++) {
         if (!group_.isWorker() || group_.aborted()) continue;
         const Piece piece = pieceOf(all, h);
-        copy(block_.buffer.own + layout.result(h, step), output(piece.first), piece.count);
+        const std::byte* slot = block_.buffer.own + layout.result(h, step);
+        forEachShare(h, piece, [&](uint64_t offset, uint64_t index) {
+          moveOwn(slot + offset, false, output(index), follow(), piece.count);
+        });
       }
       post(MulticastLayout::gathered(), step);
       step++;
@@ -411,19 +473,24 @@ class NvlsCollective {
 };
 
 // What one group of a block does: the works that cover its channel, in order.
-UNISONO_DEVICE void multicastBlock(ThreadGroup& group, MulticastBlock& block, int channelIndex,
-                                   int groupIndex, const CollectiveArguments& arguments) {
+template <typename View>
+UNISONO_DEVICE void headBlock(ThreadGroup& group, MulticastBlock& block, int channelIndex,
+                              int groupIndex, const CollectiveArguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
-  const Multicast& multicast = *communicator.multicast;
+  const Multicast& multicast = *communicator.headsOf(arguments.work[0].algorithm);
   if (group.isPoster()) markStart(arguments.mark, channelIndex, groupIndex);
   if (group.isLoader(0)) {
     loadCommunicator(block, communicator, channelIndex);
     block.slotBytes = communicator.slotBytes[static_cast<int>(Protocol::simple)];
     block.layout = multicast.layout;
     block.head = multicast.head;
+    block.members = multicast.members;
+    block.nodes = multicast.nodes;
+    block.rankOf = multicast.rankOf;
     block.saved = &multicast.channels[channelIndex];
     block.buffer.own = block.saved->own;
     block.buffer.all = block.saved->all;
+    block.buffer.members = block.saved->members;
   }
   stayStopped(group, communicator, arguments.launchFlag);
   for (int w = 0; w < arguments.works; w++) {
@@ -445,7 +512,7 @@ UNISONO_DEVICE void multicastBlock(ThreadGroup& group, MulticastBlock& block, in
                    work.algorithm == Algorithm::nvlsTree ? channel.tree : channel.network);
     }
     group.syncAll();
-    NvlsCollective(group, block).run(groupIndex);
+    HeadCollective<View>(group, block).run(groupIndex);
     group.syncAll();  // the next work takes the place of this one and reads what it saved
   }
   keepStopped(group, communicator);

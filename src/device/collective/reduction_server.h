@@ -23,6 +23,16 @@ class NetworkChannel {
   // Make the steps of a work. Return false after an abort.
   bool runHeads(const CollectiveWork& work) {
     const ChannelPart part = work.part(channel_);
+    if (work.operation != Operation::allReduce) {
+      for (uint64_t done = 0; done < part.count; done += work.chunkElements) {
+        const uint64_t left = part.count - done;
+        for (int h = 0; h < server_.streams; h++) {
+          select(h);
+          if (!step(work, left < work.chunkElements ? left : work.chunkElements)) return false;
+        }
+      }
+      return true;
+    }
     const auto heads = static_cast<uint64_t>(server_.streams);
     const uint64_t all = work.chunkElements * heads;
     for (uint64_t done = 0; done < part.count; done += all) {
@@ -68,12 +78,28 @@ class NetworkChannel {
     const uint32_t bytes = communicator_.slotBytes[static_cast<int>(Protocol::simple)];
     return fifo.slots + (fifo.step & (communicator_.slots - 1)) * bytes;
   }
-  void reduce(const ReductionSpec& spec, ReduceCopy copy, uint64_t elements) {
-    copy.elements = elements;
-    if (elements > 0) reduceCopy(group_, spec, copy);
+  static uint64_t roundUp16(uint64_t bytes) { return (bytes + 15) / 16 * 16; }
+  void copy(const std::byte* from, std::byte* to, uint64_t bytes) {
+    ReduceCopy copy{};
+    copy.addSource(from, false);
+    copy.addDestination(to);
+    copyOnly(group_, copy, bytes);
   }
 
-  // Combines a slot of every node and returns the result to all of them.
+  // Combines `elements` elements at `offset` in the slots of all nodes.
+  void reduce(const ReductionSpec& spec, uint64_t offset, std::byte* result, uint64_t elements) {
+    for (int n = 0; n < nodes_ && elements > 0; n++) {
+      ReduceCopy copy{};
+      if (n > 0) copy.addSource(result, false);
+      copy.addSource(slot(receive_[n]) + offset, false);
+      copy.addDestination(result);
+      copy.elements = elements;
+      reduceCopy(group_, spec, copy);
+    }
+  }
+
+  // Makes a step of the collective with a slot of every node. `elements` are those that a node
+  // sends or, in a reduce-scatter, receives.
   bool step(const CollectiveWork& work, uint64_t elements) {
     for (int n = 0; n < nodes_; n++) {
       if (!wait("operands of all nodes", receive_[n].tail, 0, receive_[n].step)) return false;
@@ -81,19 +107,25 @@ class NetworkChannel {
     for (int n = 0; n < nodes_; n++) {
       if (!wait("a free slot", send_[n].head, communicator_.slots, send_[n].step)) return false;
     }
-    std::byte* result = slot(send_[0]);
-    for (int n = 0; n < nodes_; n++) {
-      ReduceCopy copy{};
-      if (n > 0) copy.addSource(result, false);
-      copy.addSource(slot(receive_[n]), false);
-      copy.addDestination(result);
-      reduce(work.reduction, copy, elements);
-    }
-    for (int n = 1; n < nodes_; n++) {
-      ReduceCopy copy{};
-      copy.addSource(result, false);
-      copy.addDestination(slot(send_[n]));
-      reduce(work.reduction, copy, elements);
+    const uint64_t bytes = elements * elementBytes(work.reduction.type);
+    const auto place = [&](int node) { return static_cast<uint64_t>(node) * roundUp16(bytes); };
+    switch (work.operation) {
+      case Operation::allGather:
+        for (int to = 0; to < nodes_; to++) {
+          for (int from = 0; from < nodes_; from++) {
+            copy(slot(receive_[from]), slot(send_[to]) + place(from), bytes);
+          }
+        }
+        break;
+      case Operation::reduceScatter:
+        for (int to = 0; to < nodes_; to++) {
+          reduce(work.reduction, place(to), slot(send_[to]), elements);
+        }
+        break;
+      default:
+        reduce(work.reduction, 0, slot(send_[0]), elements);
+        for (int to = 1; to < nodes_; to++) copy(slot(send_[0]), slot(send_[to]), bytes);
+        break;
     }
     for (int n = 0; n < nodes_; n++) {
       storeRelease(receive_[n].head, ++receive_[n].step);
@@ -115,8 +147,10 @@ class NetworkChannel {
 inline void reductionServer(ThreadGroup& group, int channel, const CollectiveArguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
   if ((loadRelaxed(arguments.launchFlag) | loadRelaxed(&communicator.stopped)) != 0) return;
-  const bool heads = usesMulticast(arguments.work[0].algorithm);
-  const ReductionServer& server = heads ? *communicator.multicast->server : *communicator.server;
+  const Algorithm algorithm = arguments.work[0].algorithm;
+  const bool heads = usesHeads(algorithm);
+  const ReductionServer& server =
+      heads ? *communicator.headsOf(algorithm)->server : *communicator.server;
   NetworkChannel network(group, communicator, server, channel);
   for (int w = 0; w < arguments.works; w++) {
     const CollectiveWork& work = arguments.work[w];

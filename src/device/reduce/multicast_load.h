@@ -3,9 +3,10 @@
 
 #include "device/multicast.h"
 #include "device/reduce/reductions.h"
+#include "device/simt/buffer_view.h"
 
-// Loads from multicast addresses, which the NVSwitch reduces on the way. 16-bit floating-point
-// types are added in float and rounded once.
+// Loads of vectors of all ranks of a node, combined. The NVSwitch reduces those from multicast
+// addresses on the way. 16-bit floating-point types are added in float and rounded once.
 namespace unisono::device::UNISONO_TARGET {
 
 #if defined(__CUDACC__)
@@ -75,25 +76,29 @@ UNISONO_DEVICE Vector16 loadReduced(const MulticastView& view, uint64_t offset) 
 }
 #undef UNISONO_LOAD_EACH
 #undef UNISONO_LOAD_FOUR
-#else
+#endif
+
+// The same where the loads are made one by one.
 template <typename R>
-Vector16 loadReduced(const MulticastView& view, uint64_t offset) {
+UNISONO_DEVICE Vector16 loadReduced(const MembersView& view, uint64_t offset) {
   using Element = typename R::Element;
-  constexpr size_t kElements = 16 / sizeof(Element);
+  constexpr unsigned kElements = 16 / sizeof(Element);
   typename R::Accumulator combined[kElements] = {};
-  for (size_t m = 0; m < view.members(); m++) {
+  for (int m = 0; m < view.members(); m++) {
+    const Vector16 vector = loadVector(view.member(m) + offset);
     Element element[kElements];
-    std::memcpy(element, view.member(m) + offset, sizeof(element));
-    for (size_t e = 0; e < kElements; e++) {
+    memcpy(element, &vector, sizeof(element));
+    UNISONO_UNROLL
+    for (unsigned e = 0; e < kElements; e++) {
       const auto value = R::Traits::widen(element[e]);
       combined[e] = m == 0 ? value : R::combine(combined[e], value);
     }
   }
   Element result[kElements];
-  for (size_t e = 0; e < kElements; e++) result[e] = R::Traits::narrow(combined[e]);
+  UNISONO_UNROLL
+  for (unsigned e = 0; e < kElements; e++) result[e] = R::Traits::narrow(combined[e]);
   return bitsAs<Vector16>(result);
 }
-#endif
 
 // Two vectors, combined.
 template <typename R>

@@ -150,47 +150,6 @@ UNISONO_DEVICE void fenceAliases() {
 #define UNISONO_MULTIMEM(...) __trap()
 #endif
 
-class MulticastView {
- public:
-  UNISONO_DEVICE explicit MulticastView(std::byte* address) : address_(address) {}
-  UNISONO_DEVICE std::byte* address() const { return address_; }
-
-  // The smallest of the words of all members.
-  UNISONO_DEVICE uint64_t loadMin(uint64_t offset) const {
-    uint64_t value = 0;
-    UNISONO_MULTIMEM("multimem.ld_reduce.relaxed.sys.global.min.u64 %0, [%1];"
-                     : "=l"(value)
-                     : "l"(address_ + offset)
-                     : "memory");
-    return value;
-  }
-  UNISONO_DEVICE uint64_t loadMinAcquire(uint64_t offset) const {
-    uint64_t value = 0;
-    UNISONO_MULTIMEM("multimem.ld_reduce.acquire.sys.global.min.u64 %0, [%1];"
-                     : "=l"(value)
-                     : "l"(address_ + offset)
-                     : "memory");
-    return value;
-  }
-  // To all members.
-  UNISONO_DEVICE void storeRelease(uint64_t offset, uint64_t value) const {
-    UNISONO_MULTIMEM("multimem.st.release.sys.global.u64 [%0], %1;" ::"l"(address_ + offset),
-                     "l"(value)
-                     : "memory");
-  }
-  UNISONO_DEVICE void storeVector(uint64_t offset, const Vector16& value) const {
-    UNISONO_MULTIMEM(
-        "multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address_ + offset),
-        "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
-        : "memory");
-  }
-  UNISONO_DEVICE void noteReads(uint64_t, uint64_t) const {}
-  UNISONO_DEVICE void noteWrites(uint64_t, uint64_t) const {}
-
- private:
-  std::byte* address_;
-};
-
 // For the checks of the host target.
 UNISONO_DEVICE void noteRead(const void*, uint64_t) {}
 UNISONO_DEVICE void noteWrite(const void*, uint64_t) {}

@@ -4,10 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <vector>
 
 #include "device/simt/common.h"
-#include "runtime/host/multicast.h"
 #include "runtime/host/schedule.h"
 #include "runtime/runtime.h"
 
@@ -73,47 +71,6 @@ inline void noteWrite(const void* address, uint64_t bytes) {
 }
 
 inline void fenceAliases() {}
-
-// The host runtime has no multicast addresses: accesses are made member by member, in any order
-// with those of others.
-class MulticastView {
- public:
-  explicit MulticastView(const std::byte* address)
-      : members_(runtime::host::multicastMembers(address)) {}
-  size_t members() const { return members_.size(); }
-  std::byte* member(size_t index) const { return members_[index]; }
-
-  uint64_t loadMin(uint64_t offset) const { return loadMin<false>(offset); }
-  uint64_t loadMinAcquire(uint64_t offset) const { return loadMin<true>(offset); }
-  void storeRelease(uint64_t offset, uint64_t value) const {
-    for (std::byte* member : members_) {
-      host_target::storeRelease(reinterpret_cast<uint64_t*>(member + offset), value);
-    }
-  }
-  void storeVector(uint64_t offset, const Vector16& value) const {
-    for (std::byte* member : members_) std::memcpy(member + offset, &value, sizeof(value));
-  }
-  void noteReads(uint64_t offset, uint64_t bytes) const {
-    for (std::byte* member : members_) noteRead(member + offset, bytes);
-  }
-  void noteWrites(uint64_t offset, uint64_t bytes) const {
-    for (std::byte* member : members_) noteWrite(member + offset, bytes);
-  }
-
- private:
-  template <bool kAcquire>
-  uint64_t loadMin(uint64_t offset) const {
-    uint64_t least = ~uint64_t{0};
-    for (std::byte* member : members_) {
-      const auto* word = reinterpret_cast<const uint64_t*>(member + offset);
-      const uint64_t value = kAcquire ? loadAcquire(word) : loadRelaxed(word);
-      if (value < least) least = value;
-    }
-    return least;
-  }
-
-  std::vector<std::byte*> members_;
-};
 
 inline uint64_t loadWord(const uint64_t* address, bool wanted, uint64_t otherwise) {
   return wanted ? *address : otherwise;

@@ -22,6 +22,7 @@
 //                            kLaneWords words each
 //   MulticastView            a multicast address: loads combine, stores reach the memory of all
 //                            members; fenceAliases orders them with accesses to one member
+//                            (buffer_view.h)
 //   waitUntil                a wait loop that looks at the abort flag and, on the host, lets
 //                            others run; waitWhileAlive: without the abort flag;
 //                            waitUntilAll: until the condition holds for all lanes of a warp
