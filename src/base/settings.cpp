@@ -263,8 +263,8 @@ constexpr Row kRows[] = {
     {"NCCL_NVLS_ENABLE", Number{&S::nvls, 0, 2, OutOfRange::useHighest}, "2",
      "allow the algorithm NVLS (0 off, 1 or 2 where the devices have multicast addresses)"},
     {"NCCL_COLLNET_ENABLE", Flag{&S::collnet}, "0",
-     "allow the algorithms of networks that reduce: CollNetChain, NVLS between nodes; so far only "
-     "the one between simulated nodes does"},
+     "allow the algorithms of networks that reduce: CollNetDirect, CollNetChain, NVLS between "
+     "nodes; so far only the one between simulated nodes does"},
     {"NCCL_COLLNET_NODE_THRESHOLD", Number{&S::collnetNodes, 1, 1 << 20}, "2",
      "minimum number of nodes of a communicator that uses these algorithms"},
     {"NCCL_MNNVL_ENABLE", Number{&S::multiNodeNvlink, 0, 2, OutOfRange::useHighest}, "2",
