@@ -30,7 +30,8 @@ inline constexpr int kSendReceiveGroups = 2;
 // The __global__ functions that they launch, defined in kernels_cuda.cu.
 const void* collectiveCudaFunction(Algorithm algorithm,
                                    Protocol protocol);  // in kernels_collective.cu
-const void* headCudaFunction(bool multicast);           // in kernels_multicast.cu
+const void* collNetDirectCudaFunction();                // in kernels_collective.cu
+const void* multicastCudaFunction();                    // in kernels_multicast.cu
 const void* sendReceiveCudaFunction();
 const void* changeWindowCudaFunction();
 // The kernels of one work and of several, in kernels_direct.cu.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/collective/collective.h"
+#include "device/collective/nvls.h"
 #include "device/kernels.h"
 
-// The kernels for collectives over FIFOs: every algorithm with every protocol.
+// The kernels for collectives over FIFOs: every algorithm with every protocol. That of CollNet
+// direct shares the functions that reduce with them.
 namespace unisono::device {
 namespace {
 
@@ -20,7 +22,20 @@ __global__ void __launch_bounds__(maxChannelThreads(kProtocol), 1)
                                          arguments);
 }
 
+__global__ void __launch_bounds__(kChannelThreads, 1)
+    collNetDirect(const __grid_constant__ CollectiveArguments arguments) {
+  __shared__ MulticastBlock blocks[kMulticastGroups];
+  constexpr int kWarps = kChannelThreads / kWarpSize / kMulticastGroups;
+  const int index = static_cast<int>(threadIdx.x) / (kWarps * kWarpSize);
+  ThreadGroup group(kWarps, index * kWarps, 1 + 3 * index);
+  headBlock<MembersView>(group, blocks[index], static_cast<int>(blockIdx.x), index, arguments);
+}
+
 }  // namespace
+
+const void* collNetDirectCudaFunction() {
+  return reinterpret_cast<const void*>(&collNetDirect);
+}
 
 const void* collectiveCudaFunction(Algorithm algorithm, Protocol protocol) {
   const void* function = nullptr;

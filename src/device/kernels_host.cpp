@@ -141,8 +141,9 @@ const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol) 
 
 const runtime::Kernel& headKernel(Algorithm algorithm) {
 #ifdef UNISONO_CUDA
-  static const runtime::Kernel multicast{"multicast", headCudaFunction(true), heads<MulticastView>};
-  static const runtime::Kernel direct{"collnet-direct", headCudaFunction(false),
+  static const runtime::Kernel multicast{"multicast", multicastCudaFunction(),
+                                         heads<MulticastView>};
+  static const runtime::Kernel direct{"collnet-direct", collNetDirectCudaFunction(),
                                       heads<MembersView>};
 #else
   static const runtime::Kernel multicast{"multicast", nullptr, heads<MulticastView>};

@@ -151,7 +151,7 @@ const std::vector<Geometry>& geometries() {
        .collnet = true,
        .ranksPerNode = 3,
        .algorithms = "NVLS"},
-      // Every rank is a head, or some are not.
+      // Every rank is a head; then few are, and they combine more than they can at once.
       {.name = "CollNet direct",
        .slots = 4,
        .collnet = true,
@@ -163,7 +163,7 @@ const std::vector<Geometry>& geometries() {
        .slotBytes = 1024,
        .minBytesPerChannel = 512,
        .collnet = true,
-       .ranksPerNode = 3,
+       .ranksPerNode = 5,
        .algorithms = "CollNetDirect",
        .links = true},
       {.name = "CollNet chains on links",

@@ -131,15 +131,9 @@ struct HeadMove {
     }
   }
 };
-template <typename View>
-UNISONO_DEVICE_CALL void moveHead(const HeadMove<View>& move, const ReductionSpec& spec) {
-  if (move.input != nullptr) {
-    move.copy();
-  } else if constexpr (kIsMulticast<View>) {
-    visitMulticastReducer(spec, move);
-  } else {
-    visitReducer(spec, move);
-  }
+UNISONO_DEVICE_CALL void reduceMulticast(const HeadMove<MulticastView>& move,
+                                         const ReductionSpec& spec) {
+  visitMulticastReducer(spec, move);
 }
 
 // Loads the ends of the FIFOs to the heads of other nodes: place 0 of both arrays is the parent,
@@ -432,18 +426,44 @@ class HeadCollective {
       const bool ofAll = work.operation == Operation::reduceScatter ? reduces : receive != kNobody;
       move.bytes = ofAll && shares() > 1 ? static_cast<uint64_t>(shares()) * paddedBytes(piece)
                                          : piece.count * elementBytes_;
-      const bool hasResult = work.operation == Operation::reduceScatter && send == kNobody;
-      if (hasResult && !reduces) {
-        moveOwn(move.input, false, output(piece.first), true, piece.count);
-      } else if (piece.count > 0) {
-        if (hasResult) move.output = output(piece.first);
-        moveHead(move, work.reduction);
+      if (work.operation == Operation::reduceScatter && send == kNobody) {
+        move.output = output(piece.first);
       }
+      if (piece.count > 0) moveHead(move);
     }
     group_.syncDone();
     if (reduces) postToAll(0, MulticastLayout::reduced(block_.head), reduceStep_++);
     if (broadcasts) postToAll(1, layout.broadcast(block_.head), broadcastStep_++);
     fifos.post(receive, send);
+  }
+
+  UNISONO_DEVICE void moveHead(const HeadMove<View>& move) {
+    if (move.input != nullptr && move.output != nullptr) {
+      moveOwn(move.input, false, move.output, true, move.bytes / elementBytes_);
+    } else if (move.input != nullptr) {
+      move.copy();
+    } else if constexpr (kIsMulticast<View>) {
+      reduceMulticast(move, block_.work.reduction);
+    } else {
+      reduceMembers(move.contribution, move.sent[0], move.bytes / elementBytes_);
+    }
+  }
+  // Combines the contributions of all ranks, several at a time, in the head's own slot. The last
+  // ones go on to `to`.
+  UNISONO_DEVICE void reduceMembers(uint64_t contribution, std::byte* to, uint64_t elements) {
+    std::byte* own = block_.buffer.own + contribution;
+    int member = 0;
+    do {
+      ReduceCopy work{};
+      work.addSource(own, false);
+      for (; member < block_.members && work.sources < kMaxSources; member++) {
+        std::byte* buffer = block_.buffer.members[member];
+        if (buffer != block_.buffer.own) work.addSource(buffer + contribution, false);
+      }
+      work.addDestination(member < block_.members ? own : to);
+      work.elements = elements;
+      reduceCopy(group_, block_.work.reduction, work);
+    } while (member < block_.members);
   }
 
   UNISONO_DEVICE void gather() {

@@ -5,8 +5,8 @@
 #include "device/reduce/reductions.h"
 #include "device/simt/buffer_view.h"
 
-// Loads of vectors of all ranks of a node, combined. The NVSwitch reduces those from multicast
-// addresses on the way. 16-bit floating-point types are added in float and rounded once.
+// Loads from multicast addresses, which the NVSwitch reduces on the way. 16-bit floating-point
+// types are added in float and rounded once.
 namespace unisono::device::UNISONO_TARGET {
 
 #if defined(__CUDACC__)
@@ -76,11 +76,9 @@ UNISONO_DEVICE Vector16 loadReduced(const MulticastView& view, uint64_t offset) 
 }
 #undef UNISONO_LOAD_EACH
 #undef UNISONO_LOAD_FOUR
-#endif
-
-// The same where the loads are made one by one.
+#else
 template <typename R>
-UNISONO_DEVICE Vector16 loadReduced(const MembersView& view, uint64_t offset) {
+Vector16 loadReduced(const MulticastView& view, uint64_t offset) {
   using Element = typename R::Element;
   constexpr unsigned kElements = 16 / sizeof(Element);
   typename R::Accumulator combined[kElements] = {};
@@ -88,17 +86,16 @@ UNISONO_DEVICE Vector16 loadReduced(const MembersView& view, uint64_t offset) {
     const Vector16 vector = loadVector(view.member(m) + offset);
     Element element[kElements];
     memcpy(element, &vector, sizeof(element));
-    UNISONO_UNROLL
     for (unsigned e = 0; e < kElements; e++) {
       const auto value = R::Traits::widen(element[e]);
       combined[e] = m == 0 ? value : R::combine(combined[e], value);
     }
   }
   Element result[kElements];
-  UNISONO_UNROLL
   for (unsigned e = 0; e < kElements; e++) result[e] = R::Traits::narrow(combined[e]);
   return bitsAs<Vector16>(result);
 }
+#endif
 
 // Two vectors, combined.
 template <typename R>
