@@ -90,13 +90,12 @@ bool sendAll(const Socket& socket, std::span<const std::byte> bytes, const Wait&
   return true;
 }
 
-Address listenAddress(const Socket& root, const std::vector<NetworkInterface>& interfaces,
-                      const Settings& settings) {
+Address listenAddress(const Socket& root, const Settings& settings) {
   Address address = root.localAddress();
   if (!settings.socketInterface.empty()) {
     AddressFamily family = parseFamily(settings.socketFamily);
     if (family == AddressFamily::any) family = address.family;
-    address = chooseInterface(interfaces, settings.socketInterface, family).address;
+    address = chooseInterface(listInterfaces(), settings.socketInterface, family).address;
   }
   address.port = 0;
   return address;
@@ -277,12 +276,14 @@ uint64_t hashOf(std::span<const UniqueId> ids) {
 Membership joinRendezvous(std::span<const UniqueId> ids, int rank, int ranks,
                           const Settings& settings, const std::function<bool()>& aborted) {
   const milliseconds timeout = initTimeoutOf(settings);
-  const std::vector<NetworkInterface> interfaces = listInterfaces();
+  const auto localize = [filter = settings.socketInterface](const Address& address) {
+    // Listing takes time.
+    return address.isLinkLocal() ? localizeScope(address, listInterfaces(), filter) : address;
+  };
   const RankTree tree{rank, ranks, static_cast<int>(ids.size())};
   const auto visit = [&](int block, std::optional<RootVisit>& to) {
     const UniqueId& id = ids[static_cast<size_t>(block)];
-    to.emplace(id, localizeScope(id.root, interfaces, settings.socketInterface), rank, timeout,
-               aborted);
+    to.emplace(id, localize(id.root), rank, timeout, aborted);
   };
   std::optional<RootVisit> own, above;
   visit(tree.block(), own);
@@ -293,8 +294,7 @@ Membership joinRendezvous(std::span<const UniqueId> ids, int rank, int ranks,
   try {
     if (above) above->connect();
     own->connect();
-    result.listener =
-        Listener(listenAddress(own->socket(), interfaces, settings), Wait(timeout, aborted));
+    result.listener = Listener(listenAddress(own->socket(), settings), Wait(timeout, aborted));
     Announcement announcement = {.ranks = static_cast<uint32_t>(ranks),
                                  .listener = result.listener.address(),
                                  .roots = static_cast<uint32_t>(ids.size()),
@@ -334,9 +334,7 @@ Membership joinRendezvous(std::span<const UniqueId> ids, int rank, int ranks,
       for (size_t i = 0; i < result.session.size(); i++) result.session[i] ^= id.secret[i];
     }
   }
-  result.localize = [interfaces, filter = settings.socketInterface](const Address& address) {
-    return localizeScope(address, interfaces, filter);
-  };
+  result.localize = localize;
   return result;
 }
 
