@@ -159,6 +159,19 @@ LocalRanks::Bytes Bootstrap::gather(std::span<const std::byte> own,
   }
 }
 
+void Bootstrap::failAttempt(uint64_t number, std::string_view cause) noexcept {
+  try {
+    mailbox_->failCollective(number, {rank_, fmt::format("{} ({})", cause, processName())},
+                             reachableNeighbours());
+  } catch (const std::exception&) {
+    // There is no memory left for telling others.
+  }
+}
+
+std::optional<Error> Bootstrap::attemptFailure(uint64_t number) const {
+  return mailbox_->collectiveFailure(number);
+}
+
 void Bootstrap::barrier() {
   allGather({}, 0);
 }

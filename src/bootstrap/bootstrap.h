@@ -7,10 +7,12 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <type_traits>
 #include <typeindex>
+#include <utility>
 #include <vector>
 
 #include "base/settings.h"
@@ -113,6 +115,16 @@ class Bootstrap {
                         const std::function<void()>& check);
   std::vector<std::byte> receiveAfterFailure(int peer, uint64_t tag,
                                              const std::function<void()>& check);
+  // Numbers something that ranks do together without this object, such as making another
+  // communicator: `count` numbers from the returned one. Called as allGather() is, but without
+  // waiting.
+  uint64_t numberAttempts(uint64_t count) {
+    return std::exchange(collectives_, collectives_ + count);
+  }
+  // Tells the ranks that are in an attempt that it has failed here, and returns what another rank
+  // has told.
+  void failAttempt(uint64_t number, std::string_view cause) noexcept;
+  std::optional<Error> attemptFailure(uint64_t number) const;
   // How many all-gathers this rank has begun: the same on every rank that is in the same one.
   uint64_t collectivesBegun() const { return collectives_; }
 

@@ -565,6 +565,13 @@ void Mailbox::failCollective(uint64_t number, const Failure& failure,
   }
 }
 
+std::optional<Error> Mailbox::collectiveFailure(uint64_t number) const {
+  const Lock lock(mutex_);
+  const auto failed = failedCollectives_.find(number);
+  if (failed == failedCollectives_.end() || failed->second.rank == rank_) return std::nullopt;
+  return errorOf(failed->second);
+}
+
 void Mailbox::hearFailedCollective(uint64_t number, const Failure& failure) {
   // Ranks are one or two all-gathers apart.
   constexpr size_t kMaxKept = 64;

@@ -79,6 +79,8 @@ class Mailbox final : private Reactor::Handler {
   // Ends the waits of all ranks for parts of one all-gather, now and later, with this failure.
   // Connects to `neighbours`, who pass it on, which takes a second for each at most.
   void failCollective(uint64_t number, const Failure& failure, const std::vector<int>& neighbours);
+  // Such a failure of another rank, if there is one.
+  std::optional<Error> collectiveFailure(uint64_t number) const;
   // Says to those who are connected that this rank leaves. `counts` is called with each of them.
   void leave(const std::string& text, const std::function<DepartureCounts(int peer)>& counts);
   // The oldest message of this peer, kind and tag. Throws as send() does.

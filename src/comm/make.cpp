@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <thread>
 
 #include "base/fnv.h"
 
@@ -20,15 +22,22 @@ uint64_t hashOf(const bootstrap::UniqueId& id) {
   return hash.value();
 }
 
+// How long a rank waits to hear why another one could not join the same communicator.
+constexpr std::chrono::milliseconds kCauseDelay{500};
+
 std::shared_ptr<Communicator> join(runtime::Runtime& runtime,
                                    std::span<const bootstrap::UniqueId> ids, int rank, int ranks,
                                    int device, const Settings& settings, const Options& options,
-                                   std::shared_ptr<Health> health, const Communicator* parent) {
-  // While it waits for the others, the end of one of them may be known to the parent alone.
+                                   std::shared_ptr<Health> health, Communicator* parent,
+                                   std::optional<uint64_t> attempt = std::nullopt) {
+  // While it waits for the others, the end or failure of one of them may be known to the parent
+  // alone.
   const auto joining = std::make_shared<std::atomic<bool>>(true);
-  const auto isGivenUp = [health, joining, parent] {
-    return health->signal().raised() ||
-           (joining->load() && parent != nullptr && parent->health().hasFailed());
+  const auto isGivenUp = [health, joining, parent, attempt] {
+    if (health->signal().raised()) return true;
+    if (!joining->load() || parent == nullptr) return false;
+    return parent->health().hasFailed() ||
+           (attempt && parent->bootstrap().attemptFailure(*attempt).has_value());
   };
   try {
     auto bootstrap = bootstrap::Bootstrap::connect(ids, rank, ranks, settings, isGivenUp, health);
@@ -38,8 +47,18 @@ std::shared_ptr<Communicator> join(runtime::Runtime& runtime,
                                      std::move(health));
     joining->store(false);
     return made;
-  } catch (const Error&) {
-    if (parent != nullptr && parent->health().hasFailed()) throw *parent->health().error();
+  } catch (const Error& error) {
+    // A rank that has failed closes its connections, and says why over those of the parent.
+    const auto deadline = std::chrono::steady_clock::now() + kCauseDelay;
+    for (;;) {
+      if (parent != nullptr && parent->health().hasFailed()) throw *parent->health().error();
+      if (!attempt) throw;
+      if (const auto failure = parent->bootstrap().attemptFailure(*attempt)) throw *failure;
+      const bool isConsequence = error.code() == ErrorCode::remoteError;
+      if (!isConsequence || std::chrono::steady_clock::now() >= deadline) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    parent->bootstrap().failAttempt(*attempt, error.what());
     throw;
   }
 }
@@ -130,6 +149,8 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
     bootstrap::Bootstrap& network = parent->bootstrap();
     std::vector<SplitChoice> members =
         network.allGather(SplitChoice{color, key, network.rank()}, checkOf(health));
+    // One number for each new communicator, that of its first rank.
+    uint64_t attempt = network.numberAttempts(members.size());
     std::erase_if(members, [color](const SplitChoice& choice) { return choice.color != color; });
     if (color == kNoColor) {
       turn->end();
@@ -141,6 +162,7 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
       return choice.rank == network.rank();
     });
     const int rank = static_cast<int>(mine - members.begin());
+    attempt += static_cast<uint64_t>(members.front().rank);
 
     // The first member creates the id and sends it to the others.
     const uint64_t tag = kSplitTag + network.collectivesBegun();
@@ -164,7 +186,7 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
     }
     turn->end();
     return join(parent->runtime(), std::span(&id, 1), rank, static_cast<int>(members.size()),
-                parent->device(), settings, options, std::move(health), parent.get());
+                parent->device(), settings, options, std::move(health), parent.get(), attempt);
   };
 }
 
@@ -190,12 +212,13 @@ Handle::InitFunction makeFromGrow(const std::shared_ptr<Communicator>& parent, i
     if (own) mine.id = bootstrap::packUniqueId(*own);
     const bootstrap::UniqueId agreed =
         agreeOnGrowth(parent->bootstrap().allGather(mine, checkOf(health)));
+    const uint64_t attempt = parent->bootstrap().numberAttempts(1);
     turn->end();
     if (own) parent->dropGrowId();  // it serves one rendezvous, also if that fails
     Settings settings = parent->settings();
     settings.commId.clear();
     return join(parent->runtime(), std::span(&agreed, 1), parent->rank(), ranks, parent->device(),
-                settings, options, std::move(health), parent.get());
+                settings, options, std::move(health), parent.get(), attempt);
   };
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <new>
 #include <set>
 #include <string>
@@ -36,9 +38,22 @@ using Clock = std::chrono::steady_clock;
 constexpr int kRanks = 4;
 constexpr size_t kFewInts = 64, kManyInts = 300'000;
 
-enum class Fault { killed, stopped, exits, aborts, late, closesSockets };
+enum class Fault {
+  killed,
+  stopped,
+  exits,
+  aborts,
+  late,
+  closesSockets,
+  logIsFull,      // of the victim
+  noDescriptors,  // are left to the victim
+  noMemory,       // is left to the victim
+  otherSettings,  // of the victim
+};
 enum class Phase { init, firstCall, oneShot, ring, sendReceive, split, destroy };
-constexpr const char* kFaultNames[] = {"Killed", "Stopped", "Exits", "Aborts", "Late", "Closed"};
+constexpr const char* kFaultNames[] = {"Killed",   "Stopped",      "Exits",     "Aborts",
+                                       "Late",     "Closed",       "LogIsFull", "NoDescriptors",
+                                       "NoMemory", "OtherSettings"};
 constexpr const char* kPhaseNames[] = {"Init",        "FirstCall", "OneShot", "Ring",
                                        "SendReceive", "Split",     "Destroy"};
 constexpr int kExitStatus = 3;
@@ -60,7 +75,7 @@ struct Board {
   std::atomic<bool> hasId{false};
   ncclUniqueId id;
   std::atomic<int> warm{0}, calling{0};
-  std::atomic<bool> victimIsReady{false};
+  std::atomic<bool> victimIsReady{false}, victimIsDone{false}, victimFailed{false};
   std::atomic<int64_t> evidence{0};  // when the victim failed
   pid_t victimProcess = 0;
   struct Report {
@@ -103,6 +118,10 @@ class Player {
       : board_(board), fault_(fault), phase_(phase), rank_(rank), victim_(victim) {}
 
   void play() {
+    if (rank_ == victim_ && fault_ == Fault::logIsFull) {
+      ::setenv("NCCL_DEBUG", "TRACE", 1);
+      ::setenv("NCCL_DEBUG_FILE", "/dev/full", 1);
+    }
     check(unisonoHostSetDevice(rank_));
     useOnce(Member(newId(), 0, 1).comm, 10);
     const int descriptors = openDescriptors(), threads = runningThreads();
@@ -125,15 +144,20 @@ class Player {
     }
     // The root goes on to tell those who are late why it has failed.
     const bool servesFailedRoot =
-        phase_ == Phase::init && !isHarmless() && rank_ == (victim_ + 1) % kRanks;
+        (phase_ == Phase::init && !isHarmless() && rank_ == (victim_ + 1) % kRanks) ||
+        (phase_ == Phase::split && isShortage() && rank_ == 0);
     if (servesFailedRoot) return;
     waitUntil("descriptors", [&] { return openDescriptors() <= descriptors; });
     waitUntil("threads", [&] { return runningThreads() <= threads; });
   }
 
  private:
-  // The late and the stopped do everything in the end, and nobody may be told of an error.
-  bool isHarmless() const { return fault_ == Fault::late || fault_ == Fault::stopped; }
+  // These do everything in the end, and nobody may be told of an error.
+  bool isHarmless() const {
+    return fault_ == Fault::late || fault_ == Fault::stopped || fault_ == Fault::logIsFull;
+  }
+  // The victim goes on: if it fails, it says so, and the others hear of it.
+  bool isShortage() const { return fault_ == Fault::noDescriptors || fault_ == Fault::noMemory; }
 
   ncclResult_t initialize() { return ncclCommInitRank(&comm_, kRanks, board_.id, rank_); }
 
@@ -173,6 +197,15 @@ class Player {
     std::this_thread::sleep_for(milliseconds(30));
     fail();
     if (fault_ == Fault::aborts) return;
+    if (isShortage()) {
+      const ncclResult_t result = phase_ == Phase::destroy ? ncclSuccess : outcomeOf(call());
+      if (result != ncclSuccess) report(ncclGetLastError(nullptr));
+      board_.victimFailed = result != ncclSuccess;
+      board_.victimIsDone = true;
+      endShortage();
+      destroyAll();
+      return;
+    }
     if (fault_ == Fault::closesSockets) {
       // It is one of those who find the others dead.
       if (phase_ != Phase::destroy) {
@@ -192,14 +225,30 @@ class Player {
       EXPECT_OK(ncclCommDestroy(comm_));
       return;
     }
+    if (fault_ == Fault::otherSettings) {
+      ::setenv("UNISONO_DETERMINISTIC", "1", 1);
+      fail();
+      EXPECT_EQ(initialize(), ncclInvalidUsage);
+      report(ncclGetLastError(nullptr));
+      return;
+    }
     std::thread failing([&] {
       // Connected to the root, and about to announce itself.
       waitUntil("a connection", [] { return !connectedSockets().empty(); });
       std::this_thread::sleep_for(milliseconds(100));
       fail();
     });
-    EXPECT_NE(initialize(), ncclSuccess);
+    const ncclResult_t result = initialize();
     failing.join();
+    if (!isShortage()) {
+      EXPECT_NE(result, ncclSuccess);
+      return;
+    }
+    if (result != ncclSuccess) report(ncclGetLastError(nullptr));
+    board_.victimFailed = result != ncclSuccess;
+    board_.victimIsDone = true;
+    endShortage();
+    destroyAll();
   }
 
   void fail() {
@@ -223,7 +272,50 @@ class Player {
       case Fault::closesSockets:
         for (int descriptor : connectedSockets()) ::shutdown(descriptor, SHUT_RDWR);
         break;
+      case Fault::logIsFull:
+      case Fault::otherSettings:
+        break;
+      case Fault::noDescriptors: {
+        const int last = ::dup(STDERR_FILENO);
+        const auto files = static_cast<rlim_t>(std::max(last + 1, 128));
+        const rlimit limit = {files, files};
+        ::setrlimit(RLIMIT_NOFILE, &limit);
+        for (int more = last; more >= 0; more = ::dup(STDERR_FILENO)) taken_.push_back(more);
+        break;
+      }
+      case Fault::noMemory: {
+        std::ifstream status("/proc/self/statm");
+        rlim_t pages = 0;
+        status >> pages;
+        const auto bytes = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + (64 << 10);
+        const rlimit limit = {bytes, RLIM_INFINITY};
+        ::setrlimit(RLIMIT_AS, &limit);
+        break;
+      }
     }
+  }
+
+  // This rank had made the communicator before the victim failed to.
+  void expectLateError(ncclComm_t comm) {
+    waitUntil("the error of the victim", [&] {
+      ncclResult_t state = ncclSuccess;
+      check(ncclCommGetAsyncError(comm, &state));
+      return state != ncclSuccess;
+    });
+    report(ncclGetLastError(comm));
+    expectNamed(ncclGetLastError(comm));
+  }
+
+  void destroyAll() {
+    EXPECT_OK(ncclCommDestroy(child_));
+    EXPECT_OK(ncclCommDestroy(comm_));
+  }
+
+  void endShortage() {
+    for (const int descriptor : taken_) ::close(descriptor);
+    taken_.clear();
+    const rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
+    if (fault_ == Fault::noMemory) ::setrlimit(RLIMIT_AS, &limit);
   }
 
   void survive(bool comesLast) {
@@ -239,6 +331,18 @@ class Player {
     }
     if (isHarmless()) return finishHarmless();
     const ncclResult_t result = outcomeOf(call());
+    if (isShortage() && result == ncclSuccess) {
+      // The error of the victim may come after its part of the call.
+      waitUntil("the victim", [&] { return board_.victimIsDone.load(); });
+      if (board_.victimFailed && phase_ == Phase::split) {
+        expectLateError(child_);
+      } else {
+        EXPECT_TRUE(!board_.victimFailed || phase_ == Phase::sendReceive);
+        report("complete");
+      }
+      destroyAll();
+      return;
+    }
     const bool isNeighbour = (rank_ + 1) % kRanks == victim_ || (victim_ + 1) % kRanks == rank_;
     if (result == ncclSuccess && phase_ == Phase::sendReceive && !isNeighbour) {
       report("complete");
@@ -270,8 +374,24 @@ class Player {
       EXPECT_OK(ncclCommDestroy(comm_));
       return;
     }
-    EXPECT_EQ(result, ncclRemoteError);
     const std::string text = ncclGetLastError(nullptr);
+    if (fault_ == Fault::otherSettings) {
+      EXPECT_EQ(result, ncclInvalidUsage);
+      EXPECT_NE(text.find("UNISONO_DETERMINISTIC"), std::string::npos) << text;
+      report(text);
+      return;
+    }
+    if (isShortage() && result == ncclSuccess) {
+      waitUntil("the victim", [&] { return board_.victimIsDone.load(); });
+      if (board_.victimFailed) {
+        expectLateError(comm_);
+      } else {
+        report("complete");
+      }
+      destroyAll();
+      return;
+    }
+    EXPECT_EQ(result, ncclRemoteError);
     report(text);
     expectNamed(text);
   }
@@ -323,7 +443,8 @@ class Player {
       EXPECT_NE(text.find("has died"), std::string::npos) << text;
       return;
     }
-    EXPECT_NE(text.find("Rank " + std::to_string(victim_) + " ("), std::string::npos) << text;
+    const std::string name = "Rank " + std::to_string(victim_);
+    EXPECT_NE(text.find(name + (isShortage() ? " " : " (")), std::string::npos) << text;
     EXPECT_NE(text.find("process " + std::to_string(board_.victimProcess) + " on host "),
               std::string::npos)
         << text;
@@ -336,6 +457,7 @@ class Player {
   ncclComm_t comm_ = nullptr, child_ = nullptr;
   DeviceBuffer buffer_;
   cudaStream_t stream_ = nullptr;
+  std::vector<int> taken_;  // descriptors
 };
 
 std::set<std::string> sharedMemoryFiles() {
@@ -350,6 +472,10 @@ class FaultMatrix : public ::testing::TestWithParam<std::tuple<Fault, Phase>> {}
 
 TEST_P(FaultMatrix, EverySurvivorKnowsWhy) {
   const auto [fault, phase] = GetParam();
+  const bool isShortage = fault == Fault::noDescriptors || fault == Fault::noMemory;
+  if (isShortage && (kSanitized || std::getenv("UNISONO_TEST_FAULTS") == nullptr)) {
+    GTEST_SKIP() << "UNISONO_TEST_FAULTS=all also runs this, without sanitizers";
+  }
 #ifdef __SANITIZE_THREAD__
   if (phase == Phase::init) {
     GTEST_SKIP() << "the victim reads its handle, or leaves through exit(), while another of its "
@@ -416,16 +542,29 @@ TEST_P(FaultMatrix, EverySurvivorKnowsWhy) {
   ::munmap(memory, sizeof(Board));
 }
 
+std::string nameOf(const ::testing::TestParamInfo<std::tuple<Fault, Phase>>& test) {
+  return std::string(kFaultNames[static_cast<int>(std::get<0>(test.param))]) +
+         kPhaseNames[static_cast<int>(std::get<1>(test.param))];
+}
+
+const auto kAllPhases =
+    ::testing::Values(Phase::init, Phase::firstCall, Phase::oneShot, Phase::ring,
+                      Phase::sendReceive, Phase::split, Phase::destroy);
+
 INSTANTIATE_TEST_SUITE_P(
     Faults, FaultMatrix,
     ::testing::Combine(::testing::Values(Fault::killed, Fault::stopped, Fault::exits, Fault::aborts,
-                                         Fault::late, Fault::closesSockets),
-                       ::testing::Values(Phase::init, Phase::firstCall, Phase::oneShot, Phase::ring,
-                                         Phase::sendReceive, Phase::split, Phase::destroy)),
-    [](const auto& test) {
-      return std::string(kFaultNames[static_cast<int>(std::get<0>(test.param))]) +
-             kPhaseNames[static_cast<int>(std::get<1>(test.param))];
-    });
+                                         Fault::late, Fault::closesSockets, Fault::logIsFull),
+                       kAllPhases),
+    nameOf);
+INSTANTIATE_TEST_SUITE_P(Settings, FaultMatrix,
+                         ::testing::Combine(::testing::Values(Fault::otherSettings),
+                                            ::testing::Values(Phase::init)),
+                         nameOf);
+INSTANTIATE_TEST_SUITE_P(
+    Shortages, FaultMatrix,
+    ::testing::Combine(::testing::Values(Fault::noDescriptors, Fault::noMemory), kAllPhases),
+    nameOf);
 
 }  // namespace
 }  // namespace unisono::system_test
