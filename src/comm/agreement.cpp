@@ -320,6 +320,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   tuning::ModelInput input;
   input.facts = tuning::factsOf(decision.joined);
   tuning::setLimits(allReach, input.facts);
+  config.wide = input.facts.wide;
   config.directLineBits = input.facts.reachAll ? tuning::directLineBits(config.ranks) : 0;
   decision.nodes = decision.joined.nodes();
   const auto isUsed = [transports](TransportKind kind) {

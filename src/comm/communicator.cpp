@@ -601,7 +601,7 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
 void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
   auto bytesOf = [this](const plan::Task& call) {
     const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output &&
-                         !tuning::chooseDirectMessage(*config_.model, plan::shareBytes(call));
+                         !tuning::sendsDirectly(*config_.model, plan::shareBytes(call));
     return inPlace && ranks() > 1 ? call.count * static_cast<uint64_t>(ranks()) *
                                         device::elementBytes(call.reduction.type)
                                   : 0;
@@ -726,6 +726,7 @@ transport::LaunchContext Communicator::launchContext(uint64_t launch) const {
           abort_->waitFlag(),
           abort_->launchFlag(),
           &connector_->direct(),
+          &connector_->wide(),
           {launch == 0 || journal_ == nullptr ? nullptr : tables_->marks(), launch}};
 }
 

@@ -101,6 +101,55 @@ using DirectArguments = DirectLaunchArguments<kMaxDirectWorks>;
 using DirectCallArguments = DirectLaunchArguments<1>;
 static_assert(sizeof(DirectArguments) <= kMaxArgumentBytes);
 
+// The direct algorithms over LL128. From each block of a rank to the block of the same number of
+// each peer runs a FIFO of slots, each with up to `slotLines` lines of 120 bytes of data and 8 of
+// flag. A slot takes one step, and its flag is the step plus one, which never repeats. The receiver
+// returns the number of steps that it has taken. So sizes are not limited, and blocks of one rank
+// do not wait for each other.
+inline constexpr uint32_t kWideSlots = 4;
+inline constexpr uint32_t kWideLineBytes = 128;
+inline constexpr uint32_t kWideLineData = 120;
+
+// A window begins with the steps that peers have taken, [block][rank], and continues with slots,
+// [peer that stores them][block][slot].
+constexpr size_t wideHeaderBytes() {
+  return sizeof(uint64_t) * kDirectMaxBlocks * kDirectMaxRanks;
+}
+constexpr size_t wideWindowBytes(int ranks, int blocks, uint32_t slotLines) {
+  return wideHeaderBytes() + static_cast<size_t>(ranks - 1) * static_cast<size_t>(blocks) *
+                                 kWideSlots * slotLines * kWideLineBytes;
+}
+
+// Steps to and from one peer.
+struct alignas(16) WideSteps {
+  uint64_t sent, received;
+};
+struct WideMemory {
+  std::byte* window;
+  std::byte* theirs[kDirectMaxPeers];
+  WideSteps* steps;  // [block][peer]
+};
+
+// One work over LL128. Share r of a buffer begins at r times its stride, and ends at `endBytes` at
+// the latest. Passes of `passLines` lines of each share are dealt to the blocks in turns.
+// `twoShot`: an all-reduce whose shares are the parts of the buffer, as many as there are ranks:
+// rank r reduces part r and sends the result to all peers.
+struct WideArguments {
+  WideMemory memory;
+  const uint32_t* abortFlag;
+  const uint32_t* launchFlag;
+  LaunchMark mark;
+  int32_t rank;
+  int32_t ranks;
+  int32_t blocks;  // of the window; a launch may have fewer
+  uint32_t slotLines;
+  uint32_t passLines;
+  bool twoShot;
+  uint64_t endBytes;
+  DirectWork work;
+};
+static_assert(sizeof(WideArguments) <= kMaxArgumentBytes);
+
 // A message to or from a peer, of at most the lines that a launch may move.
 struct DirectMessage {
   std::byte* buffer;

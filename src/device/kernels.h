@@ -20,6 +20,7 @@ const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, one block 
 // The first works of DirectArguments, as many as there are.
 const runtime::Kernel& directKernel(const DirectArguments& arguments);
 const runtime::Kernel& directStreamsKernel();  // DirectStreamsArguments
+const runtime::Kernel& directWideKernel();     // WideArguments
 const runtime::Kernel& changeWindowKernel();   // ChangeWindowArguments, one thread
 // All kernels that a communicator of `ranks` ranks may launch.
 std::vector<const runtime::Kernel*> kernelsOf(int ranks);
@@ -39,6 +40,7 @@ const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec);
 const void* directCopyCudaFunction(int ranks);
 const void* directGroupCudaFunction();
 const void* directStreamsCudaFunction();
+const void* directWideCudaFunction();  // in kernels_wide.cu
 #endif
 
 }  // namespace unisono::device

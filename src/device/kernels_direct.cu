@@ -9,11 +9,6 @@ using namespace cuda_target;
 
 using AnyRanks = DirectRanks<8, false>;
 
-__device__ __forceinline__ DirectLane thisLane() {
-  return {static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), static_cast<int>(threadIdx.x),
-          static_cast<int>(blockDim.x)};
-}
-
 // The flag is a plain load by every thread, in flight together with those of the positions: a
 // barrier after the load of one thread costs several percent of a small call. If the flag changes
 // in between, some threads leave and the others end at the abort flag.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/error.h"
 #include "device/collective/collective.h"
-#include "device/collective/direct.h"
+#include "device/collective/direct_wide.h"
 #include "device/collective/nvls.h"
 #include "device/collective/reduction_server.h"
 #include "device/collective/send_receive.h"
@@ -65,6 +65,10 @@ class DirectBlock {
     directStreams(
         arguments, at_, [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
   }
+  void runWide(const WideArguments& arguments) {
+    directWide(
+        arguments, at_, [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
+  }
   template <typename Ranks, typename Combine>
   static void runCall(DirectBlock& block, const DirectCallArguments& call) {
     directCall<Ranks, Combine>(
@@ -106,6 +110,11 @@ void direct(const void* arguments, const runtime::HostGroupContext& context) {
 void directMessages(const void* arguments, const runtime::HostGroupContext& context) {
   const auto& launch = *static_cast<const DirectStreamsArguments*>(arguments);
   DirectBlock(launch.launchFlag, context).runStreams(launch);
+}
+
+void directWideWork(const void* arguments, const runtime::HostGroupContext& context) {
+  const auto& launch = *static_cast<const WideArguments*>(arguments);
+  DirectBlock(launch.launchFlag, context).runWide(launch);
 }
 
 void change(const void* arguments, const runtime::HostGroupContext& context) {
@@ -166,6 +175,15 @@ const runtime::Kernel& directStreamsKernel() {
   static const runtime::Kernel kernel{"direct", directStreamsCudaFunction(), directMessages};
 #else
   static const runtime::Kernel kernel{"direct", nullptr, directMessages};
+#endif
+  return kernel;
+}
+
+const runtime::Kernel& directWideKernel() {
+#ifdef UNISONO_CUDA
+  static const runtime::Kernel kernel{"direct", directWideCudaFunction(), directWideWork};
+#else
+  static const runtime::Kernel kernel{"direct", nullptr, directWideWork};
 #endif
   return kernel;
 }
@@ -238,6 +256,7 @@ std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
   kernels.push_back(&direct.copy);
   kernels.push_back(&directGroupKernel());
   kernels.push_back(&directStreamsKernel());
+  kernels.push_back(&directWideKernel());
   for (int t = 0; t < kDataTypes; t++) {
     for (int r = 0; r < kReductions; r++) {
       if (isReduction(static_cast<DataType>(t), static_cast<Reduction>(r))) {

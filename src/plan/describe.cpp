@@ -29,6 +29,12 @@ struct Describe {
     lines.push_back(fmt::format("calls with Direct LL: {}, blocks: {}, threads: {}",
                                 launch.arguments.works, launch.blocks, launch.threads));
   }
+  void operator()(const WideLaunch& launch) const {
+    const bool twoShot = launch.arguments.twoShot;
+    lines.push_back(fmt::format("a call with {} LL128, blocks: {}, threads: {}",
+                                twoShot ? "TwoShot" : "Direct", launch.blocks,
+                                device::kDirectMaxThreads));
+  }
   void operator()(const DirectStreamsLaunch& launch) const {
     lines.push_back(fmt::format("messages with Direct LL: {}", launch.arguments.messages));
   }

@@ -110,6 +110,28 @@ DirectWork directWork(const CommConfig& config, const DirectMessages& messages) 
   return work;
 }
 
+WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algorithm algorithm) {
+  WideLaunch launch;
+  device::WideArguments& arguments = launch.arguments;
+  DirectWork& work = arguments.work;
+  work = directWork(config, task);
+  arguments.endBytes = ~uint64_t{0};
+  arguments.twoShot = algorithm == device::Algorithm::twoShot;
+  if (arguments.twoShot) {
+    arguments.endBytes = shareBytes(task);
+    work.inputStride = work.outputStride = tuning::partOfTwoShot(arguments.endBytes, config.ranks);
+    work.inputBytes = work.outputBytes = static_cast<uint32_t>(work.inputStride);
+  }
+  const tuning::WideShape shape = tuning::wideShape(config.wide, work.inputBytes);
+  launch.blocks = shape.blocks;
+  arguments.rank = config.rank;
+  arguments.ranks = config.ranks;
+  arguments.blocks = config.wide.blocks;
+  arguments.slotLines = config.wide.slotLines;
+  arguments.passLines = shape.passLines;
+  return launch;
+}
+
 void beginDirect(const CommConfig& config, DirectLaunch& launch) {
   launch.arguments.works = 0;
   launch.arguments.rank = config.rank;

@@ -26,6 +26,9 @@ struct DirectMessages {
 };
 device::DirectWork directWork(const CommConfig& config, const DirectMessages& messages);
 
+// The launch of a collective over LL128, by Algorithm::direct or twoShot.
+WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algorithm algorithm);
+
 // Starts a launch without works, and adds a work for whose lines and arguments there is room. With
 // several works `launch.blocks` may exceed what a launch has.
 void beginDirect(const CommConfig& config, DirectLaunch& launch);

@@ -176,11 +176,22 @@ CollectiveWork workOf(const CommConfig& config, const ChosenCall& call) {
 }
 
 // What a collective of the direct family needs.
-Needs directNeeds(const CommConfig& config, Call call) {
+bool isWide(const tuning::Choice& choice) {
+  return choice.protocol == device::Protocol::ll128 &&
+         (choice.algorithm == device::Algorithm::direct ||
+          choice.algorithm == device::Algorithm::twoShot);
+}
+
+Needs directNeeds(const CommConfig& config, Call call, bool isWide) {
   Needs needs;
-  needs.direct = everyPeer(config);
+  needs.direct = isWide ? device::DirectPeers{0} : everyPeer(config);
+  needs.wide = isWide;
+  if (call == Call::allReduce) return needs;
   // A large call that follows must not wait for other ranks. That of all-reduce may.
-  needs.rings = call != Call::allReduce;
+  needs.rings = true;
+  const tuning::Estimate& wide =
+      config.model->of(operationOf(call), device::Algorithm::direct, device::Protocol::ll128);
+  needs.wide |= config.wide.blocks > 0 && wide.exclusion == tuning::Exclusion::none;
   return needs;
 }
 
@@ -317,12 +328,15 @@ Plan planCollective(const CommConfig& config, const Task& task) {
   Plan plan;
   if (task.count == 0) return plan;
   const ChosenCall call{&task, choiceOf(config, task)};
-  if (call.choice.algorithm == device::Algorithm::direct) {
+  if (isWide(call.choice)) {
+    plan.launches.emplace_back(wideLaunch(config, task, call.choice.algorithm));
+    plan.needs = directNeeds(config, task.call, true);
+  } else if (call.choice.algorithm == device::Algorithm::direct) {
     auto& launch =
         std::get<DirectLaunch>(plan.launches.emplace_back(std::in_place_type<DirectLaunch>));
     beginDirect(config, launch);
     addDirect(directWork(config, task), launch);
-    plan.needs = directNeeds(config, task.call);
+    plan.needs = directNeeds(config, task.call, false);
   } else {
     planRun(config, {&call, 1}, plan);
   }
@@ -338,6 +352,7 @@ void append(Plan part, Plan& plan) {
   plan.needs.chains |= part.needs.chains;
   plan.needs.collnetDirect |= part.needs.collnetDirect;
   plan.needs.direct |= part.needs.direct;
+  plan.needs.wide |= part.needs.wide;
   plan.needs.peers.insert(plan.needs.peers.end(), part.needs.peers.begin(), part.needs.peers.end());
 }
 
@@ -392,12 +407,19 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
     }
     if (task.count == 0) continue;
     const tuning::Choice choice = choiceOf(config, task);
-    if (choice.algorithm == device::Algorithm::direct) {
+    if (choice.algorithm == device::Algorithm::direct ||
+        choice.algorithm == device::Algorithm::twoShot) {
       endRun();
-      const Needs needs = directNeeds(config, task.call);
+      const Needs needs = directNeeds(config, task.call, isWide(choice));
       plan.needs.rings |= needs.rings;
       plan.needs.direct |= needs.direct;
-      direct.add(directWork(config, task));
+      plan.needs.wide |= needs.wide;
+      if (isWide(choice)) {
+        endDirect();
+        plan.launches.emplace_back(wideLaunch(config, task, choice.algorithm));
+      } else {
+        direct.add(directWork(config, task));
+      }
     } else {
       endDirect();
       if (!run.empty() && !canShareLaunch(run.back().choice, choice)) endRun();

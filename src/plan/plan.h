@@ -74,6 +74,7 @@ struct CommConfig {
   // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks cannot
   // map each other's memory.
   int directLineBits = 0;
+  tuning::WideGeometry wide;  // of the direct family over LL128
   // UNISONO_DETERMINISTIC: rings are in the order of the ranks, and every element is reduced from
   // the same rank on.
   bool fixedOrder = false;
@@ -118,7 +119,12 @@ struct DirectStreamsLaunch {
            static_cast<size_t>(arguments.messages) * sizeof(device::DirectMessage);
   }
 };
-using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch, DirectStreamsLaunch>;
+struct WideLaunch {
+  int blocks = 0;
+  device::WideArguments arguments;
+};
+using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch, DirectStreamsLaunch,
+                            WideLaunch>;
 
 // A connection for messages that the launches use: this rank's end of the one to or from `peer`.
 struct PeerUse {
@@ -130,6 +136,7 @@ struct PeerUse {
 struct Needs {
   bool rings = false, trees = false, multicast = false, chains = false, collnetDirect = false;
   device::DirectPeers direct = 0;  // whose windows are mapped
+  bool wide = false;               // the windows for LL128 of all peers
   std::vector<PeerUse> peers;      // one for each message
 };
 

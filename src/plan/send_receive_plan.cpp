@@ -160,7 +160,7 @@ void forEachRound(const CommConfig& config, MessageQueues& queues, Visit visit) 
 MessageQueues takeDirect(const CommConfig& config, MessageQueues& queues) {
   MessageQueues direct(config.ranks);
   auto isDirect = [&](const PendingMessage& message) {
-    return tuning::chooseDirectMessage(*config.model, message.bytes).has_value();
+    return tuning::sendsDirectly(*config.model, message.bytes);
   };
   auto take = [&](auto& from, auto& to) {
     for (size_t rank = 0; rank < from.size(); rank++) {
@@ -221,7 +221,7 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
   MessageQueues queues(config.ranks);
   for (const Task& task : tasks) {
     const bool isPair = task.call == Call::send || task.call == Call::receive;
-    if (!isPair && tuning::chooseDirectMessage(*config.model, shareBytes(task))) {
+    if (!isPair && tuning::sendsDirectly(*config.model, shareBytes(task))) {
       const device::DirectWork work = directWork(config, task);
       needPeers(config, work, plan.needs);
       packer.add(work);

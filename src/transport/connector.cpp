@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "device/multicast.h"
+#include "plan/direct_plan.h"
 #include "transport/transports.h"
 
 namespace unisono::transport {
@@ -12,7 +13,7 @@ namespace {
 
 constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kTree = 5, kMulticast = 6, kHeadTree = 7,
                    kNetwork = 9, kChain = 10, kHeadNetwork = 11, kCollnetDirect = 12,
-                   kDirectNetwork = 13;
+                   kDirectNetwork = 13, kWide = 14;
 
 }  // namespace
 
@@ -101,7 +102,7 @@ bool Connector::isConnected(const plan::Needs& needs) const {
   if ((needs.rings && !ringsConnected_) || (needs.trees && !treesConnected_) ||
       (needs.chains && !chainsConnected_) || (needs.multicast && multicast_ == nullptr) ||
       (needs.collnetDirect && !collnetDirectConnected_) ||
-      (needs.direct & ~directConnected_) != 0) {
+      (needs.direct & ~directConnected_) != 0 || (needs.wide && wide_.window == nullptr)) {
     return false;
   }
   return std::all_of(needs.peers.begin(), needs.peers.end(), [this](const plan::PeerUse& use) {
@@ -116,6 +117,7 @@ void Connector::connect(const plan::Needs& needs) {
   if (needs.multicast && multicast_ == nullptr) connectMulticast();
   if (needs.collnetDirect && !collnetDirectConnected_) connectCollnetDirect();
   if ((needs.direct & ~directConnected_) != 0) connectDirect(needs.direct);
+  if (needs.wide && wide_.window == nullptr) connectWide();
   connectPeers(needs.peers);
   blocks_.verifyLinks();
 }
@@ -367,31 +369,43 @@ device::ReductionServer* Connector::connectNetwork(
   return tables_.makeServer(static_cast<int>(nodes), static_cast<int>(streams), receive, send);
 }
 
+void Connector::exchangeWindows(uint64_t purpose, const memory::Block& window,
+                                device::DirectPeers peers, std::byte** theirs) {
+  const auto forEachPeer = [&](auto visit) {
+    for (int peer = 0; peer < config_.ranks - 1; peer++) {
+      if ((peers >> peer & 1) != 0) visit(peer, device::rankOfPeer(peer, config_.rank));
+    }
+  };
+  forEachPeer([&](int, int rank) {
+    blocks_.send(rank, tagOf(purpose, true, config_.rank, rank), 0, window);
+  });
+  forEachPeer([&](int peer, int rank) {
+    theirs[peer] = blocks_.receive(rank, tagOf(purpose, true, rank, config_.rank), 0);
+  });
+}
+
 // Of the peers those that are not connected yet.
 void Connector::connectDirect(device::DirectPeers peers) {
-  const int count = config_.ranks - 1;
   if (direct_.positions == nullptr) {
     directWindow_ =
         arena_.allocate(device::directWindowBytes(config_.ranks, config_.directLineBits));
     direct_.window = directWindow_.address;
-    const size_t positions = device::kDirectMaxBlocks * static_cast<size_t>(count);
+    const size_t positions = device::kDirectMaxBlocks * static_cast<size_t>(config_.ranks - 1);
     direct_.positions = reinterpret_cast<device::DirectPosition*>(
         arena_.allocate(positions * sizeof(device::DirectPosition)).address);
   }
-  const auto forEachNew = [&](auto visit) {
-    for (int peer = 0; peer < count; peer++) {
-      if (((peers & ~directConnected_) >> peer & 1) != 0) {
-        visit(peer, device::rankOfPeer(peer, config_.rank));
-      }
-    }
-  };
-  forEachNew([&](int, int rank) {
-    blocks_.send(rank, tagOf(kDirect, true, config_.rank, rank), 0, directWindow_);
-  });
-  forEachNew([&](int peer, int rank) {
-    direct_.theirs[peer] = blocks_.receive(rank, tagOf(kDirect, true, rank, config_.rank), 0);
-  });
+  exchangeWindows(kDirect, directWindow_, peers & ~directConnected_, direct_.theirs);
   directConnected_ |= peers;
+}
+
+void Connector::connectWide() {
+  const memory::Block window = arena_.allocate(
+      device::wideWindowBytes(config_.ranks, config_.wide.blocks, config_.wide.slotLines));
+  const size_t steps = device::kDirectMaxBlocks * static_cast<size_t>(config_.ranks - 1);
+  wide_.window = window.address;
+  wide_.steps = reinterpret_cast<device::WideSteps*>(
+      arena_.allocate(steps * sizeof(device::WideSteps)).address);
+  exchangeWindows(kWide, window, plan::everyPeer(config_), wide_.theirs);
 }
 
 }  // namespace unisono::transport

@@ -85,6 +85,7 @@ class Connector {
 
   // Valid after connect() of a plan that uses it.
   const device::DirectMemory& direct() const { return direct_; }
+  const device::WideMemory& wide() const { return wide_; }
 
  private:
   struct Making {
@@ -106,7 +107,11 @@ class Connector {
   void connectTrees();
   void addTreeHops(Hops& hops, int channel, const std::vector<topology::TreePlace>& tree);
   void connectPeers(const std::vector<plan::PeerUse>& uses);
+  // Sends the own window to `peers`, and maps theirs.
+  void exchangeWindows(uint64_t purpose, const memory::Block& window, device::DirectPeers peers,
+                       std::byte** theirs);
   void connectDirect(device::DirectPeers peers);
+  void connectWide();
   void connectMulticast();
   void connectCollnetDirect();
   void connectChains();
@@ -139,6 +144,7 @@ class Connector {
   std::shared_ptr<runtime::MappedMemory> multicast_;  // the address of all ranks' buffers
   memory::Block directWindow_{};
   device::DirectMemory direct_{};
+  device::WideMemory wide_{};
   std::vector<FifoCounters> fifoCounters_;
 };
 

@@ -67,6 +67,19 @@ Prepared prepare(const LaunchContext& context, plan::DirectStreamsLaunch& launch
           &arguments};
 }
 
+Prepared prepare(const LaunchContext& context, plan::WideLaunch& launch) {
+  device::WideArguments& arguments = launch.arguments;
+  arguments.memory = *context.wide;
+  arguments.abortFlag = context.abortFlag;
+  arguments.launchFlag = context.launchFlag;
+  arguments.mark = context.mark;
+  return {device::directWideKernel(),
+          {.blocks = launch.blocks,
+           .threadsPerBlock = device::kDirectMaxThreads,
+           .argumentBytes = sizeof(arguments)},
+          &arguments};
+}
+
 }  // namespace
 
 void launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch& launch,

@@ -14,6 +14,7 @@ struct LaunchContext {
   const uint32_t* abortFlag = nullptr;                 // ends waits
   const uint32_t* launchFlag = nullptr;                // ends kernels that begin later
   const device::DirectMemory* direct = nullptr;
+  const device::WideMemory* wide = nullptr;
   device::LaunchMark mark{};
 };
 

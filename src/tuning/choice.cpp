@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/math.h"
+#include "device/direct_work.h"
 #include "device/multicast.h"
 
 namespace unisono::tuning {
@@ -198,15 +199,19 @@ bool chooseByAdvice(const CostModel& model, const Question& question, const Time
   return before != advised && chooseFrom(model, question, isIn, time, choice);
 }
 
-// Lines of a call of the direct family.
-DirectShape directShapeOf(const CostModel& model, const Question& question) {
-  return directShape(
-      ceilDivide(shareOf(question.operation, question.bytes, model.facts.ranks), uint64_t{8}));
+// The shape of a call of the direct family.
+DirectShape directShapeOf(const CostModel& model, const Question& question, const Choice& choice) {
+  const int ranks = model.facts.ranks;
+  const uint64_t share = shareOf(question.operation, question.bytes, ranks);
+  if (choice.protocol == Protocol::ll) return directShape(ceilDivide(share, uint64_t{8}));
+  const bool twoShot = choice.algorithm == Algorithm::twoShot;
+  const uint64_t bytes = twoShot ? partOfTwoShot(question.bytes, ranks) : share;
+  return {wideShape(model.facts.wide, bytes).blocks, device::kDirectMaxThreads};
 }
 
 void setShape(const CostModel& model, const Question& question, Choice& choice) {
   if (choice.algorithm == Algorithm::direct || choice.algorithm == Algorithm::twoShot) {
-    const DirectShape shape = directShapeOf(model, question);
+    const DirectShape shape = directShapeOf(model, question, choice);
     choice.channels = shape.blocks;
     choice.threads = shape.threads;
     return;
@@ -298,18 +303,13 @@ int channelsOf(double load, int channels) {
   return static_cast<int>(std::clamp(load, 1.0, static_cast<double>(channels)));
 }
 
-std::optional<Protocol> chooseDirectMessage(const CostModel& model, uint64_t bytes) {
+bool sendsDirectly(const CostModel& model, uint64_t bytes) {
   if (bytes == 0 || bytes > model.facts.direct.messageBytes || !model.facts.reachAll ||
       model.facts.ranks < 2 || !model.allowed.allows(Operation::allReduce, Algorithm::direct)) {
-    return std::nullopt;
+    return false;
   }
-  for (const Protocol protocol : {Protocol::ll, Protocol::ll128}) {
-    if (model.allowed.allows(Operation::allReduce, protocol) &&
-        model.facts.direct.fits(protocol, bytes)) {
-      return protocol;
-    }
-  }
-  return std::nullopt;
+  return model.allowed.allows(Operation::allReduce, Protocol::ll) &&
+         model.facts.direct.fits(Protocol::ll, bytes);
 }
 
 Explanation explain(const CostModel& model, const Question& question, const Advisor* advisor) {

@@ -98,8 +98,8 @@ std::vector<ChoiceRange> choicesBySize(const CostModel& model, Question question
 // The channels of calls that share a launch, from the sum of their loads.
 int channelsOf(double load, int channels);
 
-// The protocol with which the direct family carries a message of `bytes` bytes; none if it cannot.
-// Messages follow what NCCL_ALGO and NCCL_PROTO say of all-reduce. Both ends decide alike.
-std::optional<Protocol> chooseDirectMessage(const CostModel& model, uint64_t bytes);
+// Whether the direct family carries a message of `bytes` bytes, over LL. Messages follow what
+// NCCL_ALGO and NCCL_PROTO say of all-reduce. Both ends decide alike.
+bool sendsDirectly(const CostModel& model, uint64_t bytes);
 
 }  // namespace unisono::tuning

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/math.h"
 #include "device/direct_work.h"
 
 namespace unisono::tuning {
@@ -18,7 +19,43 @@ DirectLimits directLimits(int lineBits) {
   // Measured on 2 H200: faster than any ring as far as the streams reach.
   limits.shareBytes[static_cast<size_t>(Protocol::ll)] =
       (uint64_t{1} << lineBits) / device::kDirectShares * 8;
+  // Shares are counted in 32 bits.
+  limits.shareBytes[static_cast<size_t>(Protocol::ll128)] = uint64_t{1} << 30;
   return limits;
+}
+
+namespace {
+
+// Lines that the threads of a block hold one part of each.
+constexpr uint64_t kWideLinesPerRow = device::kDirectMaxThreads / 8;
+
+}  // namespace
+
+WideGeometry wideGeometry(int ranks) {
+  constexpr int kBlocks = device::kDirectMaxBlocks;
+  constexpr auto kRow = static_cast<uint32_t>(kWideLinesPerRow);
+  if (ranks <= 2) return {kBlocks, 4 * kRow};
+  if (ranks <= 4) return {kBlocks, 2 * kRow};
+  return {ranks <= 8 ? kBlocks : kBlocks / 2, kRow};
+}
+
+WideShape wideShape(const WideGeometry& geometry, uint64_t bytes) {
+  constexpr uint64_t kLinesPerWarp = 4;
+  const uint64_t lines = std::max<uint64_t>(ceilDivide(bytes, uint64_t{device::kWideLineData}), 1);
+  const uint64_t most = geometry.slotLines;
+  const uint64_t blocks = std::min(ceilDivide(lines, std::min(kWideLinesPerRow, most)),
+                                   static_cast<uint64_t>(geometry.blocks));
+  // As equal as possible among the blocks and their passes.
+  const uint64_t passes = ceilDivide(lines, blocks * most);
+  const uint64_t passLines =
+      std::min(roundUp(ceilDivide(lines, blocks * passes), std::min(kLinesPerWarp, most)), most);
+  return {static_cast<int>(std::min(blocks, ceilDivide(lines, passLines))),
+          static_cast<uint32_t>(passLines)};
+}
+
+uint64_t partOfTwoShot(uint64_t bytes, int ranks) {
+  constexpr uint64_t kGrain = 128;
+  return roundUp(ceilDivide(bytes, static_cast<uint64_t>(ranks)), kGrain);
 }
 
 uint64_t shareOf(Operation operation, uint64_t bytes, int ranks) {

@@ -23,8 +23,28 @@ struct DirectLimits {
 // ranks, 8 MiB in all with more.
 int directLineBits(int ranks);
 
-// The limits of ranks with streams of 2^lineBits lines.
+// The limits of ranks with streams of 2^lineBits lines of LL.
 DirectLimits directLimits(int lineBits);
+
+// The FIFOs over LL128 between two of `ranks` ranks: one for each block, with slots of `slotLines`
+// lines. About 8 MiB of slots for 2 ranks, and at most 16 MiB in all.
+struct WideGeometry {
+  int blocks = 0;  // 0: there are none
+  uint32_t slotLines = 0;
+};
+WideGeometry wideGeometry(int ranks);
+
+// The blocks of a work over LL128 whose shares have `bytes` bytes, and the lines of a share that a
+// block moves at a time.
+struct WideShape {
+  int blocks;
+  uint32_t passLines;
+};
+WideShape wideShape(const WideGeometry& geometry, uint64_t bytes);
+
+// The bytes of the part of an all-reduce in two shots that each of `ranks` ranks reduces. The last
+// parts may be shorter, or empty.
+uint64_t partOfTwoShot(uint64_t bytes, int ranks);
 
 // The share of a collective of `bytes` bytes (the larger of a rank's input and output).
 uint64_t shareOf(Operation operation, uint64_t bytes, int ranks);

@@ -117,8 +117,8 @@ std::vector<MeasuredPoint> interpolate(const MeasuredCurve& a, const MeasuredCur
 // The points of `curve` for another number of ranks.
 std::vector<MeasuredPoint> scale(const MeasuredCurve& curve, int ranks) {
   constexpr double kRankUs = 0.17;  // all-reduce of 1 KB, from 2 to 4 H200
-  const double factor =
-      directTraffic(curve.operation, curve.ranks) / directTraffic(curve.operation, ranks);
+  const double factor = directTraffic(curve.operation, curve.algorithm, curve.ranks) /
+                        directTraffic(curve.operation, curve.algorithm, ranks);
   const double more = std::max(kRankUs * (ranks - curve.ranks), 0.0);
   std::vector<MeasuredPoint> points = curve.points;
   for (MeasuredPoint& point : points) {
@@ -130,35 +130,77 @@ std::vector<MeasuredPoint> scale(const MeasuredCurve& curve, int ranks) {
 
 }  // namespace
 
-double directTraffic(Operation operation, int ranks) {
+double directTraffic(Operation operation, Algorithm algorithm, int ranks) {
   const bool scatters = operation == Operation::allGather || operation == Operation::reduceScatter;
+  if (algorithm == Algorithm::twoShot) return 2 * (ranks - 1.0) / ranks;
   return scatters ? (ranks - 1.0) / ranks : ranks - 1.0;
 }
 
 const MeasuredTable& builtinMeasurements() {
-  // H200, CUDA graphs, float sum, one process per GPU. All-reduce on 2 and 4 GPUs of one run
-  // (docs/results/2026-11-21-h200.md, 256 KB from the ratio to NCCL there), so that they compare;
-  // the others in 2026-11-22-direct.md.
-  struct DirectTimes {
+  // H200, CUDA graphs, float sum, one process per GPU. Over LL, all-reduce on 2 and 4 GPUs of one
+  // run (docs/results/2026-11-21-h200.md, 256 KB from the ratio to NCCL there), so that they
+  // compare, and the others in 2026-11-22-direct.md; over LL128 in 2026-11-22-wide.md.
+  struct Times {
     Operation operation;
+    Algorithm algorithm;
     int ranks;
-    double us[5];  // of 1, 4, 16, 64 and 256 KiB
+    std::vector<double> us;  // of 1, 4, 16, 64 and 256 KiB; over LL128 of 64 KiB to 256 MiB
   };
-  static constexpr DirectTimes kDirectTimes[] = {
-      {Operation::allReduce, 2, {2.12, 2.40, 2.53, 2.82, 4.10}},
-      {Operation::allReduce, 4, {2.46, 3.00, 3.08, 3.84, 7.20}},
-      {Operation::allGather, 2, {2.64, 2.89, 3.27, 3.12, 3.59}},
-      {Operation::reduceScatter, 2, {2.61, 2.86, 3.24, 3.08, 3.59}},
-      {Operation::broadcast, 2, {2.28, 2.83, 2.83, 2.69, 3.06}},
-      {Operation::reduce, 2, {2.20, 2.69, 2.69, 2.55, 3.08}},
+  constexpr Algorithm kDirect = Algorithm::direct, kTwoShot = Algorithm::twoShot;
+  static const Times kLowLatency[] = {
+      {Operation::allReduce, kDirect, 2, {2.12, 2.40, 2.53, 2.82, 4.10}},
+      {Operation::allReduce, kDirect, 4, {2.46, 3.00, 3.08, 3.84, 7.20}},
+      {Operation::allGather, kDirect, 2, {2.64, 2.89, 3.27, 3.12, 3.59}},
+      {Operation::reduceScatter, kDirect, 2, {2.61, 2.86, 3.24, 3.08, 3.59}},
+      {Operation::broadcast, kDirect, 2, {2.28, 2.83, 2.83, 2.69, 3.06}},
+      {Operation::reduce, kDirect, 2, {2.20, 2.69, 2.69, 2.55, 3.08}},
+  };
+  static const Times kLowLatency128[] = {
+      {Operation::allReduce, kDirect, 2, {4.148, 4.534, 7.152, 19.63, 62.23, 233.6, 923.9}},
+      {Operation::allReduce, kTwoShot, 2, {5.504, 6.299, 6.922, 18.21, 57.14, 223.2, 875.6}},
+      {Operation::allGather, kDirect, 2, {3.916, 4.43, 4.994, 10.88, 32.47, 115.8, 446.2}},
+      {Operation::reduceScatter, kDirect, 2, {4.191, 4.247, 5.057, 12.59, 33.57, 121.9, 467.4}},
+      {Operation::broadcast, kDirect, 2, {3.264, 3.279, 5.364, 16.05, 54.63, 212.3, 838.9}},
+      {Operation::reduce, kDirect, 2, {3.656, 3.699, 5.003, 14.38, 51.96, 220.4, 895.7}},
   };
   // Never destroyed: the process may exit while another thread makes a communicator.
   static const MeasuredTable& table = *[] {
     auto* made = new MeasuredTable;
-    for (const DirectTimes& times : kDirectTimes) {
+    const auto add = [&](Protocol protocol, const auto& curves, uint64_t bytes) {
+      for (const Times& times : curves) {
+        MeasuredCurve& curve = made->emplace_back(
+            MeasuredCurve{times.operation, times.algorithm, protocol, 1, times.ranks, {}});
+        for (size_t i = 0; i < times.us.size(); i++) {
+          curve.points.push_back({bytes << 2 * i, times.us[i]});
+        }
+      }
+    };
+    add(Protocol::ll, kLowLatency, 1 << 10);
+    add(Protocol::ll128, kLowLatency128, 64 << 10);
+    return made;
+  }();
+  return table;
+}
+
+const MeasuredTable& ringMeasurements(const topology::MachineFacts& machine) {
+  // As above, on 2 GPUs (docs/results/2026-11-22-lines.md and 2026-11-22-wide.md).
+  struct Times {
+    Operation operation;
+    double us[6];  // of 1, 4, 16, 64, 256 and 1024 MiB
+  };
+  static constexpr Times kTimes[] = {
+      {Operation::allReduce, {20.0, 35.1, 73.4, 244, 885, 3418}},
+      {Operation::allGather, {15.2, 25.2, 46.6, 138, 480, 1834}},
+      {Operation::reduceScatter, {12.5, 23.0, 49.6, 146, 465, 1809}},
+      {Operation::broadcast, {14.6, 27.5, 69.3, 242, 922, 3632}},
+      {Operation::reduce, {9.5, 21.8, 57.4, 206, 793, 3234}},
+  };
+  static const MeasuredTable& hopper = *[] {
+    auto* made = new MeasuredTable;
+    for (const Times& times : kTimes) {
       MeasuredCurve& curve = made->emplace_back(
-          MeasuredCurve{times.operation, Algorithm::direct, Protocol::ll, 1, times.ranks, {}});
-      uint64_t bytes = 1024;
+          MeasuredCurve{times.operation, Algorithm::ring, Protocol::simple, 1, 2, {}});
+      uint64_t bytes = 1 << 20;
       for (const double us : times.us) {
         curve.points.push_back({bytes, us});
         bytes *= 4;
@@ -166,7 +208,10 @@ const MeasuredTable& builtinMeasurements() {
     }
     return made;
   }();
-  return table;
+  static const MeasuredTable& none = *new MeasuredTable;
+  constexpr int kHopper = 90;
+  const bool isHopper = machine.lowestSm == kHopper && machine.highestSm == kHopper;
+  return isHopper && machine.switches > 0 ? hopper : none;
 }
 
 MeasuredTable parseMeasurements(std::string_view text, std::string_view source) {

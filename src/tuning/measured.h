@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "topology/join.h"
 #include "tuning/names.h"
 
 // Measured times of calls. They replace the estimates of the cost model, and are all that is known
@@ -30,6 +31,10 @@ using MeasuredTable = std::vector<MeasuredCurve>;
 // The times of the direct algorithms on NVSwitch machines (docs/results).
 const MeasuredTable& builtinMeasurements();
 
+// The times of rings with Simple on a machine with Hopper GPUs on NVSwitch, which the formulas
+// of the cost model underestimate. Empty for all other machines.
+const MeasuredTable& ringMeasurements(const topology::MachineFacts& machine);
+
 // Parses the text of UNISONO_TUNING_FILE: lines of "operation algorithm protocol nodes ranks bytes
 // microseconds", in any order; # starts a comment. Throws Error(invalidUsage) that names the line
 // and lists what is accepted.
@@ -47,7 +52,7 @@ MeasuredTable replaceCurves(const MeasuredTable& base, const MeasuredTable& tabl
 
 // The bytes that a rank sends or receives in a call of the direct family, as a multiple of the
 // call's bytes.
-double directTraffic(Operation operation, int ranks);
+double directTraffic(Operation operation, Algorithm algorithm, int ranks);
 
 // The points for a communicator, empty if there are none. Those of the direct algorithms inside one
 // node are interpolated between numbers of ranks, and extrapolated beyond them: each rank talks to

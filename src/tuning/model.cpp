@@ -323,16 +323,22 @@ bool isAllPairs(Algorithm algorithm) {
   return algorithm == Algorithm::direct || algorithm == Algorithm::twoShot;
 }
 
-// The points of the direct algorithms were measured over NVLink: what the ring's links are slower
-// is added.
-void adaptToLinks(const CommFacts& facts, Operation operation, std::vector<MeasuredPoint>& points) {
+// The points of the direct algorithms were measured on H200: what the ring's links are slower than
+// NVLink there is added.
+void adaptToLinks(const CommFacts& facts, Operation operation, Algorithm algorithm,
+                  Protocol protocol, std::vector<MeasuredPoint>& points) {
+  constexpr double kMeasuredBus = 360;  // GB/s
+  if (facts.ring.speedIntra <= 0 || facts.ring.channels == 0) return;
   const bool nvlink = facts.ring.typeIntra <= static_cast<int>(PathType::nvl);
-  if (nvlink || facts.ring.speedIntra <= 0 || facts.ring.channels == 0) return;
   const double bus = toGigabytes(facts.ring.speedIntra) * facts.ring.channels;
+  const double slower = 1 / bus - (nvlink ? 1 / kMeasuredBus : 0);
+  if (slower <= 0) return;
+  // Lines of LL are twice as long as their data, those of LL128 a fifteenth longer.
+  const double bytesOnLink = (protocol == Protocol::ll ? 2.0 : 16.0 / 15) *
+                             directTraffic(operation, algorithm, facts.ranks);
   for (MeasuredPoint& point : points) {
-    // Lines of LL are twice as long as their data.
-    point.timeUs += 1.0 + 2.0 * directTraffic(operation, facts.ranks) *
-                              static_cast<double>(point.bytes) / (1000 * bus);
+    point.timeUs +=
+        (nvlink ? 0.0 : 1.0) + bytesOnLink * static_cast<double>(point.bytes) / 1000 * slower;
   }
 }
 
@@ -367,6 +373,10 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
   }
   estimate.measured =
       pointsFor(input.measured, operation, algorithm, protocol, facts.nodes, facts.ranks);
+  if (estimate.measured.empty()) {
+    estimate.measured = pointsFor(ringMeasurements(facts.machine), operation, algorithm, protocol,
+                                  facts.nodes, facts.ranks);
+  }
   // What runs only where it is forced does so because its predicted times are too good.
   estimate.preferred = has || !estimate.measured.empty();
   if (!isAllPairs(algorithm)) {
@@ -378,7 +388,7 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
   } else if (estimate.measured.empty()) {
     if (estimate.exclusion == Exclusion::none) estimate.exclusion = Exclusion::notMeasured;
   } else {
-    adaptToLinks(facts, operation, estimate.measured);
+    adaptToLinks(facts, operation, algorithm, protocol, estimate.measured);
   }
   return estimate;
 }
@@ -501,7 +511,9 @@ void setLimits(bool reachAll, CommFacts& facts) {
   // LL has half of its predicted speed so far (docs/status.md, D2).
   facts.lowLatencyTraffic = 64 << 10;
   facts.reachAll = reachAll && facts.nodes == 1 && facts.ranks <= device::kDirectMaxRanks;
-  if (facts.reachAll) facts.direct = directLimits(directLineBits(facts.ranks));
+  if (!facts.reachAll) return;
+  facts.direct = directLimits(directLineBits(facts.ranks));
+  facts.wide = wideGeometry(facts.ranks);
 }
 
 CostModel makeModel(const ModelInput& input) {
@@ -601,6 +613,8 @@ uint64_t hashOf(const CostModel& model) {
   }
   for (const uint64_t bytes : model.facts.direct.shareBytes) hash.add(bytes);
   hash.add(model.facts.direct.messageBytes);
+  hash.add(static_cast<uint64_t>(model.facts.wide.blocks));
+  hash.add(model.facts.wide.slotLines);
   hash.add(model.facts.lowLatencyTraffic);
   for (const uint64_t bytes : model.facts.chunkBytes) hash.add(bytes);
   return hash.value();

@@ -74,6 +74,7 @@ struct CommFacts {
   bool network = false;      // some ranks exchange data over the network, which LL cannot pass
   bool slotsOfHost = false;  // some connections have their slots in memory of the host
   DirectLimits direct;
+  WideGeometry wide;
   // The bytes that a ring moves over a connection up to which LL is chosen. It can be forced
   // beyond.
   uint64_t lowLatencyTraffic = ~uint64_t{0};

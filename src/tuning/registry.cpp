@@ -22,6 +22,8 @@ constexpr Implemented kImplemented[] = {
     {Algorithm::ring,   Protocol::ll,     {true,    true,     true,         true,     true}},
     {Algorithm::ring,   Protocol::simple, {true,    true,     true,         true,     true}},
     {Algorithm::direct, Protocol::ll,     {true,    true,     true,         true,     true}},
+    {Algorithm::direct, Protocol::ll128,  {true,    true,     true,         true,     true}},
+    {Algorithm::twoShot, Protocol::ll128, {true,    false,    false,        false,    false}},
 };
 // What runs only where the user's lists leave none of the above.
 constexpr Implemented kOnlyForced[] = {

@@ -7,8 +7,8 @@
 
 #include "seeds.h"
 
-// One-shot all-reduce: the same bits on every rank, those of a reduction in rank order, over
-// hundreds of consecutive calls of any size.
+// All-reduce of the direct family: the same bits on every rank, those of a reduction in rank order,
+// over hundreds of consecutive calls of any size.
 namespace unisono::protocol {
 namespace {
 
@@ -25,6 +25,25 @@ constexpr Geometry kDirect{.name = "direct calls",
                            .peerChannels = 2,
                            .minBytesPerChannel = 1024,
                            .directLineBits = 17};
+
+constexpr Geometry kWide{.name = "direct calls over LL128",
+                         .channels = 2,
+                         .slots = 4,
+                         .directLineBits = 4,
+                         .wide = {.blocks = 8, .slotLines = 16},
+                         .algorithms = "Direct",
+                         .protocols = "LL128"};
+constexpr Geometry kTwoShot{.name = "calls in two shots",
+                            .channels = 2,
+                            .slots = 4,
+                            .directLineBits = 4,
+                            .wide = {.blocks = 8, .slotLines = 16},
+                            .algorithms = "TwoShot",
+                            .protocols = "LL128"};
+World& directWorld(uint64_t seed) {
+  const Geometry* geometries[] = {&kDirect, &kWide, &kTwoShot};
+  return worldOf(*geometries[seed / 7 % 3], 2 + static_cast<int>(seed % 7));
+}
 
 // One all-reduce of all ranks.
 struct Reduced {
@@ -116,7 +135,7 @@ std::string runOne(World& world, Random& random, DataType type, Reduction reduct
 
 TEST(Direct, EveryTypeAndOperatorInRankOrder) {
   forEachSeed(160, "direct types", [](uint64_t seed, Random& random) {
-    World& world = worldOf(kDirect, 2 + static_cast<int>(seed % 7));
+    World& world = directWorld(seed);
     world.reset(random);
     setSchedule(seed);
     std::string wrong;
@@ -134,7 +153,7 @@ TEST(Direct, EveryTypeAndOperatorInRankOrder) {
 
 TEST(Direct, AllSizes) {
   forEachSeed(64, "direct sizes", [](uint64_t seed, Random& random) {
-    World& world = worldOf(kDirect, 2 + static_cast<int>(seed % 7));
+    World& world = directWorld(seed);
     world.reset(random);
     setSchedule(seed);
     std::string wrong;
@@ -154,7 +173,7 @@ TEST(Direct, AllSizes) {
 // of the scratch must never hold what somebody still reads.
 TEST(Direct, ManyCallsInFlight) {
   forEachSeed(48, "direct epochs", [](uint64_t seed, Random& random) {
-    World& world = worldOf(kDirect, 2 + static_cast<int>(seed % 7));
+    World& world = directWorld(seed);
     world.reset(random);
     setSchedule(seed);
     clear(world, memories(), random);

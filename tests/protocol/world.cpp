@@ -222,6 +222,7 @@ void World::nameMemory() const {
     runtime.nameMemory(&sender.stopped, sizeof(sender.stopped), fmt::format("stopped of {}", rank));
     nameHeads(rank, sender.multicast, "multicast");
     nameHeads(rank, sender.collNetDirect, "CollNet direct");
+    nameWide(rank);
     const device::DirectMemory& memory = member.connector->direct();
     if (memory.positions == nullptr) continue;
     runtime.nameMemory(
@@ -234,6 +235,29 @@ void World::nameMemory() const {
       const size_t bytes = sizeof(device::Line) << geometry_.directLineBits;
       runtime.nameMemory(memory.window + device::kDirectHeaderBytes + index(peer) * bytes, bytes,
                          fmt::format("lines {} -> {}", peer, rank));
+    }
+  }
+}
+
+void World::nameWide(int rank) const {
+  HostRuntime& runtime = testRuntime();
+  const device::WideMemory& memory = members_[index(rank)].connector->wide();
+  if (memory.window == nullptr) return;
+  const size_t peers = members_.size() - 1;
+  const size_t fifoBytes =
+      device::kWideSlots * size_t{geometry_.wide.slotLines} * device::kWideLineBytes;
+  for (int block = 0; block < geometry_.wide.blocks; block++) {
+    for (int peer = 0; peer < static_cast<int>(peers); peer++) {
+      const int other = device::rankOfPeer(peer, rank);
+      const size_t fifo = index(block) * peers + index(peer);
+      runtime.nameMemory(memory.steps + fifo, sizeof(device::WideSteps),
+                         fmt::format("steps of {} and {}, block {}", rank, other, block));
+      const size_t counter = index(block) * device::kDirectMaxRanks + index(other);
+      runtime.nameMemory(memory.window + counter * sizeof(uint64_t), sizeof(uint64_t),
+                         fmt::format("steps {} -> {} taken, block {}", rank, other, block));
+      const size_t slots = index(peer * geometry_.wide.blocks + block);
+      runtime.nameMemory(memory.window + device::wideHeaderBytes() + slots * fifoBytes, fifoBytes,
+                         fmt::format("LL128 slots {} -> {}, block {}", other, rank, block));
     }
   }
 }
@@ -276,6 +300,7 @@ void World::makeMember(int rank, int ranks) {
   config.ranks = ranks;
   config.channels = geometry_.channels;
   config.directLineBits = geometry_.directLineBits;
+  config.wide = geometry_.wide;
   const plan::HeadShape shape{geometry_.channels, geometry_.slotBytes,
                               static_cast<int>(makeHeadGraph(ranks).heads.size())};
   if (geometry_.multicast && ranks > 1) {
@@ -334,6 +359,7 @@ void World::makeMember(int rank, int ranks) {
 
   plan::Needs everything;
   if (geometry_.directLineBits > 0) everything.direct = plan::everyPeer(config);
+  everything.wide = geometry_.wide.blocks > 0;
   everything.rings = everything.trees = ranks > 1;
   everything.multicast = config.multicast.channels > 0;
   everything.collnetDirect = config.collnetDirect.channels > 0;
@@ -519,6 +545,41 @@ void World::resetDirect(Random& random) {
   }
 }
 
+void World::resetWide(Random& random) {
+  const size_t count = members_.size();
+  if (members_.front().connector->wide().window == nullptr) return;
+  const size_t fifoWords = device::kWideSlots * size_t{geometry_.wide.slotLines} *
+                           device::kWideLineBytes / sizeof(uint64_t);
+  for (size_t to = 0; to < count; to++) {
+    const device::WideMemory& receiver = members_[to].connector->wide();
+    for (size_t from = 0; from < count; from++) {
+      if (from == to) continue;
+      const device::WideMemory& sender = members_[from].connector->wide();
+      const int source = device::peerOfRank(static_cast<int>(from), static_cast<int>(to));
+      const int target = device::peerOfRank(static_cast<int>(to), static_cast<int>(from));
+      for (int block = 0; block < geometry_.wide.blocks; block++) {
+        const uint64_t passed = random() >> below(random, 64) >> 1;
+        const size_t row = index(block) * (count - 1);
+        sender.steps[row + index(target)].sent = passed;
+        receiver.steps[row + index(source)].received = passed;
+        reinterpret_cast<uint64_t*>(sender.window)[index(block) * device::kDirectMaxRanks + to] =
+            passed;
+        // Flags of steps that have passed, some of them long ago.
+        auto* words = reinterpret_cast<uint64_t*>(receiver.window + device::wideHeaderBytes()) +
+                      index(source * geometry_.wide.blocks + block) * fifoWords;
+        const uint64_t slotWords = fifoWords / device::kWideSlots;
+        for (size_t w = 0; w < fifoWords; w++) {
+          const uint64_t slot = w / slotWords;
+          const uint64_t ago = (passed - 1 - slot) % device::kWideSlots;
+          const bool isFlag = w % device::kLineWords == device::kLineWords - 1;
+          const bool isUsed = passed > ago && below(random, 4) != 0;
+          words[w] = isFlag ? (isUsed ? passed - ago : 0) : random();
+        }
+      }
+    }
+  }
+}
+
 void World::resetHeads(device::Multicast* device::DeviceCommunicator::*member, Random& random) {
   if (tables(0).*member == nullptr) return;
   for (int c = 0; c < geometry_.channels; c++) {
@@ -551,6 +612,7 @@ void World::reset(Random& random, Past past) {
       [&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
           const std::string&) { resetFifo(send, receive, slotBytes, hasLines, past, random); });
   resetDirect(random);
+  resetWide(random);
   resetHeads(&device::DeviceCommunicator::multicast, random);
   resetHeads(&device::DeviceCommunicator::collNetDirect, random);
   for (int rank = 0; geometry_.windows && rank < ranks(); rank++) {
@@ -583,7 +645,7 @@ void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
   }
   const runtime::DeviceScope scope(testRuntime(), rank);
   const transport::LaunchContext context{member.tables->address(), abortFlag(rank), abortFlag(rank),
-                                         &member.connector->direct()};
+                                         &member.connector->direct(), &member.connector->wide()};
   for (plan::Launch& launch : plan.launches) {
     transport::launch(testRuntime(), context, launch, stream(rank));
   }

@@ -55,6 +55,7 @@ struct Geometry {
   uint64_t minBytesPerPart = 1 << 20;
   uint64_t directBytes = 1 << 30;
   int directLineBits = 0;
+  tuning::WideGeometry wide{};    // with directLineBits only
   bool multicast = false;         // NVLS on as many channels, with the same slots
   bool collnet = false;           // a network that reduces
   int ranksPerNode = kMostRanks;  // consecutive ranks, fewer on the last node
@@ -147,9 +148,11 @@ class World {
   void resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
                  Past past, Random& random);
   void resetDirect(Random& random);
+  void resetWide(Random& random);
   void resetHeads(device::Multicast* device::DeviceCommunicator::*member, Random& random);
   void nameMemory() const;
   void nameHeads(int rank, const device::Multicast* heads, const std::string& algorithm) const;
+  void nameWide(int rank) const;
 
   Geometry geometry_;
   std::vector<Member> members_;

@@ -48,6 +48,10 @@ inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
   facts.nvls.speedInter = facts.nvls.speedIntra;
   facts.reachAll = config.directLineBits > 0;
   if (facts.reachAll) facts.direct = tuning::directLimits(config.directLineBits);
+  facts.wide = config.wide;
+  if (config.wide.blocks == 0) {
+    facts.direct.shareBytes[static_cast<size_t>(device::Protocol::ll128)] = 0;
+  }
   input.allowed = tuning::parseAllowed(options.algorithms, options.protocols);
   input.settings.thresholds.fill(
       static_cast<int64_t>(options.minBytesPerChannel / device::kWorkerThreads));

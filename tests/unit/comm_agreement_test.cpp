@@ -322,7 +322,7 @@ TEST(Decision, TheThresholdOfMessagesIsForEachChannelOfAPeer) {
     for (RankFacts& facts : ranks) facts.tuning.p2pLlThreshold = threshold;
     const Decision decision = decideFrom(ranks, 0);
     EXPECT_EQ(decision.config.channelsPerPeer, 2);
-    return tuning::chooseDirectMessage(*decision.config.model, bytes).has_value();
+    return tuning::sendsDirectly(*decision.config.model, bytes);
   };
   EXPECT_TRUE(isDirect(-1, 256 << 10));
   EXPECT_FALSE(isDirect(-1, (256 << 10) + 1));
@@ -337,7 +337,9 @@ TEST(Decision, TheThresholdOfMessagesIsForEachChannelOfAPeer) {
 
 TEST(Decision, WindowsOfDirectCallsStaySmall) {
   for (int ranks = 2; ranks <= device::kDirectMaxRanks; ranks++) {
-    const int bits = decideFrom(factsOf(ranks), 0).config.directLineBits;
+    const Decision decision = decideFrom(factsOf(ranks), 0);
+    const int bits = decision.config.directLineBits;
+    EXPECT_GT(decision.config.wide.blocks, 0);
     EXPECT_LE(device::directWindowBytes(ranks, bits), device::kDirectHeaderBytes + (9u << 20))
         << ranks;
     EXPECT_GE(uint64_t{8} << bits, uint64_t{256} << 10) << ranks;

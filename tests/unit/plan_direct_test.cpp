@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/direct_plan.h"
 
+#include <fmt/format.h>
+
+#include "base/math.h"
 #include "plan_testing.h"
 
 // The direct family: which calls it carries and what their launches look like.
@@ -213,6 +216,59 @@ TEST(DirectPlan, LongGroupsAreLaunchedAsStreams) {
   ASSERT_EQ(inPlace.launches.size(), 2u);
   EXPECT_EQ(argumentsOf(inPlace.launches[0]).work[0].to, 0b11);
   EXPECT_EQ(std::get<DirectStreamsLaunch>(inPlace.launches[1]).arguments.messages, 6);
+}
+
+CommConfig wideConfig(int rank, int ranks, const char* algorithms, const char* protocols) {
+  CommConfig config = configOf(rank, ranks);
+  config.directLineBits = 10;
+  config.wide = tuning::wideGeometry(ranks);
+  testing::setModel(config, {.algorithms = algorithms, .protocols = protocols});
+  return config;
+}
+
+TEST(DirectPlan, CallsOverLl128HaveALaunchEach) {
+  const Plan plan = makePlan(wideConfig(1, 4, "direct", ""),
+                             {taskOf(Call::allReduce, 100), taskOf(Call::allReduce, 1 << 20),
+                              taskOf(Call::broadcast, 1 << 20), taskOf(Call::allGather, 100)});
+  ASSERT_EQ(plan.launches.size(), 4u);
+  EXPECT_EQ(argumentsOf(plan.launches[0]).works, 1);
+  const device::WideArguments& reduction = std::get<WideLaunch>(plan.launches[1]).arguments;
+  EXPECT_FALSE(reduction.twoShot);
+  EXPECT_TRUE(reduction.work.reduces);
+  EXPECT_EQ(reduction.work.inputBytes, 1u << 20);
+  EXPECT_EQ(std::get<WideLaunch>(plan.launches[2]).arguments.work.to, 0);
+  EXPECT_EQ(argumentsOf(plan.launches[3]).works, 1);
+  EXPECT_TRUE(plan.needs.wide);
+  EXPECT_NE(plan.needs.direct, 0);
+}
+
+TEST(DirectPlan, PartsOfTwoShotsCoverTheBuffer) {
+  for (const uint64_t count : {1u, 31u, 33u, 1000u, 100'000u}) {
+    const Plan plan = makePlan(wideConfig(2, 3, "twoshot", "LL128"),
+                               {taskOf(Call::allReduce, count, device::DataType::float32)});
+    const device::WideArguments& arguments = std::get<WideLaunch>(plan.launches.at(0)).arguments;
+    EXPECT_TRUE(arguments.twoShot);
+    EXPECT_EQ(arguments.endBytes, 4 * count);
+    EXPECT_EQ(arguments.work.inputStride, arguments.work.inputBytes);
+    EXPECT_EQ(arguments.work.outputStride, arguments.work.outputBytes);
+    EXPECT_GE(3 * arguments.work.inputStride, 4 * count);
+    EXPECT_EQ(arguments.work.inputStride % 128, 0u) << "parts begin at aligned addresses";
+  }
+}
+
+TEST(DirectPlan, PassesOverLl128FitSlotsAndGiveEachBlockWork) {
+  for (int ranks = 2; ranks <= device::kDirectMaxRanks; ranks++) {
+    const tuning::WideGeometry geometry = tuning::wideGeometry(ranks);
+    EXPECT_LE(device::wideWindowBytes(ranks, geometry.blocks, geometry.slotLines), 32u << 20);
+    for (uint64_t bytes = 1; bytes < uint64_t{1} << 31; bytes = 3 * bytes + 7) {
+      const tuning::WideShape shape = tuning::wideShape(geometry, bytes);
+      SCOPED_TRACE(fmt::format("{} ranks, {} bytes: {} blocks", ranks, bytes, shape.blocks));
+      EXPECT_LE(shape.blocks, geometry.blocks);
+      EXPECT_LE(shape.passLines, geometry.slotLines);
+      const uint64_t passes = ceilDivide(bytes, uint64_t{shape.passLines} * device::kWideLineData);
+      EXPECT_GE(passes, static_cast<uint64_t>(shape.blocks));
+    }
+  }
 }
 
 TEST(DirectPlan, GeometryHasALaneForEachLineUpToTheLimit) {

@@ -169,12 +169,15 @@ TEST(Plan, DoesWhatExplainSays) {
     const char* protocols;
   };
   for (const Lists& lists :
-       {Lists{"", ""}, Lists{"ring", ""}, Lists{"^direct", "LL128"}, Lists{"tree", "LL"},
-        Lists{"allreduce:tree;broadcast:ring", "Simple"}}) {
+       {Lists{"", ""}, Lists{"ring", ""}, Lists{"twoshot", "LL128"}, Lists{"^direct", "LL128"},
+        Lists{"tree", "LL"}, Lists{"allreduce:tree;broadcast:ring", "Simple"}}) {
     for (const int ranks : {1, 2, 8, 17}) {
       CommConfig config = configOf(0, ranks, 24);
       config.slotBytes = {64 << 10, 128 << 10, 1 << 20};
-      config.directLineBits = ranks <= device::kDirectMaxRanks ? tuning::directLineBits(ranks) : 0;
+      if (ranks <= device::kDirectMaxRanks) {
+        config.directLineBits = tuning::directLineBits(ranks);
+        config.wide = tuning::wideGeometry(ranks);
+      }
       testing::setModel(config, {.minBytesPerChannel = 32 << 10,
                                  .lowLatencyTraffic = 64 << 10,
                                  .algorithms = lists.algorithms,
@@ -191,6 +194,12 @@ TEST(Plan, DoesWhatExplainSays) {
                                    tuning::nameOf(operation), bytes));
           const Plan plan = makePlan(config, {task});
           ASSERT_EQ(plan.launches.size(), 1u);
+          if (const auto* launch = std::get_if<WideLaunch>(&plan.launches[0])) {
+            EXPECT_EQ(choice.protocol, device::Protocol::ll128);
+            EXPECT_EQ(launch->arguments.twoShot, choice.algorithm == device::Algorithm::twoShot);
+            EXPECT_EQ(launch->blocks, choice.channels);
+            continue;
+          }
           if (choice.algorithm == device::Algorithm::direct) {
             const auto& launch = std::get<DirectLaunch>(plan.launches[0]);
             EXPECT_EQ(launch.blocks, choice.channels);

@@ -102,8 +102,9 @@ TEST(Measured, OneDirectCurveIsScaledByTraffic) {
     const auto two = points(operation, 2), eight = points(operation, 8);
     ASSERT_EQ(two.size(), eight.size());
     for (size_t i = 0; i < two.size(); i++) {
-      EXPECT_NEAR(static_cast<double>(eight[i].bytes) * directTraffic(operation, 8),
-                  static_cast<double>(two[i].bytes) * directTraffic(operation, 2), 8);
+      EXPECT_NEAR(
+          static_cast<double>(eight[i].bytes) * directTraffic(operation, Algorithm::direct, 8),
+          static_cast<double>(two[i].bytes) * directTraffic(operation, Algorithm::direct, 2), 8);
       EXPECT_NEAR(eight[i].timeUs, two[i].timeUs + 6 * 0.17, 1e-9);
     }
   }

@@ -50,6 +50,13 @@ struct DirectLane {
   int lane, lanes;  // in the block
 };
 
+#ifdef __CUDACC__
+__device__ __forceinline__ DirectLane thisLane() {
+  return {static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), static_cast<int>(threadIdx.x),
+          static_cast<int>(blockDim.x)};
+}
+#endif
+
 // The part of a lane in one work.
 struct LaneShare {
   uint32_t first, step;

@@ -206,19 +206,20 @@ struct LowLatencyFormat {
 };
 
 // LL128: a line of 128 bytes carries 15 words and the flag, the whole step plus one, which never
-// repeats. Only where a line's store arrives as one.
-struct LowLatency128Format {
+// repeats. Only where a line's store arrives as one. A lane has a part of kLines lines in a pass.
+template <int kLines>
+struct WideLinesFormat {
   static constexpr Protocol kProtocol = Protocol::ll128;
-  static constexpr int kWords = kLinesPerPass * kLaneWords;
+  static constexpr int kWords = kLines * kLaneWords;
   static constexpr uint32_t kData = kLineWords - 1;
 
-  // A lane's words of kLinesPerPass lines, as many apart as the lanes fill at once; the last lane
+  // A lane's words of kLines lines, as many apart as the lanes fill at once; the last lane
   // of a line has the flag in place of the last word.
   class Place {
    public:
     UNISONO_DEVICE Place(uint32_t pass, int lane, int lanes)
         : stride_(static_cast<uint32_t>(lanes / kLineLanes)),
-          line_(pass * kLinesPerPass * stride_ + static_cast<uint32_t>(lane / kLineLanes)),
+          line_(pass * kLines * stride_ + static_cast<uint32_t>(lane / kLineLanes)),
           lane_(lane % kLineLanes) {}
     UNISONO_DEVICE uint32_t first() const {
       return line_ * kData + static_cast<uint32_t>(lane_ * kLaneWords);
@@ -241,7 +242,7 @@ struct LowLatency128Format {
     int lane_;
   };
   UNISONO_DEVICE static uint32_t passWords(int lanes) {
-    return static_cast<uint32_t>(lanes / kLineLanes) * kLinesPerPass * kData;
+    return static_cast<uint32_t>(lanes / kLineLanes) * kLines * kData;
   }
 
   UNISONO_DEVICE static uint64_t flagOf(uint64_t step) { return step + 1; }
@@ -249,7 +250,7 @@ struct LowLatency128Format {
                                    uint64_t (&word)[kWords], bool) {
     syncWarp();  // the lanes of a line store it in one instruction
     UNISONO_UNROLL
-    for (int i = 0; i < kLinesPerPass; i++) {
+    for (int i = 0; i < kLines; i++) {
       if (place.hasFlag()) word[(i + 1) * kLaneWords - 1] = flag;
       if (!place.isUsed(i, words)) continue;
       storeLine128(reinterpret_cast<uint64_t*>(slot) + place.offset(i), place.lane(),
@@ -261,14 +262,14 @@ struct LowLatency128Format {
                                          uint64_t flag, uint64_t (&word)[kWords], bool) {
     return waitUntilAll(abortFlag, subject, [&] {
       UNISONO_UNROLL
-      for (int i = 0; i < kLinesPerPass; i++) {
+      for (int i = 0; i < kLines; i++) {
         if (!place.isUsed(i, words)) continue;
         loadLine128(reinterpret_cast<const uint64_t*>(slot) + place.offset(i), place.lane(),
                     &word[i * kLaneWords]);
       }
       bool here = true;
       UNISONO_UNROLL
-      for (int i = 0; i < kLinesPerPass; i++) {
+      for (int i = 0; i < kLines; i++) {
         if (!place.hasFlag() || !place.isUsed(i, words)) continue;
         here = here && word[(i + 1) * kLaneWords - 1] == flag;
       }
@@ -279,6 +280,7 @@ struct LowLatency128Format {
   UNISONO_DEVICE static bool mustClear(uint64_t, uint32_t) { return false; }
   UNISONO_DEVICE static void clear(std::byte*, uint32_t, int, int) {}
 };
+using LowLatency128Format = WideLinesFormat<kLinesPerPass>;
 
 // A slice with the slots that it comes from and goes to.
 template <int kReceives, int kSends>

@@ -301,6 +301,7 @@ UNISONO_DEVICE Line loadLine(const Line* line, bool dependent) {
 
 inline constexpr int kLineLanes = 8;
 inline constexpr int kLinesPerPass = 4;
+inline constexpr int kLinesPerReduction = 2;
 inline constexpr int kLaneWords = kLineWords / kLineLanes;
 
 // Lane `lane` of a line's kLineLanes, all in one warp and in step: their 16-byte stores become one

@@ -207,6 +207,7 @@ inline Line loadLine(const Line* line, bool dependent = false) {
 // flag, or in another line than it, are found out.
 inline constexpr int kLineLanes = 1;
 inline constexpr int kLinesPerPass = 2;
+inline constexpr int kLinesPerReduction = 1;
 inline constexpr int kLaneWords = kLineWords;
 
 inline void storeLine128(uint64_t* line, int lane, const uint64_t* word) {

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "device/collective/direct.h"
+#include "device/protocol/lines.h"
+
+// The direct algorithms over LL128 (device/direct_work.h): every operation in one hop, and
+// all-reduce in two.
+namespace unisono::device::UNISONO_TARGET {
+
+// One launch on one rank, from the view of one lane.
+class WideLaunch {
+ public:
+  // Sums need registers for the accumulators of each word.
+  using CopyFormat = LowLatency128Format;
+  using ReduceFormat = WideLinesFormat<kLinesPerReduction>;
+
+  UNISONO_DEVICE WideLaunch(const WideArguments& arguments, const DirectLane& at)
+      : arguments_(arguments),
+        work_(arguments.work),
+        at_(at),
+        me_(arguments.rank),
+        peers_(arguments.ranks - 1),
+        passWords_(arguments.passLines * (kLineWords - 1)),
+        passes_(((work_.inputBytes + 7) / 8 + passWords_ - 1) / passWords_),
+        stepsPerPass_(arguments.twoShot ? 2 : 1) {}
+
+  // Sends each pass before the one before it is received, so that lines are on their way while this
+  // rank waits for others. Two passes of two steps each fill the slots.
+  template <typename SyncBlock>
+  UNISONO_DEVICE void run(SyncBlock syncBlock) {
+    bool going = true;
+    uint32_t done = 0;
+    const auto blocks = static_cast<uint32_t>(at_.blocks);
+    const auto first = static_cast<uint32_t>(at_.block);
+    if (first < passes_) going = sendShares(first, 0);
+    UNISONO_NO_UNROLL
+    for (uint32_t pass = first; pass < passes_; pass += blocks) {
+      if (passes_ - pass > blocks) going = going && sendShares(pass + blocks, done + 1);
+      going = going && receive(pass, done);
+      done++;
+      syncBlock();  // every lane has taken its lines
+      if (going) acknowledge(done);
+    }
+    advance(done);
+  }
+
+ private:
+  // The part of a share that a pass moves.
+  struct Part {
+    uint64_t offset;  // in the share
+    uint32_t bytes;
+    UNISONO_DEVICE uint32_t words() const { return (bytes + 7) / 8; }
+  };
+  UNISONO_DEVICE Part partOf(int rank, uint64_t stride, uint32_t pass) const {
+    const uint64_t offset = uint64_t{pass} * passWords_ * 8;
+    const uint64_t begin = static_cast<uint64_t>(rank) * stride;
+    const uint64_t share = begin + work_.inputBytes <= arguments_.endBytes ? work_.inputBytes
+                           : begin < arguments_.endBytes ? arguments_.endBytes - begin
+                                                         : 0;
+    const uint64_t left = offset < share ? share - offset : 0;
+    const uint64_t whole = uint64_t{passWords_} * 8;
+    return {offset, static_cast<uint32_t>(left < whole ? left : whole)};
+  }
+  UNISONO_DEVICE UserWords input(int rank, const Part& part) const {
+    return {work_.input + static_cast<uint64_t>(rank) * work_.inputStride + part.offset, part.bytes,
+            elementBytes(work_.reduction.type)};
+  }
+  UNISONO_DEVICE UserWords output(int rank, const Part& part) const {
+    return {work_.output + static_cast<uint64_t>(rank) * work_.outputStride + part.offset,
+            part.bytes, elementBytes(work_.reduction.type)};
+  }
+
+  UNISONO_DEVICE int rankOf(int peer) const { return peer < me_ ? peer : peer + 1; }
+  // The peers from the next rank on, so that ranks begin with different ones.
+  UNISONO_DEVICE int peerAt(int i) const { return me_ + i < peers_ ? me_ + i : me_ + i - peers_; }
+
+  UNISONO_DEVICE WideSteps* stepsOf(int peer) const {
+    return arguments_.memory.steps + at_.block * peers_ + peer;
+  }
+  UNISONO_DEVICE uint64_t sentTo(int peer) const {
+    noteRead(&stepsOf(peer)->sent, sizeof(uint64_t));
+    return stepsOf(peer)->sent;
+  }
+  UNISONO_DEVICE uint64_t receivedFrom(int peer) const {
+    noteRead(&stepsOf(peer)->received, sizeof(uint64_t));
+    return stepsOf(peer)->received;
+  }
+  // What the peer `peer` has taken of what this block sends, and the reverse.
+  UNISONO_DEVICE const uint64_t* takenBy(int peer) const {
+    return reinterpret_cast<const uint64_t*>(arguments_.memory.window) +
+           at_.block * kDirectMaxRanks + rankOf(peer);
+  }
+  UNISONO_DEVICE uint64_t* takenFrom(int peer) const {
+    return reinterpret_cast<uint64_t*>(arguments_.memory.theirs[peer]) +
+           at_.block * kDirectMaxRanks + me_;
+  }
+  // The slot of a step in the window of its receiver, where the sender is peer `sender`.
+  UNISONO_DEVICE std::byte* slot(std::byte* window, int sender, uint64_t step) const {
+    const uint64_t fifo = static_cast<uint64_t>(sender * arguments_.blocks + at_.block);
+    const uint64_t index = fifo * kWideSlots + step % kWideSlots;
+    return window + wideHeaderBytes() + index * arguments_.slotLines * kWideLineBytes;
+  }
+  UNISONO_DEVICE std::byte* slotTo(int peer, uint64_t step) const {
+    return slot(arguments_.memory.theirs[peer], peerOfRank(me_, rankOf(peer)), step);
+  }
+  UNISONO_DEVICE const std::byte* slotFrom(int peer, uint64_t step) const {
+    return slot(arguments_.memory.window, peer, step);
+  }
+  UNISONO_DEVICE bool awaitSlot(int peer, uint64_t step, uint64_t taken) const {
+    if (step < taken + kWideSlots) [[likely]] {
+      return true;
+    }
+    const uint64_t* counter = takenBy(peer);
+    return waitUntil(arguments_.abortFlag, {"room in the window", me_, rankOf(peer), at_.block},
+                     [&] { return step < loadRelaxed(counter) + kWideSlots; });
+  }
+
+  // Sends a pass of the share of each peer; it is number `done` of this block. False after an
+  // abort.
+  UNISONO_DEVICE bool sendShares(uint32_t pass, uint32_t done) const {
+    const bool prepares = work_.reduces && work_.reduction.reduction == Reduction::preMulSum;
+    UNISONO_NO_UNROLL
+    for (int i = 0; i < peers_; i++) {
+      const int peer = peerAt(i), rank = rankOf(peer);
+      if (!covers(work_.to, peer)) continue;
+      // On its way together with the data.
+      const uint64_t taken = loadRelaxed(takenBy(peer));
+      const uint64_t step = sentTo(peer) + uint64_t{done} * stepsPerPass_;
+      const Part part = partOf(rank, work_.inputStride, pass);
+      const UserWords from = input(rank, part);
+      std::byte* to = slotTo(peer, step);
+      bool hasSlot = false;
+      for (uint32_t q = 0; q * CopyFormat::passWords(at_.lanes) < part.words(); q++) {
+        const CopyFormat::Place place(q, at_.lane, at_.lanes);
+        uint64_t word[CopyFormat::kWords] = {};
+        from.load(place, word);
+        if (!hasSlot && !awaitSlot(peer, step, taken)) return false;
+        hasSlot = true;
+        if (prepares)
+          visitReducer(work_.reduction, PrepareWords<CopyFormat::kWords>{work_.reduction, word});
+        CopyFormat::store(to, place, part.words(), CopyFormat::flagOf(step), word, false);
+      }
+    }
+    return true;
+  }
+
+  template <int kWords>
+  struct PrepareWords {
+    const ReductionSpec& spec;
+    uint64_t (&word)[kWords];
+    template <typename R>
+    UNISONO_DEVICE void run() const {
+      const R reducer(spec);
+      UNISONO_UNROLL
+      for (int k = 0; k < kWords; k++) word[k] = preparePack(reducer, word[k]);
+    }
+  };
+  // False after an abort.
+  UNISONO_DEVICE bool receive(uint32_t pass, uint32_t done) const {
+    if (!work_.reduces) {
+      if (work_.own) copyOwn(pass);
+      return receiveShares(pass, uint64_t{done});
+    }
+    bool going = true;
+    if (work_.from != 0) {
+      visitReducer(work_.reduction,
+                   ReduceShares{*this, pass, uint64_t{done} * stepsPerPass_, going});
+    }
+    if (!arguments_.twoShot) return going;
+    return going && receiveShares(pass, uint64_t{done} * 2 + 1);
+  }
+
+  UNISONO_DEVICE void copyOwn(uint32_t pass) const {
+    const Part part = partOf(me_, work_.outputStride, pass);
+    const UserWords from = input(me_, part), to = output(me_, part);
+    for (uint32_t q = 0; q * CopyFormat::passWords(at_.lanes) < part.words(); q++) {
+      const CopyFormat::Place place(q, at_.lane, at_.lanes);
+      uint64_t word[CopyFormat::kWords] = {};
+      from.load(place, word);
+      to.store(place, word);
+    }
+  }
+
+  UNISONO_DEVICE bool receiveShares(uint32_t pass, uint64_t steps) const {
+    UNISONO_NO_UNROLL
+    for (int i = 0; i < peers_; i++) {
+      const int peer = peerAt(i), rank = rankOf(peer);
+      if (!covers(work_.from, peer)) continue;
+      const uint64_t step = receivedFrom(peer) + steps;
+      const Part part = partOf(rank, work_.outputStride, pass);
+      const UserWords to = output(rank, part);
+      const std::byte* from = slotFrom(peer, step);
+      for (uint32_t q = 0; q * CopyFormat::passWords(at_.lanes) < part.words(); q++) {
+        const CopyFormat::Place place(q, at_.lane, at_.lanes);
+        uint64_t word[CopyFormat::kWords] = {};
+        if (!awaitLines<CopyFormat>(rank, from, place, part, step, word)) return false;
+        to.store(place, word);
+      }
+    }
+    return true;
+  }
+  template <typename Format>
+  UNISONO_DEVICE bool awaitLines(int rank, const std::byte* from, typename Format::Place place,
+                                 const Part& part, uint64_t step,
+                                 uint64_t (&word)[Format::kWords]) const {
+    return Format::waitAndLoad(arguments_.abortFlag, {"lines of its peers", me_, rank, at_.block},
+                               from, place, part.words(), Format::flagOf(step), word, false);
+  }
+
+  // Reduces a pass of the own share in the order of the ranks. In two shots it sends the result to
+  // all peers, with the next step. There is room for it: each peer has sent its operand of this
+  // pass, so that it has taken all steps of the pass before the last and of earlier launches.
+  struct ReduceShares {
+    const WideLaunch& launch;
+    uint32_t pass;
+    uint64_t steps;
+    bool& going;
+
+    template <typename R>
+    UNISONO_DEVICE void run() const {
+      going = launch.reduceShares<R>(pass, steps);
+    }
+  };
+  template <typename R>
+  UNISONO_DEVICE bool reduceShares(uint32_t pass, uint64_t steps) const {
+    using Format = ReduceFormat;
+    const R reducer(work_.reduction);
+    const Part part = partOf(me_, work_.inputStride, pass);
+    const UserWords from = input(me_, part), to = output(me_, part);
+    const uint32_t words = part.words();
+    for (uint32_t q = 0; q * Format::passWords(at_.lanes) < words; q++) {
+      const Format::Place place(q, at_.lane, at_.lanes);
+      uint64_t own[Format::kWords] = {};
+      from.load(place, own);
+      UNISONO_UNROLL
+      for (int k = 0; k < Format::kWords; k++) own[k] = preparePack(reducer, own[k]);
+      PackReduction<R> sum[Format::kWords];
+      UNISONO_NO_UNROLL
+      for (int rank = 0; rank <= peers_; rank++) {
+        uint64_t word[Format::kWords] = {};
+        if (rank == me_) {
+          UNISONO_UNROLL
+          for (int k = 0; k < Format::kWords; k++) word[k] = own[k];
+        } else {
+          const int peer = peerOfRank(rank, me_);
+          const uint64_t step = receivedFrom(peer) + steps;
+          if (!awaitLines<Format>(rank, slotFrom(peer, step), place, part, step, word)) {
+            return false;
+          }
+        }
+        UNISONO_UNROLL
+        for (int k = 0; k < Format::kWords; k++) sum[k].add(word[k], rank == 0);
+      }
+      UNISONO_UNROLL
+      for (int k = 0; k < Format::kWords; k++) own[k] = sum[k].result(reducer);
+      to.store(place, own);
+      if (!arguments_.twoShot) continue;
+      UNISONO_NO_UNROLL
+      for (int i = 0; i < peers_; i++) {
+        const int peer = peerAt(i);
+        const uint64_t step = sentTo(peer) + steps + 1;
+        Format::store(slotTo(peer, step), place, words, Format::flagOf(step), own, false);
+      }
+    }
+    return true;
+  }
+
+  // Tells the peers how many steps this block has taken. Relaxed: the lanes have used what they
+  // loaded before the barrier.
+  UNISONO_DEVICE void acknowledge(uint32_t done) const {
+    for (int peer = at_.lane; peer < peers_; peer += at_.lanes) {
+      if (!covers(work_.from, peer)) continue;
+      storeRelaxed(takenFrom(peer), receivedFrom(peer) + uint64_t{done} * stepsPerPass_);
+    }
+  }
+  // By the lanes that acknowledge; the others have read the steps before the last barrier.
+  UNISONO_DEVICE void advance(uint32_t done) const {
+    const uint64_t steps = uint64_t{done} * stepsPerPass_;
+    for (int peer = at_.lane; peer < peers_; peer += at_.lanes) {
+      noteRead(stepsOf(peer), sizeof(WideSteps));
+      WideSteps after = *stepsOf(peer);
+      if (covers(work_.to, peer)) after.sent += steps;
+      if (covers(work_.from, peer)) after.received += steps;
+      noteWrite(stepsOf(peer), sizeof(WideSteps));
+      *stepsOf(peer) = after;
+    }
+  }
+
+  const WideArguments& arguments_;
+  const DirectWork& work_;
+  DirectLane at_;
+  int me_;
+  int peers_;
+  uint32_t passWords_, passes_, stepsPerPass_;
+};
+
+template <typename Stopped, typename SyncBlock>
+UNISONO_DEVICE void directWide(const WideArguments& arguments, const DirectLane& at,
+                               Stopped stopped, SyncBlock syncBlock) {
+  if (at.lane == 0) markStart(arguments.mark, at.block, 0);
+  if (stopped()) return;
+  WideLaunch(arguments, at).run(syncBlock);
+  if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
+}
+
+}  // namespace unisono::device::UNISONO_TARGET

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/collective/direct_wide.h"
+#include "device/kernels.h"
+
+namespace unisono::device {
+namespace {
+
+using namespace cuda_target;
+
+__global__ void __launch_bounds__(kDirectMaxThreads, 1)
+    directWideWork(const __grid_constant__ WideArguments arguments) {
+  directWide(
+      arguments, thisLane(), [&] { return *arguments.launchFlag != 0; }, [] { __syncthreads(); });
+}
+
+}  // namespace
+
+const void* directWideCudaFunction() {
+  return reinterpret_cast<const void*>(&directWideWork);
+}
+
+}  // namespace unisono::device
