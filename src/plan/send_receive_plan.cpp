@@ -238,26 +238,26 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
   std::vector<DirectLaunch> launches = packer.take();
   plan.needs.peers.insert(plan.needs.peers.end(), staged.needs.peers.begin(),
                           staged.needs.peers.end());
-  auto append = [&](auto&& more) { plan.launches.emplace_back(std::move(more)); };
+  const auto append = [&](const auto& more) { plan.launches.emplace_back(more); };
   if (launches.size() > 1) {
     // Some peer may send only after it has received more than one launch may send.
     DirectStreams streams = streamsOf(config, launches);
-    for (DirectLaunch& launch : streams.first) append(std::move(launch));
-    for (DirectStreamsLaunch& launch : streams.messages) append(std::move(launch));
+    for (const DirectLaunch& launch : streams.first) append(launch);
+    for (const DirectStreamsLaunch& launch : streams.messages) append(launch);
     launches.clear();
   }
   if (staged.launches.empty() || launches.empty()) {
-    for (DirectLaunch& launch : launches) append(std::move(launch));
-    for (Launch& launch : staged.launches) append(std::move(launch));
+    for (const DirectLaunch& launch : launches) append(launch);
+    for (const Launch& launch : staged.launches) append(launch);
     return;
   }
   // A peer may send here only after it has received there, or the other way around, so neither part
   // may wait for the other: direct messages are sent, which waits for nobody, before the staged
   // ones and received after them.
-  auto [sends, rest] = splitDirections(launches.front());
-  if (sends) append(std::move(*sends));
-  for (Launch& launch : staged.launches) append(std::move(launch));
-  if (rest) append(std::move(*rest));
+  const auto [sends, rest] = splitDirections(launches.front());
+  if (sends) append(*sends);
+  for (const Launch& launch : staged.launches) append(launch);
+  if (rest) append(*rest);
 }
 
 namespace {

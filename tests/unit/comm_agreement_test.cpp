@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <random>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -133,7 +133,7 @@ TEST(Facts, ProcessesThatCannotShareMemoryAreRefusedWithTheCause) {
 
 TEST(Facts, RanksWithDifferentNetworksAreRefusedWhereTheyNeedOne) {
   auto ranks = factsOf(3);
-  std::strcpy(ranks[2].networkName.data(), "Fabric (v11)");
+  std::ranges::copy(std::string_view("Fabric (v11)"), ranks[2].networkName.begin());
   EXPECT_EQ(refusal(ranks), "") << "one host";
   ranks[1].host = 9;
   ranks[1].network = 1;

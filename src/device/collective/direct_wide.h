@@ -97,8 +97,8 @@ class WideLaunch {
   }
   // The slot of a step in the window of its receiver, where the sender is peer `sender`.
   UNISONO_DEVICE std::byte* slot(std::byte* window, int sender, uint64_t step) const {
-    const uint64_t fifo = static_cast<uint64_t>(sender * arguments_.blocks + at_.block);
-    const uint64_t index = fifo * kWideSlots + step % kWideSlots;
+    const int fifo = sender * arguments_.blocks + at_.block;
+    const uint64_t index = static_cast<uint64_t>(fifo) * kWideSlots + step % kWideSlots;
     return window + wideHeaderBytes() + index * arguments_.slotLines * kWideLineBytes;
   }
   UNISONO_DEVICE std::byte* slotTo(int peer, uint64_t step) const {
