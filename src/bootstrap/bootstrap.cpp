@@ -164,7 +164,7 @@ void Bootstrap::failAttempt(uint64_t number, std::string_view cause) noexcept {
     mailbox_->failCollective(number, {rank_, fmt::format("{} ({})", cause, processName())},
                              reachableNeighbours());
   } catch (const std::exception&) {
-    // There is no memory left for telling others.
+    // Out of memory: the others cannot be told.
   }
 }
 
@@ -250,7 +250,7 @@ void Bootstrap::fail(std::string_view cause) noexcept {
       }
     }
   } catch (const std::exception&) {
-    // There is no memory left for telling others.
+    // Out of memory: the others cannot be told.
   }
 }
 
@@ -260,7 +260,7 @@ void Bootstrap::leave(std::string_view how,
   try {
     mailbox_->leave(fmt::format("Rank {} ({}) {}", rank_, processName(), how), counts);
   } catch (const std::exception&) {
-    // There is no memory left for telling others, who will take this end for a failure.
+    // Out of memory: the others cannot be told, and will take this end for a failure.
   }
 }
 

@@ -51,7 +51,7 @@ enum MulticastStep { kScatterStep, kReduceStep, kBroadcastStep, kGatherStep, kMu
 struct MulticastChannel {
   std::byte* own;             // its address
   std::byte* all;             // the multicast address of the buffers of all ranks
-  std::byte* const* members;  // the buffers of all ranks, where there is no multicast address
+  std::byte* const* members;  // without a multicast address: the buffers of all ranks
   uint64_t step[kMulticastSteps];
   // Of the heads for this rank's piece: for NVLSTree, and for NVLS, where the parent is the
   // network. No edges inside one node.

@@ -175,17 +175,18 @@ CollectiveWork workOf(const CommConfig& config, const ChosenCall& call) {
   return work;
 }
 
-// What a collective of the direct family needs.
+// Of the direct family over LL128.
 bool isWide(const tuning::Choice& choice) {
   return choice.protocol == device::Protocol::ll128 &&
          (choice.algorithm == device::Algorithm::direct ||
           choice.algorithm == device::Algorithm::twoShot);
 }
 
-Needs directNeeds(const CommConfig& config, Call call, bool isWide) {
+// What a collective of the direct family needs.
+Needs directNeeds(const CommConfig& config, Call call, const tuning::Choice& choice) {
   Needs needs;
-  needs.direct = isWide ? device::DirectPeers{0} : everyPeer(config);
-  needs.wide = isWide;
+  needs.wide = isWide(choice);
+  if (!needs.wide) needs.direct = everyPeer(config);
   if (call == Call::allReduce) return needs;
   // A large call that follows must not wait for other ranks. That of all-reduce may.
   needs.rings = true;
@@ -330,13 +331,13 @@ Plan planCollective(const CommConfig& config, const Task& task) {
   const ChosenCall call{&task, choiceOf(config, task)};
   if (isWide(call.choice)) {
     plan.launches.emplace_back(wideLaunch(config, task, call.choice.algorithm));
-    plan.needs = directNeeds(config, task.call, true);
+    plan.needs = directNeeds(config, task.call, call.choice);
   } else if (call.choice.algorithm == device::Algorithm::direct) {
     auto& launch =
         std::get<DirectLaunch>(plan.launches.emplace_back(std::in_place_type<DirectLaunch>));
     beginDirect(config, launch);
     addDirect(directWork(config, task), launch);
-    plan.needs = directNeeds(config, task.call, false);
+    plan.needs = directNeeds(config, task.call, call.choice);
   } else {
     planRun(config, {&call, 1}, plan);
   }
@@ -410,7 +411,7 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
     if (choice.algorithm == device::Algorithm::direct ||
         choice.algorithm == device::Algorithm::twoShot) {
       endRun();
-      const Needs needs = directNeeds(config, task.call, isWide(choice));
+      const Needs needs = directNeeds(config, task.call, choice);
       plan.needs.rings |= needs.rings;
       plan.needs.direct |= needs.direct;
       plan.needs.wide |= needs.wide;

@@ -408,8 +408,7 @@ std::shared_ptr<const Net> Net::open(const std::string& plugins, const std::stri
     warn(loaded.problem);
   }
   if (name.empty() || isOwn) return nullptr;
-  throw invalidUsage("NCCL_NET or ncclConfig_t.netName is \"{}\", and there is no such network",
-                     name)
+  throw invalidUsage("NCCL_NET or ncclConfig_t.netName names the unknown network \"{}\"", name)
       .remedy(fmt::format("Use Socket{}{}, or set NCCL_NET_PLUGIN to the plug-in that has it",
                           others.empty() ? "" : ", ", others));
 }

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <dlfcn.h>
-
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +9,7 @@
 
 #include "child_processes.h"
 #include "collective_case.h"
+#include "support/fake_net.h"
 
 // Ranks on simulated nodes that a network plug-in joins: the fake one of fake_net.c, in a process
 // of its own for each test, because what has failed once is not tried again.
@@ -20,20 +19,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-std::string pathOf(int version) {
-  return std::string(UNISONO_FAKE_NETS) + "/libnccl-net-fake" + std::to_string(version) + ".so";
-}
-
-// The number that the plug-in counts.
-int counter(int version, const char* name) {
-  void* library = ::dlopen(pathOf(version).c_str(), RTLD_NOW | RTLD_LOCAL);
-  const int value = __atomic_load_n(static_cast<int*>(::dlsym(library, name)), __ATOMIC_SEQ_CST);
-  ::dlclose(library);
-  return value;
-}
-
 void usePlugin(int version, const char* fault = "") {
-  ::setenv("NCCL_NET_PLUGIN", pathOf(version).c_str(), 1);
+  ::setenv("NCCL_NET_PLUGIN", testing::fakeNetPath(version).c_str(), 1);
   ::setenv("FAKE_NET", fault, 1);
   // ThreadSanitizer does not see the order that other algorithms make through the network.
   ::setenv("NCCL_ALGO", "ring", 1);
@@ -80,10 +67,11 @@ TEST_P(NetPlugins, MoveTheDataOfEveryCall) {
         everyCall(first, {1});
       }
       everyCall(first, {60'001});
-      EXPECT_EQ(counter(version, "fakeNetFlushes") > 0, version >= 9);
+      EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetFlushes") > 0, version >= 9);
     }
-    EXPECT_EQ(counter(version, "fakeNetInits"), version >= 11 ? 7 : 1);
-    EXPECT_EQ(counter(version, "fakeNetOpen"), 0) << "all that was opened is closed";
+    EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetInits"), version >= 11 ? 7 : 1);
+    EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetOpen"), 0)
+        << "all that was opened is closed";
   });
 }
 
@@ -247,22 +235,23 @@ TEST(NetPluginsThatDiffer, AreRefusedByInit) {
 TEST(NetPluginNames, AreChosenByNameOrRefused) {
   inChild([] {
     usePlugin(8);
-    ::setenv("NCCL_NET_PLUGIN", (pathOf(8) + "," + pathOf(12)).c_str(), 1);
+    ::setenv("NCCL_NET_PLUGIN", (testing::fakeNetPath(8) + "," + testing::fakeNetPath(12)).c_str(),
+             1);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.netName = "Fake12";
     config.trafficClass = 9;
     ncclComm_t comm = nullptr;
     check(ncclCommInitRankConfig(&comm, 1, newId(), 0, &config));
-    EXPECT_EQ(counter(12, "fakeNetTrafficClass"), 9);
+    EXPECT_EQ(testing::fakeNetCounter(12, "fakeNetTrafficClass"), 9);
     // A child has the network of its parent.
     ncclComm_t child = nullptr;
     ncclConfig_t other = NCCL_CONFIG_INITIALIZER;
     check(ncclCommSplit(comm, 0, 0, &child, &other));
-    EXPECT_EQ(counter(12, "fakeNetInits"), 2);
-    EXPECT_EQ(counter(12, "fakeNetTrafficClass"), 9);
+    EXPECT_EQ(testing::fakeNetCounter(12, "fakeNetInits"), 2);
+    EXPECT_EQ(testing::fakeNetCounter(12, "fakeNetTrafficClass"), 9);
     check(ncclCommDestroy(child));
     check(ncclCommDestroy(comm));
-    EXPECT_EQ(counter(8, "fakeNetInits"), 0);
+    EXPECT_EQ(testing::fakeNetCounter(8, "fakeNetInits"), 0);
     ::setenv("NCCL_NET", "Fabric7", 1);  // wins over the configuration
     EXPECT_EQ(ncclCommInitRankConfig(&comm, 1, newId(), 0, &config), ncclInvalidUsage);
     expectParts(ncclGetLastError(nullptr), {"\"Fabric7\"", "Fake8, Fake12"});

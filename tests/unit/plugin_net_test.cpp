@@ -1,29 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/net.h"
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
+#include "support/fake_net.h"
 
 // The plug-ins are the fake one of system/fake_net.c, one library for each version.
 namespace unisono::plugin {
 namespace {
-
-std::string pathOf(int version) {
-  return std::string(UNISONO_FAKE_NETS) + "/libnccl-net-fake" + std::to_string(version) + ".so";
-}
-
-// The number that the plug-in counts.
-int counter(int version, const char* name) {
-  void* library = ::dlopen(pathOf(version).c_str(), RTLD_NOW | RTLD_LOCAL);
-  const int value = __atomic_load_n(static_cast<int*>(::dlsym(library, name)), __ATOMIC_SEQ_CST);
-  ::dlclose(library);
-  return value;
-}
 
 // Opens a plug-in and collects the warnings.
 std::shared_ptr<const Net> open(const std::string& plugins, const std::string& name = "",
@@ -37,7 +25,7 @@ class NetVersions : public ::testing::TestWithParam<int> {};
 
 TEST_P(NetVersions, DescribePortsAndMoveMessages) {
   const int version = GetParam();
-  auto net = open(pathOf(version));
+  auto net = open(testing::fakeNetPath(version));
   ASSERT_NE(net, nullptr);
   EXPECT_EQ(net->name(), "Fake" + std::to_string(version) + " (v" + std::to_string(version) + ")");
   ASSERT_EQ(net->ports().size(), 2u);
@@ -64,7 +52,7 @@ TEST_P(NetVersions, DescribePortsAndMoveMessages) {
     if (sender == nullptr) ok(functions.connect(net->context(), 5, 1, handle, &sender));
     if (receiver == nullptr) ok(functions.accept(listener, &receiver));
   }
-  EXPECT_EQ(counter(version, "fakeNetTrafficClass"), version >= 10 ? 5 : 0);
+  EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetTrafficClass"), version >= 10 ? 5 : 0);
   ok(functions.closeListener(listener));
   char text[] = "some message", got[100] = {};
   void *from = nullptr, *to = nullptr, *sends = nullptr, *receives = nullptr;
@@ -81,19 +69,20 @@ TEST_P(NetVersions, DescribePortsAndMoveMessages) {
   void* flush = nullptr;
   ok(functions.flush(receiver, got, bytes, to, &flush));
   EXPECT_EQ(flush, nullptr);
-  EXPECT_EQ(counter(version, "fakeNetFlushes"), 1);
+  EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetFlushes"), 1);
   ok(functions.deregisterMemory(sender, from));
   ok(functions.deregisterMemory(receiver, to));
   ok(functions.closeSender(sender));
   ok(functions.closeReceiver(receiver));
-  EXPECT_EQ(counter(version, "fakeNetOpen"), version >= 11 ? 1 : 0);
+  EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetOpen"), version >= 11 ? 1 : 0);
 
   // A second communicator has a context of its own in versions that know contexts.
-  const auto other = open(pathOf(version));
+  const auto other = open(testing::fakeNetPath(version));
   ASSERT_NE(other, nullptr);
-  EXPECT_EQ(counter(version, "fakeNetInits"), version >= 11 ? 2 : 1);
+  EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetInits"), version >= 11 ? 2 : 1);
   net.reset();
-  EXPECT_EQ(counter(version, "fakeNetOpen"), version >= 11 ? 1 : 0) << "finalize was called";
+  EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetOpen"), version >= 11 ? 1 : 0)
+      << "finalize was called";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, NetVersions, ::testing::Range(6, 13));
@@ -149,7 +138,7 @@ TEST_P(NetRefusalsDeathTest, AreNamedAndTheNextOneIsTried) {
     bool good = open(list, "", &warnings) == nullptr;
     good = good && warnings.find("Fake" + std::to_string(refusal.version)) != std::string::npos &&
            warnings.find(refusal.text) != std::string::npos;
-    good = good && counter(refusal.version, "fakeNetOpen") == 0;
+    good = good && testing::fakeNetCounter(refusal.version, "fakeNetOpen") == 0;
     ::unsetenv("FAKE_NET");
     std::string again;
     const auto next = open(list + ",fake10", "", &again);

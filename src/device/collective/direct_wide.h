@@ -9,13 +9,13 @@
 namespace unisono::device::UNISONO_TARGET {
 
 // One launch on one rank, from the view of one lane.
-class WideLaunch {
+class WideExchange {
  public:
   // Sums need registers for the accumulators of each word.
   using CopyFormat = LowLatency128Format;
   using ReduceFormat = WideLinesFormat<kLinesPerReduction>;
 
-  UNISONO_DEVICE WideLaunch(const WideArguments& arguments, const DirectLane& at)
+  UNISONO_DEVICE WideExchange(const WideArguments& arguments, const DirectLane& at)
       : arguments_(arguments),
         work_(arguments.work),
         at_(at),
@@ -107,13 +107,15 @@ class WideLaunch {
   UNISONO_DEVICE const std::byte* slotFrom(int peer, uint64_t step) const {
     return slot(arguments_.memory.window, peer, step);
   }
+  // By whole warps, which store lines together afterwards: all lanes go on, or none.
   UNISONO_DEVICE bool awaitSlot(int peer, uint64_t step, uint64_t taken) const {
-    if (step < taken + kWideSlots) [[likely]] {
-      return true;
-    }
     const uint64_t* counter = takenBy(peer);
-    return waitUntil(arguments_.abortFlag, {"room in the window", me_, rankOf(peer), at_.block},
-                     [&] { return step < loadRelaxed(counter) + kWideSlots; });
+    return waitUntilAll(arguments_.abortFlag, {"room in the window", me_, rankOf(peer), at_.block},
+                        [&] {
+                          if (step < taken + kWideSlots) return true;
+                          taken = loadRelaxed(counter);
+                          return step < taken + kWideSlots;
+                        });
   }
 
   // Sends a pass of the share of each peer; it is number `done` of this block. False after an
@@ -137,25 +139,24 @@ class WideLaunch {
         from.load(place, word);
         if (!hasSlot && !awaitSlot(peer, step, taken)) return false;
         hasSlot = true;
-        if (prepares)
-          visitReducer(work_.reduction, PrepareWords<CopyFormat::kWords>{work_.reduction, word});
+        if (prepares) visitReducer(work_.reduction, PrepareWords{work_.reduction, word});
         CopyFormat::store(to, place, part.words(), CopyFormat::flagOf(step), word, false);
       }
     }
     return true;
   }
 
-  template <int kWords>
   struct PrepareWords {
     const ReductionSpec& spec;
-    uint64_t (&word)[kWords];
+    uint64_t (&word)[CopyFormat::kWords];
     template <typename R>
     UNISONO_DEVICE void run() const {
       const R reducer(spec);
       UNISONO_UNROLL
-      for (int k = 0; k < kWords; k++) word[k] = preparePack(reducer, word[k]);
+      for (uint64_t& one : word) one = preparePack(reducer, one);
     }
   };
+
   // False after an abort.
   UNISONO_DEVICE bool receive(uint32_t pass, uint32_t done) const {
     if (!work_.reduces) {
@@ -212,7 +213,7 @@ class WideLaunch {
   // all peers, with the next step. There is room for it: each peer has sent its operand of this
   // pass, so that it has taken all steps of the pass before the last and of earlier launches.
   struct ReduceShares {
-    const WideLaunch& launch;
+    const WideExchange& launch;
     uint32_t pass;
     uint64_t steps;
     bool& going;
@@ -300,7 +301,7 @@ UNISONO_DEVICE void directWide(const WideArguments& arguments, const DirectLane&
                                Stopped stopped, SyncBlock syncBlock) {
   if (at.lane == 0) markStart(arguments.mark, at.block, 0);
   if (stopped()) return;
-  WideLaunch(arguments, at).run(syncBlock);
+  WideExchange(arguments, at).run(syncBlock);
   if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
 }
 
