@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -11,10 +13,11 @@
 #include "element_types.h"
 #include "support/seed.h"
 #include "testing.h"
+#include "tuning/registry.h"
 
 // UNISONO_DETERMINISTIC: the bits of a result depend on the inputs, the operator and the number of
 // ranks. They are compared with those of one call of all elements, under everything else that may
-// differ.
+// differ: position and length of a call, alignment, channels, buffers, nodes and every algorithm.
 namespace unisono::system_test {
 namespace {
 
@@ -28,11 +31,13 @@ struct Shape {
   int nodes = 1, ranksPerNode = 1;
 };
 
-// How the elements are divided into calls.
+// Which elements of the result on a rank are computed, and how they are divided into calls.
 struct Calls {
-  size_t count = 0;      // elements of the result on a rank, from the first on
+  size_t count = 0;
   int parts = 1;         // calls of one group
   bool inPlace = false;  // all-reduce and reduce
+  size_t begin = 0;      // the first element
+  size_t offset = 0;     // of the first call in its buffers, in elements
 };
 
 // What every rank contributes to the results of every rank (of reduce-scatter; otherwise of rank
@@ -57,7 +62,8 @@ class Inputs {
   size_t width() const { return width_; }
   // Copies elements begin .. begin + count - 1 of what `rank` contributes to `target`.
   void copy(std::byte* to, int rank, int target, size_t begin, size_t count) const {
-    const auto& values = values_[static_cast<size_t>(rank * ranks_ + target)];
+    const int index = rank * ranks_ + target;
+    const auto& values = values_[static_cast<size_t>(index)];
     std::memcpy(to, values.data() + begin * width_, count * width_);
   }
 
@@ -80,15 +86,17 @@ std::vector<std::byte> run(const Ranks& ranks, Operation operation, ElementType 
   };
   std::vector<DeviceBuffer> in, out;
   for (int rank = 0; rank < n; rank++) {
-    std::vector<std::byte> values(calls.count * static_cast<size_t>(targets) * width);
-    std::byte* to = values.data();
+    std::vector<std::byte> values((calls.offset + calls.count * static_cast<size_t>(targets)) *
+                                  width);
+    std::byte* to = values.data() + calls.offset * width;
     for (int part = 0; part < calls.parts; part++) {
       for (int target = 0; target < targets; target++) {
-        inputs.copy(to, rank, target, static_cast<size_t>(part) * each, countOf(part));
+        inputs.copy(to, rank, target, calls.begin + static_cast<size_t>(part) * each,
+                    countOf(part));
         to += countOf(part) * width;
       }
     }
-    const std::vector<std::byte> poison(calls.count * width, std::byte{0xa7});
+    const std::vector<std::byte> poison((calls.offset + calls.count) * width, std::byte{0xa7});
     in.emplace_back(ranks.device(rank), values.size());
     out.emplace_back(ranks.device(rank), poison.size());
     device::copy(in.back().as(), values.data(), values.size());
@@ -100,8 +108,9 @@ std::vector<std::byte> run(const Ranks& ranks, Operation operation, ElementType 
     for (int part = 0; part < calls.parts; part++) {
       const size_t begin = static_cast<size_t>(part) * each;
       const size_t count = countOf(part);
-      std::byte* to = (calls.inPlace ? in[r] : out[r]).as() + begin * width;
-      const std::byte* from = in[r].as() + begin * width * static_cast<size_t>(targets);
+      std::byte* to = (calls.inPlace ? in[r] : out[r]).as() + (calls.offset + begin) * width;
+      const std::byte* from =
+          in[r].as() + (calls.offset + begin * static_cast<size_t>(targets)) * width;
       if (operation == Operation::allReduce) {
         check(ncclAllReduce(from, to, count, ncclType, op, ranks.comm(rank), ranks.stream(rank)));
       } else if (operation == Operation::reduce) {
@@ -118,120 +127,228 @@ std::vector<std::byte> run(const Ranks& ranks, Operation operation, ElementType 
   for (int rank = 0; rank < n; rank++) {
     if (operation == Operation::reduce && rank != root) continue;
     std::vector<std::byte> result(calls.count * width);
-    device::copy(result.data(), (calls.inPlace ? in : out)[static_cast<size_t>(rank)].as(),
+    device::copy(result.data(),
+                 (calls.inPlace ? in : out)[static_cast<size_t>(rank)].as() + calls.offset * width,
                  result.size());
     results.insert(results.end(), result.begin(), result.end());
   }
   return results;
 }
 
-// Whether the first `count` elements on each rank are those of `all`, which has `allCount` on each.
-bool isPrefix(const std::vector<std::byte>& some, size_t count, const std::vector<std::byte>& all,
-              size_t allCount, size_t width) {
+// Whether the elements of `calls` on each rank are those of `all`, which has `allCount` on each.
+bool isPart(const std::vector<std::byte>& some, const Calls& calls,
+            const std::vector<std::byte>& all, size_t allCount, size_t width) {
   const size_t ranks = all.size() / (allCount * width);
-  if (some.size() != ranks * count * width) return false;
+  if (some.size() != ranks * calls.count * width) return false;
   for (size_t rank = 0; rank < ranks; rank++) {
-    if (std::memcmp(some.data() + rank * count * width, all.data() + rank * allCount * width,
-                    count * width) != 0) {
+    if (std::memcmp(some.data() + rank * calls.count * width,
+                    all.data() + (rank * allCount + calls.begin) * width,
+                    calls.count * width) != 0) {
       return false;
     }
   }
   return true;
 }
 
-struct Environment {
-  std::map<std::string, std::string> variables;
-  Shape shape;
-};
-
-constexpr int kRanks = 4;
-constexpr size_t kCount = scaled(60'000, 6'000);
+// 1 / 6 is not exact, so that means are rounded.
+constexpr int kRanks = 6;
+constexpr size_t kCount = scaled(30'000, 6'000);
 
 struct Reduction {
   ElementType type;
   ncclRedOp_t op;
 };
 
+struct Environment {
+  std::map<std::string, std::string> variables;
+  Shape shape;
+
+  std::string text() const {
+    std::string result;
+    for (const auto& [name, value] : variables) result.append(name).append("=" + value + " ");
+    return result + std::to_string(shape.nodes) + "x" + std::to_string(shape.ranksPerNode);
+  }
+};
+
+// An algorithm and protocol that the library has code for.
+struct Path {
+  tuning::Algorithm algorithm;
+  tuning::Protocol protocol;
+
+  std::string text() const {
+    return std::string(tuning::nameOf(algorithm)) + " " + std::string(tuning::nameOf(protocol));
+  }
+};
+
+std::vector<Path> reducingPaths() {
+  const tuning::Registry& registry = tuning::libraryRegistry();
+  std::vector<Path> paths;
+  for (int a = 0; a < unisono::device::kAlgorithms; a++) {
+    for (int p = 0; p < unisono::device::kProtocols; p++) {
+      const Path path{static_cast<tuning::Algorithm>(a), static_cast<tuning::Protocol>(p)};
+      bool any = false;
+      for (const tuning::Operation operation :
+           {tuning::Operation::allReduce, tuning::Operation::reduceScatter,
+            tuning::Operation::reduce}) {
+        any = any || registry.has(operation, path.algorithm, path.protocol) ||
+              registry.hasForced(operation, path.algorithm, path.protocol);
+      }
+      if (any) paths.push_back(path);
+    }
+  }
+  return paths;
+}
+
+std::vector<Environment> environmentsOf(const Path& path) {
+  const std::map<std::string, std::string> variables = {
+      {"NCCL_ALGO", std::string(tuning::nameOf(path.algorithm))},
+      {"NCCL_PROTO", std::string(tuning::nameOf(path.protocol))},
+      {"NCCL_COLLNET_ENABLE", "1"}};
+  return {{variables, {1, 6}}, {variables, {3, 2}}};
+}
+
+std::vector<Environment> mixedEnvironments() {
+  return {{{}, {1, 6}},
+          {{}, {2, 3}},
+          {{}, {6, 1}},
+          {{{"NCCL_MAX_NCHANNELS", "1"}}, {1, 6}},
+          {{{"NCCL_MIN_NCHANNELS", "5"}}, {2, 3}},
+          {{{"NCCL_BUFFSIZE", "8192"}}, {1, 6}},
+          {{{"UNISONO_ZERO_COPY", "0"}}, {1, 6}}};
+}
+
+// A machine with NICs, without which there is no CollNet.
+const bool topologySet = [] {
+  ::setenv("UNISONO_HOST_TOPOLOGY", UNISONO_TOPOLOGY, 0);
+  return true;
+}();
+
 class Determinism : public ::testing::Test {
  protected:
-  // Compares with the first environment's results of all elements, and returns how many calls
-  // differ.
-  int differences(const std::vector<Environment>& environments,
-                  const std::vector<Reduction>& reductions) {
-    std::vector<Inputs> inputs;
-    for (const Reduction& reduction : reductions) {
-      inputs.emplace_back(reduction.type, seed_, kRanks, kCount);
+  explicit Determinism(std::vector<Reduction> reductions = {{ElementType::float32, ncclSum},
+                                                            {ElementType::float16, ncclAvg}})
+      : reductions_(std::move(reductions)) {
+    for (const Reduction& reduction : reductions_) {
+      inputs_.emplace_back(reduction.type, seed_, kRanks, kCount);
     }
-    std::map<std::pair<size_t, Operation>, std::vector<std::byte>> expected;
-    int differences = 0;
-    for (const Environment& environment : environments) {
-      std::vector<std::unique_ptr<Setting>> settings;
-      std::string text;
-      for (const auto& [name, value] : environment.variables) {
-        settings.push_back(std::make_unique<Setting>(name.c_str(), value.c_str()));
-        text += name + "=" + value + " ";
-      }
-      const Ranks ranks(environment.shape.nodes, environment.shape.ranksPerNode);
-      for (size_t i = 0; i < reductions.size(); i++) {
-        const auto [type, op] = reductions[i];
+    log_.take();
+  }
+
+  // The results of all elements that others are compared with.
+  void setExpected(const Environment& environment) {
+    within(environment, [&](const Ranks& ranks) {
+      for (size_t i = 0; i < reductions_.size(); i++) {
         for (const Operation operation : kOperations) {
-          for (const Calls& calls : {Calls{kCount}, Calls{1}, Calls{1023}, Calls{kCount / 2 + 1, 3},
-                                     Calls{kCount / 3, 1, true}}) {
+          expected_[{i, operation}] = run(ranks, operation, reductions_[i].type, reductions_[i].op,
+                                          inputs_[i], {.count = kCount});
+        }
+      }
+    });
+  }
+
+  // Returns how many calls have other results.
+  int differences(const Environment& environment) {
+    int differences = 0;
+    within(environment, [&](const Ranks& ranks) {
+      for (size_t i = 0; i < reductions_.size(); i++) {
+        const auto [type, op] = reductions_[i];
+        const size_t width = inputs_[i].width();
+        for (const Operation operation : kOperations) {
+          for (const Calls& calls : divisions()) {
             if (calls.inPlace && operation == Operation::reduceScatter) continue;
-            const std::vector<std::byte> result = run(ranks, operation, type, op, inputs[i], calls);
-            std::vector<std::byte>& all = expected[{i, operation}];
-            if (all.empty()) all = result;
-            if (isPrefix(result, calls.count, all, kCount, inputs[i].width())) continue;
+            const std::vector<std::byte> result =
+                run(ranks, operation, type, op, inputs_[i], calls);
+            if (isPart(result, calls, expected_[{i, operation}], kCount, width)) continue;
             differences++;
-            last_ = text + std::to_string(environment.shape.nodes) + "x" +
-                    std::to_string(environment.shape.ranksPerNode) + " " +
-                    bench::elementInfo(type).name + " operation " +
-                    std::to_string(static_cast<int>(operation)) + " count " +
-                    std::to_string(calls.count) + " calls " + std::to_string(calls.parts);
+            last_ = environment.text() + " " + bench::elementInfo(type).name + " operation " +
+                    std::to_string(static_cast<int>(operation)) + " elements " +
+                    std::to_string(calls.begin) + " to " +
+                    std::to_string(calls.begin + calls.count) + " in " +
+                    std::to_string(calls.parts) + " calls";
           }
         }
       }
-    }
+    });
     return differences;
   }
 
+  std::vector<Calls> divisions() {
+    const size_t begin = random_() % (kCount / 2);
+    return {{.count = kCount},
+            {.count = 1},
+            {.count = 1023, .begin = begin, .offset = 1},
+            {.count = kCount / 2 + 1, .parts = 3, .offset = 3},
+            {.count = kCount / 3, .inPlace = true, .begin = begin}};
+  }
+
   const uint64_t seed_ = test::seed();
+  std::mt19937_64 random_{seed_};
+  std::vector<Reduction> reductions_;
+  std::vector<Inputs> inputs_;
+  std::map<std::pair<size_t, Operation>, std::vector<std::byte>> expected_;
   std::string last_;  // that differed
+  static LaunchLog log_;
+
+ private:
+  void within(const Environment& environment, const std::function<void(const Ranks&)>& body) {
+    std::vector<std::unique_ptr<Setting>> settings;
+    for (const auto& [name, value] : environment.variables) {
+      settings.push_back(std::make_unique<Setting>(name.c_str(), value.c_str()));
+    }
+    body(Ranks(environment.shape.nodes, environment.shape.ranksPerNode));
+  }
+};
+LaunchLog Determinism::log_;
+
+class EveryType : public Determinism {
+ protected:
+  EveryType() : Determinism(everyType()) {}
+  static std::vector<Reduction> everyType() {
+    std::vector<Reduction> reductions = {{ElementType::float32, ncclProd},
+                                         {ElementType::float32, ncclAvg}};
+    for (const bench::ElementInfo& info : bench::elementTypes()) {
+      if (info.kind != bench::NumberKind::floating) continue;  // integers have one result
+      reductions.push_back({info.type, ncclSum});
+    }
+    return reductions;
+  }
 };
 
-std::vector<Environment> environments(bool deterministic) {
-  const std::map<std::string, std::string> base = {
-      {"UNISONO_DETERMINISTIC", deterministic ? "1" : "0"}};
-  const auto with = [&](std::map<std::string, std::string> more, Shape shape) {
-    more.insert(base.begin(), base.end());
-    return Environment{more, shape};
-  };
-  return {with({}, {1, 4}),
-          with({}, {2, 2}),
-          with({}, {4, 1}),
-          with({{"NCCL_MAX_NCHANNELS", "1"}}, {1, 4}),
-          with({{"NCCL_MIN_NCHANNELS", "5"}}, {2, 2}),
-          with({{"NCCL_BUFFSIZE", "8192"}}, {1, 4}),
-          with({{"NCCL_PROTO", "LL"}}, {1, 4}),
-          with({{"NCCL_PROTO", "LL128"}}, {1, 4}),
-          with({{"NCCL_PROTO", "Simple"}}, {2, 2}),
-          with({{"NCCL_ALGO", "tree"}}, {4, 1}),
-          with({{"UNISONO_ZERO_COPY", "0"}}, {1, 4})};
-}
-
-TEST_F(Determinism, ResultsDependOnTheInputsOnly) {
-  std::vector<Reduction> reductions = {{ElementType::float32, ncclProd},
-                                       {ElementType::float16, ncclAvg}};
-  for (const bench::ElementInfo& info : bench::elementTypes()) {
-    if (info.kind != bench::NumberKind::floating) continue;  // integers have one result
-    reductions.push_back({info.type, ncclSum});
+TEST_F(EveryType, ResultsDependOnTheInputsOnly) {
+  const Setting deterministic("UNISONO_DETERMINISTIC", "1");
+  setExpected({{}, {1, 6}});
+  for (const Environment& environment : mixedEnvironments()) {
+    EXPECT_EQ(differences(environment), 0) << last_;
   }
-  EXPECT_EQ(differences(environments(true), reductions), 0) << last_;
 }
 
-// Otherwise this test could not fail.
-TEST_F(Determinism, WithoutItTheyDependOnMore) {
-  EXPECT_GT(differences(environments(false), {{ElementType::float32, ncclSum}}), 0);
+// An algorithm that reduces in another order must not be chosen, whatever the user forces.
+TEST_F(Determinism, ResultsDoNotDependOnTheAlgorithm) {
+  const Setting deterministic("UNISONO_DETERMINISTIC", "1");
+  setExpected({{}, {1, 6}});
+  for (const Path& path : reducingPaths()) {
+    for (const Environment& environment : environmentsOf(path)) {
+      EXPECT_EQ(differences(environment), 0) << last_;
+    }
+  }
+}
+
+// Otherwise the tests above could not fail: each algorithm runs in one of its environments, and
+// some results differ.
+TEST_F(Determinism, WithoutItResultsDependOnTheAlgorithm) {
+  setExpected({{}, {1, 6}});
+  int differing = 0;
+  for (const Path& path : reducingPaths()) {
+    bool ran = false;
+    for (const Environment& environment : environmentsOf(path)) {
+      differing += differences(environment);
+      for (const std::string& line : log_.take()) {
+        ran = ran || line.find(" with " + path.text()) != std::string::npos;
+      }
+    }
+    EXPECT_TRUE(ran) << path.text();
+  }
+  EXPECT_GT(differing, 0);
 }
 
 }  // namespace
