@@ -83,6 +83,7 @@ bool SendStream::write(StreamProgress& progress) {
 StreamProgress ReceiveStream::progress() {
   StreamProgress progress;
   if (!failure_.empty() || ended_) return progress;
+  isEmpty_ = false;
   for (int i = 0; i < kSlotsAtOnce; i++) {
     // The kernel must have used the slot before, which it says with release.
     if (head() + memory_.slotCount <= step_) return progress;
@@ -114,21 +115,45 @@ bool ReceiveStream::readSlot(StreamProgress& progress) {
 // Returns whether all is here.
 bool ReceiveStream::read(std::byte* into, size_t bytes, StreamProgress& progress) {
   while (bytes > 0) {
-    const ssize_t got = ::recv(socket_.descriptor(), into, bytes, MSG_DONTWAIT);
-    if (got <= 0) {
-      if (got < 0 && isLater(errno)) {
-        progress.waitsForSocket = true;
-      } else {
-        failure_ = got == 0 ? "the peer closed it" : textOf(errno);
-      }
-      return false;
+    if (aheadBegin_ == aheadEnd_ && bytes <= ahead_.size()) {
+      const size_t got = receive(ahead_, progress);
+      aheadBegin_ = 0;
+      aheadEnd_ = got;
+      if (got == 0) return false;
     }
-    progress.moved = true;
-    received_ += static_cast<size_t>(got);
+    size_t got = std::min(aheadEnd_ - aheadBegin_, bytes);
+    if (got > 0) {
+      std::memcpy(into, ahead_.data() + aheadBegin_, got);
+      aheadBegin_ += got;
+    } else {
+      got = receive({into, bytes}, progress);
+      if (got == 0) return false;
+    }
+    received_ += got;
     into += got;
-    bytes -= static_cast<size_t>(got);
+    bytes -= got;
   }
   return true;
+}
+
+// Returns 0 if the socket has no more bytes.
+size_t ReceiveStream::receive(std::span<std::byte> into, StreamProgress& progress) {
+  if (isEmpty_) {
+    progress.waitsForSocket = true;
+    return 0;
+  }
+  const ssize_t got = ::recv(socket_.descriptor(), into.data(), into.size(), MSG_DONTWAIT);
+  if (got <= 0) {
+    if (got < 0 && isLater(errno)) {
+      progress.waitsForSocket = true;
+    } else {
+      failure_ = got == 0 ? "the peer closed it" : textOf(errno);
+    }
+    return 0;
+  }
+  progress.moved = true;
+  isEmpty_ = static_cast<size_t>(got) < into.size();
+  return static_cast<size_t>(got);
 }
 
 }  // namespace unisono::transport

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <span>
 #include <utility>
 
 #include "bootstrap/socket.h"
@@ -45,12 +48,17 @@ class ReceiveStream final : public Stream {
 
  private:
   bool read(std::byte* into, size_t bytes, StreamProgress& progress);
+  size_t receive(std::span<std::byte> into, StreamProgress& progress);
   bool readSlot(StreamProgress& progress);
 
   bootstrap::Socket socket_;
   SlotHeader header_{};
   size_t received_ = 0;  // bytes of the header and the slot
   bool ended_ = false;   // in order
+  // What was read beyond the end of a header or of a small slot, to save calls of recv().
+  std::array<std::byte, 4096> ahead_;
+  size_t aheadBegin_ = 0, aheadEnd_ = 0;
+  bool isEmpty_ = false;  // the socket, in the current progress()
 };
 
 }  // namespace unisono::transport
