@@ -63,11 +63,12 @@ tuning::MeasuredTable measurements(const Settings& settings) {
                                    settings.tuningFile);
 }
 
-// The ports of a network plug-in for the topology.
-Ports portsOf(const plugin::Net* net) {
-  if (net == nullptr) return std::nullopt;
+// The ports of a network for the topology.
+Ports portsOf(const transport::NetworkDriver& network) {
+  const auto known = network.ports();
+  if (!known) return std::nullopt;
   std::vector<detect::NicPort> ports;
-  for (const plugin::NetPort& port : net->ports()) {
+  for (const plugin::NetPort& port : *known) {
     detect::NicPort& added = ports.emplace_back();
     added.name = port.name;
     added.dev = static_cast<int>(ports.size()) - 1;
@@ -210,9 +211,9 @@ RankFacts Communicator::facts() {
   facts.machine = machineHash();
   facts.host = hostHash(settings_);
   const std::string& network = settings_.network.empty() ? options_.network : settings_.network;
-  net_ = plugin::Net::open(settings_.netPlugin, network, {options_.id, options_.trafficClass});
-  facts.network = network.empty() && net_ == nullptr ? 0 : 1;
-  copyText(facts.networkName, net_ == nullptr ? "Socket" : net_->name());
+  network_ = transport::openNetwork(settings_, network, {options_.id, options_.trafficClass});
+  facts.network = network.empty() && !network_->joinsSimulatedHosts() ? 0 : 1;
+  copyText(facts.networkName, network_->name());
   facts.networkNamespace = runtime::networkNamespace();
   facts.user = ::geteuid();
   facts.deviceUuid = properties.uuid;
@@ -271,7 +272,7 @@ void Communicator::agree(AllFacts ranks) {
   shareReach();
   // Only the node's topology shows which pairs meet on a third GPU or in host memory: they do not
   // reach each other, and the decision must know it on every rank.
-  NodePlace found = findPlace(*ranks, *hosts, bootstrap_->rank(), settings_, portsOf(net_.get()));
+  NodePlace found = findPlace(*ranks, *hosts, bootstrap_->rank(), settings_, portsOf(*network_));
   // Host memory and threads of this communicator belong near its GPU. The host backend simulates
   // GPUs of another machine.
   const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
@@ -314,9 +315,9 @@ void Communicator::agree(AllFacts ranks) {
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
   peerPlaces_ = bootstrap_->share([&] { return placesOf(*ranks); });
   peerLinks_ = std::move(found.links);
-  if (net_ != nullptr) {
+  if (const auto ports = network_->ports()) {
     // A topology file can have other ports.
-    const auto isKnown = [&](int port) { return port < static_cast<int>(net_->ports().size()); };
+    const auto isKnown = [&](int port) { return port < static_cast<int>(ports->size()); };
     if (std::ranges::all_of(found.ports, isKnown)) netPorts_ = std::move(found.ports);
   }
   makeWindows();
@@ -368,7 +369,7 @@ transport::TransportOptions Communicator::transportOptions() {
   options.timeout = bootstrap::timeoutOf(settings_);
   options.socketInterface = settings_.socketInterface;
   options.socketFamily = settings_.socketFamily;
-  options.net = net_;
+  options.network = network_;
   options.ports = netPorts_;
   options.verifiesLinks = settings_.verifyLinks;
   return options;
@@ -386,7 +387,7 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   });
   if (journal_ == nullptr) return;
   journal_->start(id_, rank(), this->ranks(), device_, decision_->slots, options_.name,
-                  net_ == nullptr ? "Socket" : net_->name());
+                  network_->name());
   runtime_.prepareToReadWords(device_);
   diagnose::Questions questions;
   questions.findFailure = [this]() -> std::optional<diagnose::Questions::Failure> {

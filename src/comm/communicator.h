@@ -16,10 +16,10 @@
 #include "comm/turns.h"
 #include "diagnose/watchdog.h"
 #include "memory/windows.h"
-#include "plugin/net.h"
 #include "plugin/tuner.h"
 #include "transport/connector.h"
 #include "transport/launcher.h"
+#include "transport/net/network_driver.h"
 
 namespace unisono::comm {
 
@@ -181,9 +181,9 @@ class Communicator {
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;
   std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
   std::shared_ptr<const plugin::TunerLibrary> tunerLibrary_;  // null without a plug-in
-  std::shared_ptr<const plugin::Net> net_;                    // null: sockets
-  std::vector<int> netPorts_;                                 // see TransportOptions::ports
-  uint64_t id_ = 0;                                           // the same on all ranks
+  std::shared_ptr<const transport::NetworkDriver> network_;
+  std::vector<int> netPorts_;                 // see TransportOptions::ports
+  uint64_t id_ = 0;                           // the same on all ranks
   std::shared_ptr<const Decision> decision_;  // shared with the other ranks of the process
   plan::CommConfig config_;                   // of the decision, for this rank
   std::shared_ptr<memory::Arena> arena_;

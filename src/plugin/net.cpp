@@ -380,7 +380,6 @@ std::string Net::start(Loaded& loaded) {
 std::shared_ptr<const Net> Net::open(const std::string& plugins, const std::string& name,
                                      const Member& member, const Warn& warn) {
   static std::mutex mutex;
-  // Our verbs are missing, so that sockets stand in for them.
   const bool isOwn = sameName(name, "Socket") || sameName(name, "IB");
   std::vector<std::string> list = splitList(plugins);
   if (list.empty()) list.emplace_back();

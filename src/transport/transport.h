@@ -18,11 +18,9 @@
 
 // How data move between two ranks. A transport provides the memory of the FIFOs between them and,
 // where kernels cannot move the data, the thread that does. transport/transports.h has the list.
-namespace unisono::plugin {
-class Net;
-}
-
 namespace unisono::transport {
+
+class NetworkDriver;
 
 // In order of preference.
 enum class TransportKind : uint8_t {
@@ -73,8 +71,8 @@ struct TransportOptions {
   std::function<bool()> isIdle;
   std::optional<std::chrono::milliseconds> timeout;  // of each wait for another rank
   std::string socketInterface, socketFamily;         // of the settings
-  std::shared_ptr<const plugin::Net> net;            // network plug-in; null: sockets
-  std::vector<int> ports;      // of the plug-in, by channel (from the first one again); empty: any
+  std::shared_ptr<const NetworkDriver> network;
+  std::vector<int> ports;      // of the network, by channel (from the first one again); empty: any
   bool verifiesLinks = false;  // whether LinkCheck looks at links
 };
 

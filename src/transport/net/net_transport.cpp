@@ -9,8 +9,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
-#include "plugin/net.h"
-#include "transport/net/network.h"
+#include "transport/net/network_driver.h"
 #include "transport/net/proxy.h"
 
 namespace unisono::transport {
@@ -87,9 +86,7 @@ class NetworkTransport final : public Transport {
   class Pending;
 
   std::vector<NetworkConnection> connect(const NetworkGroup& group, bool sends);
-  std::string networkName() const {
-    return context_.options.net == nullptr ? "Socket" : context_.options.net->name();
-  }
+  std::string networkName() const { return context_.options.network->name(); }
 
   const TransportContext context_;
   const std::unique_ptr<Network> network_;
@@ -130,8 +127,7 @@ class NetworkTransport::Pending final : public PendingConnection {
 
 NetworkTransport::NetworkTransport(const TransportContext& context)
     : context_(context),
-      network_(context.options.net == nullptr ? makeSocketNetwork(context_)
-                                              : makePluginNetwork(context_)),
+      network_(context.options.network->makeNetwork(context_)),
       proxy_(Proxy::ofDevice(context.own().device)),
       client_(proxy_.add({context.options.isIdle, context.options.fail, context.options.hasLeft})) {
 }
@@ -185,6 +181,23 @@ std::vector<NetworkConnection> NetworkTransport::connect(const NetworkGroup& gro
 }
 
 }  // namespace
+
+int choosePort(const TransportContext& context, const std::vector<plugin::NetPort>& ports,
+               const NetworkGroup& group, size_t fifo) {
+  const auto channel = static_cast<size_t>(group.channels[fifo]);
+  const std::vector<int>& chosen = context.options.ports;
+  const size_t place = chosen.empty() ? channel % ports.size()
+                                      : static_cast<size_t>(chosen[channel % chosen.size()]);
+  const plugin::NetPort& port = ports[place];
+  if (group.memory[fifo].slotBytes > port.messageBytes) {
+    throw invalidUsage("Slots have {} bytes, and messages through device {} of {} at most {}",
+                       group.memory[fifo].slotBytes, port.name, context.options.network->name(),
+                       port.messageBytes)
+        .rank(context.config.rank)
+        .remedy("Set NCCL_BUFFSIZE to less");
+  }
+  return static_cast<int>(place);
+}
 
 Error connectionTimeout(const TransportContext& context, const NetworkGroup& group,
                         double seconds) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "plugin/net.h"
 #include "transport/net/stream.h"
 #include "transport/transport.h"
 
@@ -43,8 +44,13 @@ class Network {
 
 // TCP, over the interface of the settings.
 std::unique_ptr<Network> makeSocketNetwork(const TransportContext& context);
-// The plug-in of TransportOptions::net.
-std::unique_ptr<Network> makePluginNetwork(const TransportContext& context);
+std::unique_ptr<Network> makePluginNetwork(const TransportContext& context,
+                                           std::shared_ptr<const plugin::Net> net);
+
+// The port, of those that the network has, that this rank uses for a FIFO. Throws
+// Error(invalidUsage) if its messages are smaller than slots.
+int choosePort(const TransportContext& context, const std::vector<plugin::NetPort>& ports,
+               const NetworkGroup& group, size_t fifo);
 
 // The end of a wait for the connections of a group.
 Error connectionTimeout(const TransportContext& context, const NetworkGroup& group, double seconds);

@@ -20,8 +20,8 @@ constexpr std::chrono::microseconds kPollInterval{100};
 
 class PluginNetwork final : public Network {
  public:
-  explicit PluginNetwork(const TransportContext& context)
-      : context_(context), net_(context.options.net) {
+  PluginNetwork(const TransportContext& context, std::shared_ptr<const plugin::Net> net)
+      : context_(context), net_(std::move(net)) {
     logInfo("rank {}: the network is {} with {} device(s)", context_.config.rank, net_->name(),
             net_->ports().size());
   }
@@ -41,7 +41,9 @@ class PluginNetwork final : public Network {
   };
 
   const plugin::NetFunctions& functions() const { return net_->functions(); }
-  int portOf(const NetworkGroup& group, size_t fifo) const;
+  int portOf(const NetworkGroup& group, size_t fifo) const {
+    return choosePort(context_, net_->ports(), group, fifo);
+  }
   std::string nameOf(int port) const {
     return fmt::format("through device {} of {}", net_->ports()[static_cast<size_t>(port)].name,
                        net_->name());
@@ -61,23 +63,6 @@ PluginNetwork::~PluginNetwork() {
     if (end.receiver != nullptr) static_cast<void>(functions().closeReceiver(end.receiver));
     if (end.listener != nullptr) static_cast<void>(functions().closeListener(end.listener));
   }
-}
-
-// The port that this rank uses for a FIFO.
-int PluginNetwork::portOf(const NetworkGroup& group, size_t fifo) const {
-  const auto channel = static_cast<size_t>(group.channels[fifo]);
-  const std::vector<int>& chosen = context_.options.ports;
-  const size_t count = net_->ports().size();
-  const auto port =
-      chosen.empty() ? static_cast<int>(channel % count) : chosen[channel % chosen.size()];
-  const size_t largest = net_->ports()[static_cast<size_t>(port)].messageBytes;
-  if (group.memory[fifo].slotBytes > largest) {
-    throw invalidUsage("Slots have {} bytes, and messages {} at most {}",
-                       group.memory[fifo].slotBytes, nameOf(port), largest)
-        .rank(context_.config.rank)
-        .remedy("Set NCCL_BUFFSIZE to less");
-  }
-  return port;
 }
 
 void PluginNetwork::check(const char* function, int result, int peer) const {
@@ -185,8 +170,9 @@ std::vector<NetworkConnection> PluginNetwork::accept(const NetworkGroup& group) 
 
 }  // namespace
 
-std::unique_ptr<Network> makePluginNetwork(const TransportContext& context) {
-  return std::make_unique<PluginNetwork>(context);
+std::unique_ptr<Network> makePluginNetwork(const TransportContext& context,
+                                           std::shared_ptr<const plugin::Net> net) {
+  return std::make_unique<PluginNetwork>(context, std::move(net));
 }
 
 }  // namespace unisono::transport

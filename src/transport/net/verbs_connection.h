@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/net/verbs_device.h"
+
+namespace unisono::transport {
+
+// What the NCCL_IB_* settings say of connections.
+struct VerbsOptions {
+  int gidIndex = -1;  // of RoCE; -1: the best one
+  GidRules gidRules;
+  uint8_t timeout = 20, retries = 7;
+  uint16_t keyIndex = 0;  // of the partition key
+  uint8_t serviceLevel = 0, trafficClass = 0;
+  size_t queuePairs = 1;
+  bool splitsData = false;
+  std::optional<bool> adaptiveRouting;  // nothing: as the kind of network is
+  uint64_t adaptiveRoutingThreshold = 8192;
+  bool relaxedOrdering = true;
+};
+
+inline constexpr size_t kMaxQueuePairs = 128;
+
+// What one end of a connection tells the other one.
+struct VerbsEndpoint {
+  static constexpr uint64_t kMagic = 0x736272656b6e7501;
+  uint64_t magic = kMagic;
+  uint64_t group = 0, fifo = 0;  // which connection it is
+  // Where the other end writes: the slots of the receiver, the credits of the sender.
+  uint64_t address = 0;
+  uint32_t key = 0;
+  uint32_t slots = 0, slotBytes = 0;
+  uint32_t firstPacket = 0;  // sequence number
+  uint32_t queuePairs = 0;
+  uint16_t lid = 0;
+  uint8_t linkLayer = 0, mtu = 0;
+  uint8_t serviceLevel = 0, trafficClass = 0;  // of the sender, for both ends
+  uint8_t splitsData = 0;                      // of the sender
+  uint8_t unused = 0;
+  std::array<uint8_t, 16> gid{};
+  std::array<char, 84> port{};  // its name
+  std::array<uint32_t, kMaxQueuePairs> numbers{};
+};
+static_assert(sizeof(VerbsEndpoint) == 60 + 16 + 84 + 4 * kMaxQueuePairs);
+
+// The reliable queue pairs of one FIFO, with one completion queue.
+class VerbsConnection {
+ public:
+  struct Sizes {
+    size_t queuePairs;
+    uint32_t sends, receives;  // of each queue pair, at once
+  };
+  // Its queue pairs are in state INIT. Throws Error(systemError).
+  VerbsConnection(const VerbsPort& port, const VerbsOptions& options, const Sizes& sizes);
+
+  const VerbsPort& port() const { return port_; }
+  const VerbsOptions& options() const { return options_; }
+  size_t queuePairs() const { return pairs_.size(); }
+  bool adaptsRoutes() const { return options_.adaptiveRouting.value_or(!port_.isEthernet()); }
+  // Lets the adapter read memory and, with IBV_ACCESS_REMOTE_WRITE, the other end write it, until
+  // the connection ends. Throws Error(systemError).
+  ibv_mr& registerMemory(void* data, size_t bytes, int access);
+  // How the other end finds this one.
+  VerbsEndpoint endpoint() const;
+  // Makes the queue pairs ready to receive and to send (RTR, RTS). Throws Error.
+  void connect(const VerbsEndpoint& remote);
+
+  // Return whether that has succeeded.
+  bool post(size_t pair, ibv_send_wr& request);
+  bool post(size_t pair, ibv_recv_wr& request);
+  // What has completed. A completion that failed ends the connection.
+  std::span<const ibv_wc> poll();
+  // Why the connection failed; empty while it has not.
+  const std::string& failure();
+
+ private:
+  template <typename T>
+  using Owned = std::unique_ptr<T, int (*)(T*)>;
+
+  const VerbsLibrary& library() const { return port_.device->library(); }
+  [[noreturn]] void fail(const char* function, int error) const;
+  void modify(ibv_qp& pair, ibv_qp_attr& attributes, int mask) const;
+  std::string describe(const ibv_wc& completion) const;
+
+  const VerbsPort port_;
+  const VerbsOptions options_;
+  ibv_gid gid_{};
+  int gidIndex_ = 0;
+  uint32_t firstPacket_;
+  FailureNote events_;  // of the adapter's asynchronous events
+  std::string failure_;
+  bool isFlush_ = false;  // failure_ is a consequence of another one
+  std::array<ibv_wc, 16> completions_{};
+  std::vector<Owned<ibv_mr>> regions_;
+  Owned<ibv_cq> queue_;
+  std::vector<Owned<ibv_qp>> pairs_;
+};
+
+}  // namespace unisono::transport

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "transport/net/verbs_driver.h"
+#include "transport/net/verbs_stream.h"
+
+namespace unisono::transport {
+namespace {
+
+class VerbsDriver final : public NetworkDriver {
+ public:
+  VerbsDriver(std::vector<VerbsPort> ports, const VerbsOptions& options)
+      : verbsPorts_(std::move(ports)), options_(options) {}
+  std::string name() const override { return "IB"; }
+  std::optional<std::vector<plugin::NetPort>> ports() const override {
+    std::vector<plugin::NetPort> facts;
+    for (const VerbsPort& port : verbsPorts_) facts.push_back(port.facts);
+    return facts;
+  }
+  std::unique_ptr<Network> makeNetwork(const TransportContext& context) const override;
+
+ private:
+  const std::vector<VerbsPort> verbsPorts_;
+  const VerbsOptions options_;
+};
+
+// Endpoints go over the bootstrap connections of the ranks, which refuse strangers.
+class VerbsNetwork final : public Network {
+ public:
+  VerbsNetwork(const TransportContext& context, std::vector<VerbsPort> ports,
+               const VerbsOptions& options)
+      : context_(context), ports_(std::move(ports)), options_(options) {
+    for (const VerbsPort& port : ports_) facts_.push_back(port.facts);
+  }
+
+  std::vector<std::byte> listen(const NetworkGroup& group) override;
+  std::vector<NetworkConnection> connect(const NetworkGroup& group,
+                                         std::span<const std::byte> offer) override;
+  std::vector<NetworkConnection> accept(const NetworkGroup& group) override;
+
+ private:
+  const VerbsPort& portOf(const NetworkGroup& group, size_t fifo) const {
+    const int port = choosePort(context_, facts_, group, fifo);
+    return ports_[static_cast<size_t>(port)];
+  }
+  template <typename Make>
+  auto make(const NetworkGroup& group, Make make) const;
+  std::vector<VerbsEndpoint> read(const NetworkGroup& group,
+                                  std::span<const std::byte> message) const;
+  void check(const NetworkGroup& group, size_t fifo, const VerbsEndpoint& remote) const;
+  static NetworkConnection connectionOf(std::unique_ptr<VerbsStream> stream, const VerbsPort& port,
+                                        const VerbsEndpoint& remote);
+
+  const TransportContext& context_;
+  const std::vector<VerbsPort> ports_;
+  std::vector<plugin::NetPort> facts_;
+  const VerbsOptions options_;
+  // Receivers that are not connected yet, by group and FIFO.
+  std::map<std::pair<uint64_t, size_t>, std::unique_ptr<VerbsReceiveStream>> listening_;
+};
+
+void append(std::vector<std::byte>& message, const VerbsEndpoint& endpoint) {
+  const auto bytes = std::as_bytes(std::span(&endpoint, 1));
+  message.insert(message.end(), bytes.begin(), bytes.end());
+}
+
+// Makes a stream; what fails names the ranks.
+template <typename Make>
+auto VerbsNetwork::make(const NetworkGroup& group, Make make) const {
+  try {
+    return make();
+  } catch (Error& error) {
+    throw Error(error).rank(context_.config.rank).peer(group.peer);
+  }
+}
+
+std::vector<std::byte> VerbsNetwork::listen(const NetworkGroup& group) {
+  std::vector<std::byte> offer;
+  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+    auto stream = make(group, [&] {
+      return std::make_unique<VerbsReceiveStream>(portOf(group, fifo), options_,
+                                                  group.memory[fifo]);
+    });
+    VerbsEndpoint own = stream->endpoint();
+    own.group = group.tag;
+    own.fifo = fifo;
+    append(offer, own);
+    listening_.insert_or_assign(std::pair(group.tag, fifo), std::move(stream));
+  }
+  return offer;
+}
+
+std::vector<NetworkConnection> VerbsNetwork::connect(const NetworkGroup& group,
+                                                     std::span<const std::byte> offer) {
+  std::vector<VerbsEndpoint> remotes = read(group, offer);
+  std::vector<NetworkConnection> connections;
+  std::vector<std::byte> reply;
+  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+    VerbsEndpoint& remote = remotes[fifo];
+    const VerbsPort& port = portOf(group, fifo);
+    auto stream = make(group, [&] {
+      auto made =
+          std::make_unique<VerbsSendStream>(port, options_, remote.queuePairs, group.memory[fifo]);
+      remote.serviceLevel = made->endpoint().serviceLevel;
+      remote.trafficClass = made->endpoint().trafficClass;
+      made->connect(remote);
+      return made;
+    });
+    VerbsEndpoint own = stream->endpoint();
+    own.group = group.tag;
+    own.fifo = fifo;
+    append(reply, own);
+    connections.push_back(connectionOf(std::move(stream), port, remote));
+  }
+  context_.bootstrap.send(group.peer, group.tag, reply);
+  return connections;
+}
+
+std::vector<NetworkConnection> VerbsNetwork::accept(const NetworkGroup& group) {
+  const std::vector<std::byte> reply = context_.bootstrap.receive(group.peer, group.tag);
+  const std::vector<VerbsEndpoint> remotes = read(group, reply);
+  std::vector<NetworkConnection> connections;
+  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+    auto stream = std::move(listening_.extract({group.tag, fifo}).mapped());
+    make(group, [&] { stream->connect(remotes[fifo]); });
+    connections.push_back(connectionOf(std::move(stream), portOf(group, fifo), remotes[fifo]));
+  }
+  return connections;
+}
+
+std::vector<VerbsEndpoint> VerbsNetwork::read(const NetworkGroup& group,
+                                              std::span<const std::byte> message) const {
+  std::vector<VerbsEndpoint> remotes(group.memory.size());
+  const std::span<std::byte> into = std::as_writable_bytes(std::span(remotes));
+  if (message.size() == into.size()) std::memcpy(into.data(), message.data(), into.size());
+  for (size_t fifo = 0; fifo < remotes.size(); fifo++) {
+    VerbsEndpoint& remote = remotes[fifo];
+    const StreamMemory& memory = group.memory[fifo];
+    const bool isValid = message.size() == into.size() && remote.magic == VerbsEndpoint::kMagic &&
+                         remote.group == group.tag && remote.fifo == fifo &&
+                         remote.slots == memory.slotCount && remote.queuePairs >= 1 &&
+                         remote.slotBytes == memory.slotBytes &&
+                         remote.queuePairs <= kMaxQueuePairs && remote.mtu >= IBV_MTU_256 &&
+                         remote.mtu <= IBV_MTU_4096 && remote.splitsData <= 1;
+    if (!isValid) {
+      throw Error(ErrorCode::remoteError,
+                  "What the peer tells of its end of a network connection makes no sense")
+          .rank(context_.config.rank)
+          .peer(group.peer)
+          .remedy("Run the same version of the library on all ranks");
+    }
+    remote.port.back() = '\0';
+    check(group, fifo, remote);
+  }
+  return remotes;
+}
+
+// Whether the two ports can reach each other.
+void VerbsNetwork::check(const NetworkGroup& group, size_t fifo,
+                         const VerbsEndpoint& remote) const {
+  const VerbsPort& port = portOf(group, fifo);
+  if (remote.linkLayer == port.attributes.link_layer) return;
+  throw invalidUsage("Port {} of rank {} is one of {}, and port {} of rank {} is not", port.name(),
+                     context_.config.rank, port.isEthernet() ? "RoCE" : "InfiniBand",
+                     remote.port.data(), group.peer)
+      .remedy("Choose ports of one kind with NCCL_IB_HCA");
+}
+
+NetworkConnection VerbsNetwork::connectionOf(std::unique_ptr<VerbsStream> stream,
+                                             const VerbsPort& port, const VerbsEndpoint& remote) {
+  return {std::move(stream),
+          fmt::format("through port {} ({}) to port {}", port.name(),
+                      port.isEthernet() ? "RoCE" : "InfiniBand", remote.port.data())};
+}
+
+std::unique_ptr<Network> VerbsDriver::makeNetwork(const TransportContext& context) const {
+  return std::make_unique<VerbsNetwork>(context, verbsPorts_, options_);
+}
+
+VerbsOptions optionsOf(const Settings& settings, int trafficClass) {
+  const auto classOf = [trafficClass](int64_t setting) {
+    return static_cast<uint8_t>(setting >= 0 ? setting : std::max(trafficClass, 0));
+  };
+  VerbsOptions options;
+  options.gidIndex = static_cast<int>(settings.ibGidIndex);
+  options.gidRules = parseGidRules(settings.ibAddressFamily, settings.ibAddressRange,
+                                   static_cast<int>(settings.ibRoceVersion));
+  options.timeout = static_cast<uint8_t>(settings.ibTimeout);
+  options.retries = static_cast<uint8_t>(settings.ibRetries);
+  options.keyIndex = static_cast<uint16_t>(settings.ibKeyIndex);
+  options.serviceLevel = classOf(settings.ibServiceLevel);
+  options.trafficClass = classOf(settings.ibTrafficClass);
+  options.queuePairs = static_cast<size_t>(settings.ibQueuePairs);
+  options.splitsData = settings.ibSplitsData;
+  if (settings.ibAdaptiveRouting >= 0) options.adaptiveRouting = settings.ibAdaptiveRouting != 0;
+  options.adaptiveRoutingThreshold = static_cast<uint64_t>(settings.ibAdaptiveRoutingThreshold);
+  options.relaxedOrdering = settings.ibRelaxedOrdering != 0;
+  return options;
+}
+
+bool kernelHasAdapters() {
+  std::error_code error;
+  return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
+}
+
+}  // namespace
+
+std::shared_ptr<const NetworkDriver> openVerbs(const Settings& settings, bool isNamed,
+                                               int trafficClass, std::string& problem) {
+  if (settings.ibDisable) {
+    problem = "NCCL_IB_DISABLE is set";
+    return nullptr;
+  }
+  if (!isNamed && !kernelHasAdapters()) {
+    problem = "there is no adapter";
+    return nullptr;
+  }
+  const VerbsLibrary* const library = VerbsLibrary::get(problem);
+  if (library == nullptr) return nullptr;
+  std::vector<VerbsPort> ports = findVerbsPorts(*library, PortFilter(settings.ibAdapters), problem);
+  if (ports.empty()) return nullptr;
+  for (const VerbsPort& port : ports) {
+    logInfo("InfiniBand or RoCE port {}: {} Mb/s, PCI device {}", port.name(), port.facts.megabits,
+            port.facts.pciPath);
+  }
+  return std::make_shared<VerbsDriver>(std::move(ports), optionsOf(settings, trafficClass));
+}
+
+}  // namespace unisono::transport
