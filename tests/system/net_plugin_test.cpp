@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "child_processes.h"
-#include "collective_case.h"
+#include "network_testing.h"
 #include "support/fake_net.h"
 
 // Ranks on simulated nodes that a network plug-in joins: the fake one of fake_net.c, in a process
@@ -17,39 +17,12 @@ namespace unisono::system_test {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
 
 void usePlugin(int version, const char* fault = "") {
   ::setenv("NCCL_NET_PLUGIN", testing::fakeNetPath(version).c_str(), 1);
   ::setenv("FAKE_NET", fault, 1);
   // ThreadSanitizer does not see the order that other algorithms make through the network.
   ::setenv("NCCL_ALGO", "ring", 1);
-}
-
-void inChild(const std::function<void()>& body) {
-  EXPECT_EQ(runChildren(1, [&](int) { body(); }), std::vector<int>({0}));
-}
-
-void everyCall(const Ranks& ranks, std::initializer_list<size_t> counts) {
-  for (const Call call : kCalls) {
-    for (const size_t count : counts) {
-      Case made;
-      made.call = call;
-      made.count = count;
-      made.root = ranks.size() - 1;
-      made.type = bench::ElementType::float32;
-      std::vector<std::unique_ptr<CaseBuffers>> buffers;
-      for (int rank = 0; rank < ranks.size(); rank++) {
-        buffers.push_back(
-            std::make_unique<CaseBuffers>(made, rank, ranks.size(), ranks.device(rank)));
-      }
-      ranks.inGroup([&](int rank) {
-        check(buffers[static_cast<size_t>(rank)]->enqueue(ranks.comm(rank), ranks.stream(rank)));
-      });
-      ranks.synchronize();
-      for (const auto& buffer : buffers) buffer->verify();
-    }
-  }
 }
 
 class NetPlugins : public ::testing::TestWithParam<int> {};
@@ -104,39 +77,6 @@ TEST(NetPluginsWithoutSizes, MoveDataAndEnd) {
     }
     check(ncclCommDestroy(comm));
   });
-}
-
-// Buffer, stream and communicator of a call that the plug-in does not complete.
-struct EndlessCall {
-  EndlessCall(ncclComm_t call, int rank)
-      : comm(call), buffer(rank, size_t{1} << 20), stream(rank) {}
-  ncclResult_t enqueue() const {
-    return ncclAllReduce(buffer.as(), buffer.as(), 1 << 18, ncclInt, ncclSum, comm, stream);
-  }
-  // The text of the error that the communicator gets.
-  std::string awaitError() const {
-    ncclResult_t state = ncclSuccess;
-    while (state == ncclSuccess) {
-      check(ncclCommGetAsyncError(comm, &state));
-      std::this_thread::sleep_for(1ms);
-    }
-    return ncclGetLastError(comm);
-  }
-  void abort() const {
-    const auto begin = Clock::now();
-    check(ncclCommAbort(comm));
-    std::printf("abort took %.1f ms\n",
-                std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
-    unisonoHostStreamSynchronize(stream);
-  }
-
-  const ncclComm_t comm;
-  const DeviceBuffer buffer;
-  const DeviceStream stream;
-};
-
-void expectParts(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
 class NetPluginFaults : public ::testing::TestWithParam<const char*> {};
