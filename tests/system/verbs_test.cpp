@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <signal.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -26,7 +28,7 @@ void useVerbs(const Variables& variables = {}) {
 // of the last one.
 void onNodes(int nodes, const Variables& variables, const Variables& special,
              const std::function<void(int rank, ncclComm_t comm)>& body) {
-  const Pipe pipe;
+  const Pipe pipe, arrived, go;
   const std::vector<int> results = runChildren(nodes, [&](int rank) {
     useVerbs(variables);
     if (rank == nodes - 1) useVerbs(special);
@@ -34,6 +36,10 @@ void onNodes(int nodes, const Variables& variables, const Variables& special,
     check(unisonoHostSetDevice(rank));
     ncclComm_t comm = nullptr;
     check(ncclCommInitRank(&comm, nodes, sharedId(pipe, rank, nodes), rank));
+    arrived.write(rank);
+    for (int i = 0; rank == 0 && i < nodes; i++) arrived.read<int>();
+    for (int i = 0; rank == 0 && i < nodes; i++) go.write(i);
+    go.read<int>();
     body(rank, comm);
   });
   EXPECT_EQ(results, std::vector<int>(static_cast<size_t>(nodes), 0));
@@ -49,9 +55,9 @@ TEST(Verbs, JoinTwoProcesses) {
 }
 
 // Two communicators at once, of which one outlives the other.
-TEST(Verbs, MoveTheDataOfEveryCall) {
-  inChild([] {
-    useVerbs();
+void everyCallOnNodes(const Variables& variables) {
+  inChild([&] {
+    useVerbs(variables);
     {
       const Ranks first(3, 1);  // nodes, ranks of each
       {
@@ -63,6 +69,149 @@ TEST(Verbs, MoveTheDataOfEveryCall) {
     }
     EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsOpen"), 0) << "all that was made is destroyed";
   });
+}
+
+TEST(Verbs, MoveTheDataOfEveryCall) {
+  everyCallOnNodes({{"NCCL_ALGO", "ring"}});
+  everyCallOnNodes({{"NCCL_ALGO", "tree"}});
+}
+
+// Queue pairs run ahead of each other, and channels use two ports.
+TEST(Verbs, MoveDataOverSeveralQueuePairs) {
+  const Variables delayed = {{"FAKE_VERBS", "fake0 ib ib"},
+                             {"FAKE_VERBS_DELAY", "100"},
+                             {"NCCL_IB_QPS_PER_CONNECTION", "3"}};
+  everyCallOnNodes(delayed);
+  Variables split = delayed;
+  split.emplace_back("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
+  everyCallOnNodes(split);
+}
+
+// RoCE adapters with one GID for each host: rank 1 must be told that of rank 0, and the other way
+// around. The settings of connections are those of the sender.
+TEST(Verbs, JoinHostsByRoce) {
+  const Variables variables = {{"NCCL_IB_GID_INDEX", "1"},
+                               {"NCCL_ALGO", "tree"},
+                               {"FAKE_VERBS",
+                                "b0 eth=fe800000000000000000000000000001,"
+                                "00000000000000000000ffffc0000201"}};
+  const Variables special = {{"NCCL_IB_GID_INDEX", "0"},
+                             {"NCCL_IB_SPLIT_DATA_ON_QPS", "1"},
+                             {"NCCL_IB_QPS_PER_CONNECTION", "2"},
+                             {"NCCL_IB_AR_THRESHOLD", "100"},
+                             {"NCCL_IB_ADAPTIVE_ROUTING", "1"},
+                             {"NCCL_IB_TC", "106"},
+                             {"NCCL_IB_SL", "3"},
+                             {"FAKE_VERBS", "b1 eth=00000000000000000000ffffc0000202"}};
+  onNodes(3, variables, special, [](int, ncclComm_t comm) {
+    for (const size_t count : {1, 1000, 100'000}) useOnce(comm, count);
+    check(ncclCommDestroy(comm));
+  });
+}
+
+TEST(VerbsThatDiffer, AreRefused) {
+  onNodes(2, {}, {{"FAKE_VERBS", "b1 eth=00000000000000000000ffffc0000202"}},
+          [](int rank, ncclComm_t comm) {
+            const EndlessCall call(comm, rank);
+            static_cast<void>(call.enqueue());
+            expectParts(call.awaitError(), {"Port ", "fake0:1 ", "b1:1 ", "RoCE", "NCCL_IB_HCA"});
+            call.abort();
+          });
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(2, [&](int rank) {
+    useVerbs();
+    if (rank == 1) ::setenv("NCCL_NET", "Socket", 1);
+    ::setenv("NCCL_HOSTID", std::to_string(rank).c_str(), 1);
+    check(unisonoHostSetDevice(rank));
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(ncclCommInitRank(&comm, 2, sharedId(pipe, rank, 2), rank), ncclInvalidUsage);
+    expectParts(ncclGetLastError(nullptr), {"Ranks 0 and 1", "Socket", "IB"});
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0}));
+}
+
+TEST(VerbsThatAreMissing, AreNamed) {
+  inChild([] {
+    useVerbs({{"FAKE_VERBS", "fake0 ib-down"}});
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(ncclCommInitRank(&comm, 1, newId(), 0), ncclInvalidUsage);
+    expectParts(ncclGetLastError(nullptr), {"NCCL_NET", "no port of 1 adapter(s) is active"});
+  });
+}
+
+// What breaks in the adapter of rank 1, and what both ranks are told of it.
+struct Breakage {
+  const char* fault;
+  std::vector<std::string> parts;
+};
+class VerbsFaults : public ::testing::TestWithParam<Breakage> {};
+
+TEST_P(VerbsFaults, OfCallsAreNamed) {
+  // Rank 0 waits for 30 s for what rank 1 does not answer.
+  onNodes(2, {}, {{"FAKE_VERBS_FAULT", GetParam().fault}}, [](int rank, ncclComm_t comm) {
+    const EndlessCall call(comm, rank);
+    static_cast<void>(call.enqueue());
+    const std::string error = call.awaitError();
+    expectParts(error, {"port fake0:1", "rank 1", "peer 0"});
+    expectParts(error, GetParam().parts);
+    call.abort();
+    EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsOpen"), 0) << "all that was made is destroyed";
+  });
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, VerbsFaults,
+    ::testing::Values(
+        Breakage{"pair 20", {"local work queue catastrophic error", "through port fake0:1"}},
+        Breakage{"device 20", {"local catastrophic error"}},
+        Breakage{"status 20",
+                 {"remote operation error (status 11, vendor error 0x5a) on queue pair"}},
+        Breakage{"port 20",
+                 {"transport retry counter exceeded (status 12, vendor error 0x81)",
+                  "fake0:1, which is down"}}));
+
+class VerbsSetups : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(VerbsSetups, ThatFailAreNamed) {
+  onNodes(2, {}, {{"FAKE_VERBS_FAULT", GetParam()}}, [](int rank, ncclComm_t comm) {
+    const EndlessCall call(comm, rank);
+    const ncclResult_t result = call.enqueue();
+    const std::string error = rank == 1 ? ncclGetLastError(comm) : call.awaitError();
+    EXPECT_TRUE(rank == 0 || result == ncclSystemError) << result;
+    expectParts(error, {std::string("ibv_") + GetParam(), "port fake0:1", "rank 1"});
+    call.abort();
+    EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsOpen"), 0) << "all that was made is destroyed";
+  });
+}
+INSTANTIATE_TEST_SUITE_P(All, VerbsSetups,
+                         ::testing::Values("reg_mr", "create_cq", "create_qp", "modify_qp"));
+
+// Completions that never come.
+TEST(VerbsThatHang, AreEndedByAnAbort) {
+  onNodes(2, {}, {{"FAKE_VERBS_FAULT", "lose 20"}}, [](int rank, ncclComm_t comm) {
+    const EndlessCall call(comm, rank);
+    check(call.enqueue());
+    std::this_thread::sleep_for(20ms);
+    call.abort();
+    EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsOpen"), 0) << "all that was made is destroyed";
+  });
+}
+
+TEST(VerbsWithADeadPeer, NameIt) {
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(2, [&](int rank) {
+    useVerbs({{"FAKE_VERBS_FAULT", rank == 1 ? "lose 20" : ""}});
+    ::setenv("NCCL_HOSTID", std::to_string(rank).c_str(), 1);
+    const EndlessCall call(joinTwo(pipe, rank), rank);
+    static_cast<void>(call.enqueue());
+    if (rank == 1) {
+      std::this_thread::sleep_for(20ms);
+      ::raise(SIGKILL);
+    }
+    expectParts(call.awaitError(), {"Rank 1 ", "has died"});
+    call.abort();
+    EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsOpen"), 0) << "all that was made is destroyed";
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 100 + SIGKILL}));
 }
 
 }  // namespace

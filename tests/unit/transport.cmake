@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 unisono_test(transport_net_test SOURCES transport_net_test.cpp DEPENDS unisono_transport LABELS unit)
+
+# Loads the libibverbs of tests/net.
+unisono_test(transport_verbs_test SOURCES transport_verbs_test.cpp DEPENDS unisono_transport LABELS unit)
+target_compile_definitions(transport_verbs_test PRIVATE UNISONO_FAKE_VERBS="$<TARGET_FILE:fake_verbs>")
+add_dependencies(transport_verbs_test fake_verbs)

@@ -12,6 +12,10 @@
 namespace unisono::transport {
 namespace {
 
+const char* nameOfLinks(bool isEthernet) {
+  return isEthernet ? "RoCE" : "InfiniBand";
+}
+
 class VerbsDriver final : public NetworkDriver {
  public:
   VerbsDriver(std::vector<VerbsPort> ports, const VerbsOptions& options)
@@ -165,17 +169,16 @@ void VerbsNetwork::check(const NetworkGroup& group, size_t fifo,
                          const VerbsEndpoint& remote) const {
   const VerbsPort& port = portOf(group, fifo);
   if (remote.linkLayer == port.attributes.link_layer) return;
-  throw invalidUsage("Port {} of rank {} is one of {}, and port {} of rank {} is not", port.name(),
-                     context_.config.rank, port.isEthernet() ? "RoCE" : "InfiniBand",
-                     remote.port.data(), group.peer)
+  throw invalidUsage("Port {} of rank {} is one of {}, and port {} of rank {} one of {}",
+                     port.name(), context_.config.rank, nameOfLinks(port.isEthernet()),
+                     remote.port.data(), group.peer, nameOfLinks(!port.isEthernet()))
       .remedy("Choose ports of one kind with NCCL_IB_HCA");
 }
 
 NetworkConnection VerbsNetwork::connectionOf(std::unique_ptr<VerbsStream> stream,
                                              const VerbsPort& port, const VerbsEndpoint& remote) {
-  return {std::move(stream),
-          fmt::format("through port {} ({}) to port {}", port.name(),
-                      port.isEthernet() ? "RoCE" : "InfiniBand", remote.port.data())};
+  return {std::move(stream), fmt::format("through port {} ({}) to port {}", port.name(),
+                                         nameOfLinks(port.isEthernet()), remote.port.data())};
 }
 
 std::unique_ptr<Network> VerbsDriver::makeNetwork(const TransportContext& context) const {
