@@ -109,6 +109,11 @@ constexpr Row kRows[] = {
      "name"},
     {"NCCL_SOCKET_FAMILY", Choice{&S::socketFamily, "AF_INET|AF_INET6"}, "either",
      "address family of sockets"},
+    {"NCCL_SOCKET_NTHREADS", Number{&S::socketThreads, -2, 16, OutOfRange::clamp}, "by cloud",
+     "threads for each connection over sockets that help to move its data, besides the proxy; 2 on "
+     "AWS, 4 on Google Cloud, else 0"},
+    {"NCCL_NSOCKS_PERTHREAD", Number{&S::socketsPerThread, -2, 64, OutOfRange::clamp}, "by cloud",
+     "sockets of each of these threads, at most 64 for a connection; 8 on AWS, else 1"},
     {"NCCL_COMM_ID", Text{&S::commId, "address:port"}, "none",
      "where rank 0 of a communicator listens for the other ranks"},
     {"NCCL_HOSTID", Text{&S::hostId, "text"}, "this host",

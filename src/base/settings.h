@@ -26,26 +26,29 @@ struct Settings {
   std::string debugFile;   // NCCL_DEBUG_FILE
 
   // Bootstrap.
-  std::string socketInterface;     // NCCL_SOCKET_IFNAME
-  std::string socketFamily;        // NCCL_SOCKET_FAMILY: AF_INET, AF_INET6 or empty
-  std::string commId;              // NCCL_COMM_ID: address:port of the root
-  std::string hostId;              // NCCL_HOSTID
-  std::string network;             // NCCL_NET: Socket or what a plug-in calls itself
-  std::string netPlugin;           // NCCL_NET_PLUGIN: a list
-  bool ibDisable = false;          // NCCL_IB_DISABLE
-  std::string ibAdapters;          // NCCL_IB_HCA: a list
-  int64_t ibGidIndex = -1;         // NCCL_IB_GID_INDEX; -1: by the next three
-  std::string ibAddressFamily;     // NCCL_IB_ADDR_FAMILY: AF_INET (also if empty), AF_INET6
-  std::string ibAddressRange;      // NCCL_IB_ADDR_RANGE: address/bits
-  int64_t ibRoceVersion = 2;       // NCCL_IB_ROCE_VERSION_NUM
-  int64_t ibTimeout = 20;          // NCCL_IB_TIMEOUT: 4.096 us * 2^n
-  int64_t ibRetries = 7;           // NCCL_IB_RETRY_CNT
-  int64_t ibKeyIndex = 0;          // NCCL_IB_PKEY
-  int64_t ibServiceLevel = -1;     // NCCL_IB_SL; -1: as the ncclConfig_t says
-  int64_t ibTrafficClass = -1;     // NCCL_IB_TC; -1: as the ncclConfig_t says
-  int64_t ibQueuePairs = 1;        // NCCL_IB_QPS_PER_CONNECTION
-  bool ibSplitsData = false;       // NCCL_IB_SPLIT_DATA_ON_QPS
-  int64_t ibAdaptiveRouting = -1;  // NCCL_IB_ADAPTIVE_ROUTING; -1: on InfiniBand
+  std::string socketInterface;  // NCCL_SOCKET_IFNAME
+  std::string socketFamily;     // NCCL_SOCKET_FAMILY: AF_INET, AF_INET6 or empty
+  static constexpr int64_t kByCloud = -2;
+  int64_t socketThreads = kByCloud;     // NCCL_SOCKET_NTHREADS
+  int64_t socketsPerThread = kByCloud;  // NCCL_NSOCKS_PERTHREAD
+  std::string commId;                   // NCCL_COMM_ID: address:port of the root
+  std::string hostId;                   // NCCL_HOSTID
+  std::string network;                  // NCCL_NET: Socket or what a plug-in calls itself
+  std::string netPlugin;                // NCCL_NET_PLUGIN: a list
+  bool ibDisable = false;               // NCCL_IB_DISABLE
+  std::string ibAdapters;               // NCCL_IB_HCA: a list
+  int64_t ibGidIndex = -1;              // NCCL_IB_GID_INDEX; -1: by the next three
+  std::string ibAddressFamily;          // NCCL_IB_ADDR_FAMILY: AF_INET (also if empty), AF_INET6
+  std::string ibAddressRange;           // NCCL_IB_ADDR_RANGE: address/bits
+  int64_t ibRoceVersion = 2;            // NCCL_IB_ROCE_VERSION_NUM
+  int64_t ibTimeout = 20;               // NCCL_IB_TIMEOUT: 4.096 us * 2^n
+  int64_t ibRetries = 7;                // NCCL_IB_RETRY_CNT
+  int64_t ibKeyIndex = 0;               // NCCL_IB_PKEY
+  int64_t ibServiceLevel = -1;          // NCCL_IB_SL; -1: as the ncclConfig_t says
+  int64_t ibTrafficClass = -1;          // NCCL_IB_TC; -1: as the ncclConfig_t says
+  int64_t ibQueuePairs = 1;             // NCCL_IB_QPS_PER_CONNECTION
+  bool ibSplitsData = false;            // NCCL_IB_SPLIT_DATA_ON_QPS
+  int64_t ibAdaptiveRouting = -1;       // NCCL_IB_ADAPTIVE_ROUTING; -1: on InfiniBand
   int64_t ibAdaptiveRoutingThreshold = 8192;  // NCCL_IB_AR_THRESHOLD
   int64_t ibRelaxedOrdering = 2;              // NCCL_IB_PCI_RELAXED_ORDERING: 0 off, 1 on, 2 auto
   static constexpr int64_t kNoBootstrapTimeout = -1;

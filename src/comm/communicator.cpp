@@ -369,6 +369,8 @@ transport::TransportOptions Communicator::transportOptions() {
   options.timeout = bootstrap::timeoutOf(settings_);
   options.socketInterface = settings_.socketInterface;
   options.socketFamily = settings_.socketFamily;
+  options.socketThreads = settings_.socketThreads;
+  options.socketsPerThread = settings_.socketsPerThread;
   options.network = network_;
   options.ports = netPorts_;
   options.verifiesLinks = settings_.verifyLinks;

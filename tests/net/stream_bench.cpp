@@ -44,6 +44,7 @@ bool isSocketOnly(Mode mode) {
 // What the sender asks of the receiver.
 struct Request {
   Mode mode;
+  LaneCounts lanes;  // of each stream
   uint32_t streams, slotBytes;
   uint64_t slots;  // of each stream, or round trips
 };
@@ -80,7 +81,8 @@ class End {
   uint64_t step_ = 0;
 };
 
-// A stream whose kernel is a function of the proxy's thread: it takes no core, like a kernel on a GPU.
+// A stream whose kernel is a function of the proxy's thread: it takes no core, like a kernel on a
+// GPU.
 class PlayedStream final : public Stream {
  public:
   PlayedStream(const StreamMemory& memory, std::unique_ptr<Stream> stream,
@@ -166,6 +168,14 @@ Socket acceptOne(const bootstrap::Listener& listener) {
   }
 }
 
+// Makes all sockets of a stream, one after the other.
+template <typename Make>
+StreamSockets makeSockets(const Request& request, Make make) {
+  StreamSockets sockets{make(), {}, request.lanes.threads};
+  for (uint32_t i = 0; i < request.lanes.sockets; i++) sockets.lanes.push_back(make());
+  return sockets;
+}
+
 // The streams of one process and their proxy. Kernels begin when start() is called.
 class Ends {
  public:
@@ -182,7 +192,7 @@ class Ends {
   End& make(uint32_t slotBytes) { return *ends_.emplace_back(std::make_unique<End>(slotBytes)); }
   // `kernel` returns whether it has done all that it will do.
   template <typename Stream>
-  void add(Socket socket, End& end, std::function<bool()> kernel) {
+  void add(StreamSockets sockets, End& end, std::function<bool()> kernel) {
     running_++;
     const auto step = [this, kernel = std::move(kernel), done = false]() mutable {
       if (done || !started_ || !kernel()) return;
@@ -190,11 +200,10 @@ class Ends {
       running_--;
       running_.notify_one();
     };
-    proxy_.addStream(
-        client_,
-        std::make_unique<PlayedStream>(
-            end.memory(), std::make_unique<Stream>(std::move(socket), end.memory()), step),
-        {0, 1, "of this program"});
+    auto stream = std::make_unique<Stream>(std::move(sockets), end.memory());
+    stream->setWake([this] { proxy_.wake(); });
+    proxy_.addStream(client_, std::make_unique<PlayedStream>(end.memory(), std::move(stream), step),
+                     {0, 1, "of this program"});
   }
   void start() { started_ = true; }
   void wait() const {
@@ -242,15 +251,16 @@ void send(const Address& address, const Request& request) {
   Ends ends;
   if (request.mode == Mode::latency) {
     End &to = ends.make(request.slotBytes), &from = ends.make(request.slotBytes);
-    ends.add<ReceiveStream>(dial(address), from, taking(from, request));
-    ends.add<SendStream>(dial(address), to, [&to, &from, request] {
+    ends.add<ReceiveStream>({dial(address)}, from, taking(from, request));
+    ends.add<SendStream>({dial(address)}, to, [&to, &from, request] {
       if (to.step() < request.slots && to.step() == from.step()) to.put(8);
       return to.step() == request.slots;
     });
   } else {
     for (uint32_t i = 0; i < request.streams; i++) {
       End& end = ends.make(request.slotBytes);
-      ends.add<SendStream>(dial(address), end, filling(end, request));
+      ends.add<SendStream>(makeSockets(request, [&] { return dial(address); }), end,
+                           filling(end, request));
     }
   }
   readValue<char>(control);
@@ -283,15 +293,16 @@ void receive(const bootstrap::Listener& listener) {
   if (request.mode == Mode::latency) {
     End &from = ends.make(request.slotBytes), &to = ends.make(request.slotBytes);
     Socket answers = acceptOne(listener);
-    ends.add<ReceiveStream>(acceptOne(listener), from, taking(from, request));
-    ends.add<SendStream>(std::move(answers), to, [&to, &from, request] {
+    ends.add<ReceiveStream>({acceptOne(listener)}, from, taking(from, request));
+    ends.add<SendStream>({std::move(answers)}, to, [&to, &from, request] {
       if (to.step() < from.step()) to.put(8);
       return to.step() == request.slots;
     });
   } else {
     for (uint32_t i = 0; i < request.streams; i++) {
       End& end = ends.make(request.slotBytes);
-      ends.add<ReceiveStream>(acceptOne(listener), end, taking(end, request));
+      ends.add<ReceiveStream>(makeSockets(request, [&] { return acceptOne(listener); }), end,
+                              taking(end, request));
     }
   }
   const double cpu = cpuSeconds();
@@ -314,13 +325,18 @@ void receive(const bootstrap::Listener& listener) {
 int run(int argc, char** argv) {
   CLI::App app("Measures streams over TCP between two processes");
   std::string address = "127.0.0.1:5302", mode = "bandwidth";
-  Request request{Mode::bandwidth, 1, 512 << 10, 0};
+  Request request{Mode::bandwidth, {}, 1, 512 << 10, 0};
+  int64_t socketsPerThread = 1;
   uint64_t repeats = 100;
   app.add_option("--address", address, "Where the receiver listens")->capture_default_str();
   auto* receiver = app.add_subcommand("receive", "Wait for a sender and take what it sends");
   auto* sender = app.add_subcommand("send", "Send to a receiver and print how long that took");
   sender->add_option("--mode", mode, "bandwidth, latency, plain or spin")->capture_default_str();
   sender->add_option("--streams", request.streams, "FIFOs, each with a connection of its own")
+      ->capture_default_str();
+  sender->add_option("--threads", request.lanes.threads, "As NCCL_SOCKET_NTHREADS")
+      ->capture_default_str();
+  sender->add_option("--sockets-per-thread", socketsPerThread, "As NCCL_NSOCKS_PERTHREAD")
       ->capture_default_str();
   sender->add_option("--slot-bytes", request.slotBytes, "Bytes of a slot")->capture_default_str();
   sender->add_option("--repeats", repeats, "Messages of 64 MiB, or thousands of round trips")
@@ -336,6 +352,7 @@ int run(int argc, char** argv) {
                  : mode == "latency" ? Mode::latency
                  : mode == "spin"    ? Mode::spin
                                      : Mode::plain;
+  request.lanes = chooseLanes(request.lanes.threads, socketsPerThread, "");
   request.slots = request.mode == Mode::bandwidth
                       ? (repeats << 26) / request.slotBytes / request.streams
                       : repeats * 1000;

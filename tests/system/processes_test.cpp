@@ -73,6 +73,8 @@ void setSockets(int process) {
   ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
   ::setenv("NCCL_NET", "Socket", 1);
   ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  // Connections to every second process have several sockets.
+  if (process % 2 == 1) ::setenv("NCCL_SOCKET_NTHREADS", "2", 1);
 }
 
 // One process's ranks, each on a thread.

@@ -26,7 +26,8 @@ class End {
  public:
   static constexpr uint32_t kSlots = 4, kSlotBytes = 5000;
 
-  StreamMemory memory() { return {tail_, &head_, slots_.data(), kSlots, kSlotBytes}; }
+  explicit End(uint32_t slotBytes = kSlotBytes) : slotBytes_(slotBytes) {}
+  StreamMemory memory() { return {tail_, &head_, slots_.data(), kSlots, slotBytes_}; }
   uint64_t tail() { return std::atomic_ref(tail_[0]).load(std::memory_order_acquire); }
   uint64_t head() { return std::atomic_ref(head_).load(std::memory_order_acquire); }
 
@@ -47,11 +48,12 @@ class End {
   }
 
  private:
-  std::byte* slot() { return slots_.data() + step_ % kSlots * kSlotBytes; }
+  std::byte* slot() { return slots_.data() + step_ % kSlots * slotBytes_; }
 
+  const uint32_t slotBytes_;
   uint64_t tail_[device::kSizesWord + kSlots] = {};
   uint64_t head_ = 0;
-  std::vector<std::byte> slots_ = std::vector<std::byte>(size_t{kSlots} * kSlotBytes);
+  std::vector<std::byte> slots_ = std::vector<std::byte>(size_t{kSlots} * slotBytes_);
   uint64_t step_ = 0;  // of the kernel
 };
 
@@ -67,6 +69,21 @@ Sockets connected() {
           bootstrap::Socket::adopt(UniqueDescriptor(pair[1]))};
 }
 
+// With lanes.
+std::pair<StreamSockets, StreamSockets> connected(const LaneCounts& lanes) {
+  Sockets first = connected();
+  StreamSockets sender{std::move(first.sender), {}, lanes.threads};
+  StreamSockets receiver{std::move(first.receiver), {}, lanes.threads};
+  for (uint32_t i = 0; i < lanes.sockets; i++) {
+    Sockets lane = connected();
+    sender.lanes.push_back(std::move(lane.sender));
+    receiver.lanes.push_back(std::move(lane.receiver));
+  }
+  return {std::move(sender), std::move(receiver)};
+}
+
+constexpr uint32_t kLargeSlot = 3 * SocketLanes::kMinPieceBytes + 1000;
+
 std::vector<std::byte> dataOf(std::mt19937& random) {
   std::vector<std::byte> data(random() % 4 == 0 ? 0 : random() % (End::kSlotBytes + 1));
   for (std::byte& byte : data) byte = static_cast<std::byte>(random());
@@ -77,8 +94,8 @@ TEST(Streams, MoveSlotsOfAnySize) {
   std::mt19937 random(test::seed());
   End from, to;
   Sockets sockets = connected();
-  SendStream send(std::move(sockets.sender), from.memory());
-  ReceiveStream receive(std::move(sockets.receiver), to.memory());
+  SendStream send({std::move(sockets.sender)}, from.memory());
+  ReceiveStream receive({std::move(sockets.receiver)}, to.memory());
   std::vector<std::vector<std::byte>> sent;
   for (size_t taken = 0; taken < 1000;) {
     auto data = dataOf(random);
@@ -94,11 +111,89 @@ TEST(Streams, MoveSlotsOfAnySize) {
   EXPECT_EQ(send.failure() + receive.failure(), "");
 }
 
+// Slots that lanes carry are passed on in order, between small ones that they do not carry.
+TEST(Streams, MoveLargeSlotsOverSeveralSockets) {
+  std::mt19937 random(test::seed());
+  for (const LaneCounts lanes : {LaneCounts{1, 1}, LaneCounts{2, 4}, LaneCounts{3, 3}}) {
+    End from(kLargeSlot), to(kLargeSlot);
+    auto [sender, receiver] = connected(lanes);
+    SendStream send(std::move(sender), from.memory());
+    ReceiveStream receive(std::move(receiver), to.memory());
+    send.setWake([] {});
+    receive.setWake([] {});
+    std::vector<std::vector<std::byte>> sent;
+    for (size_t taken = 0; taken < 60;) {
+      std::vector<std::byte> data(random() % 3 == 0 ? 10 : random() % (kLargeSlot + 1));
+      const uint32_t word = random();
+      for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<std::byte>(word * i >> 7);
+      if (from.put(data)) sent.push_back(std::move(data));
+      if (random() % 2 == 0) send.progress();
+      if (random() % 2 == 0) receive.progress();
+      if (taken == sent.size()) continue;
+      std::vector<std::byte> got(sent[taken].size());
+      if (!to.take(got)) continue;
+      ASSERT_TRUE(got == sent[taken]) << "slot " << taken << " of " << got.size() << " bytes";
+      taken++;
+    }
+    EXPECT_EQ(send.failure() + receive.failure(), "");
+  }
+}
+
+// Helper threads that wait for a socket end at once when the stream is destroyed.
+TEST(Streams, EndWhileTheirSocketsAreFull) {
+  End from(kLargeSlot), to(kLargeSlot);
+  auto [sender, receiver] = connected({2, 2});
+  {
+    SendStream send(std::move(sender), from.memory());
+    send.setWake([] {});
+    while (from.put(std::vector<std::byte>(kLargeSlot))) {
+    }
+    for (int i = 0; i < 100; i++) send.progress();
+    EXPECT_TRUE(send.isPending());
+    EXPECT_EQ(send.failure(), "");
+  }
+  // Its pieces are missing, which is a failure and not an end.
+  ReceiveStream receive(std::move(receiver), to.memory());
+  receive.setWake([] {});
+  while (receive.failure().empty()) receive.progress();
+  EXPECT_LT(to.tail(), End::kSlots);
+}
+
+TEST(Streams, TellThatALaneHasFailed) {
+  End from(kLargeSlot), to(kLargeSlot);
+  auto [sender, receiver] = connected({2, 2});
+  receiver.lanes[1].close();
+  SendStream send(std::move(sender), from.memory());
+  send.setWake([] {});
+  while (send.failure().empty()) {
+    from.put(std::vector<std::byte>(kLargeSlot));
+    send.progress();
+  }
+  EXPECT_FALSE(send.isPending());
+}
+
+TEST(Lanes, AreAsManyAsTheSettingsAndTheCloudSay) {
+  const auto counts = [](int64_t threads, int64_t sockets, std::string_view vendor) {
+    const LaneCounts lanes = chooseLanes(threads, sockets, vendor);
+    return std::pair(lanes.threads, lanes.sockets);
+  };
+  using Pair = std::pair<uint32_t, uint32_t>;
+  EXPECT_EQ(counts(-2, -2, ""), Pair(0, 0));
+  EXPECT_EQ(counts(-2, 4, "0x15b3"), Pair(0, 0));
+  EXPECT_EQ(counts(3, -2, ""), Pair(3, 3));
+  EXPECT_EQ(counts(0, 8, "0x1d0f"), Pair(0, 0));
+  EXPECT_EQ(counts(-2, -2, "0x1d0f"), Pair(2, 16));
+  EXPECT_EQ(counts(-2, -2, "0x1ae0"), Pair(4, 4));
+  EXPECT_EQ(counts(-2, 2, "0x1ae0"), Pair(4, 8));
+  EXPECT_EQ(counts(16, 16, ""), Pair(16, 64));
+  EXPECT_EQ(counts(99, 1, ""), Pair(16, 16));
+}
+
 TEST(Streams, StopWhenTheReceiverHasNoRoom) {
   End from, to;
   Sockets sockets = connected();
-  SendStream send(std::move(sockets.sender), from.memory());
-  ReceiveStream receive(std::move(sockets.receiver), to.memory());
+  SendStream send({std::move(sockets.sender)}, from.memory());
+  ReceiveStream receive({std::move(sockets.receiver)}, to.memory());
   for (uint32_t i = 0; i < End::kSlots; i++) ASSERT_TRUE(from.put({}));
   for (int i = 0; i < 10; i++) send.progress(), receive.progress();
   EXPECT_EQ(to.tail(), End::kSlots);
@@ -120,21 +215,21 @@ TEST(Streams, TellAnEndFromAFailure) {
   End from, to;
   {
     Sockets sockets = connected();
-    ReceiveStream receive(std::move(sockets.receiver), to.memory());
-    { const SendStream ends(std::move(sockets.sender), from.memory()); }
+    ReceiveStream receive({std::move(sockets.receiver)}, to.memory());
+    { const SendStream ends({std::move(sockets.sender)}, from.memory()); }
     for (int i = 0; i < 3; i++) EXPECT_FALSE(receive.progress().waitsForSocket);
     EXPECT_EQ(receive.failure(), "");
   }
   {
     Sockets sockets = connected();
-    ReceiveStream receive(std::move(sockets.receiver), to.memory());
+    ReceiveStream receive({std::move(sockets.receiver)}, to.memory());
     sockets.sender.close();
     receive.progress();
     EXPECT_EQ(receive.failure(), "the peer closed it");
   }
   {
     Sockets sockets = connected();
-    SendStream send(std::move(sockets.sender), from.memory());
+    SendStream send({std::move(sockets.sender)}, from.memory());
     sockets.receiver.close();
     EXPECT_EQ(send.failure(), "");
     ASSERT_TRUE(from.put({}));
@@ -143,7 +238,7 @@ TEST(Streams, TellAnEndFromAFailure) {
   }
   for (const SlotHeader& wrong : {SlotHeader{1, 0}, SlotHeader{0, End::kSlotBytes + 1}}) {
     Sockets sockets = connected();
-    ReceiveStream receive(std::move(sockets.receiver), to.memory());
+    ReceiveStream receive({std::move(sockets.receiver)}, to.memory());
     sockets.sender.write(std::as_bytes(std::span(&wrong, 1)));
     receive.progress();
     EXPECT_NE(receive.failure(), "");
@@ -158,10 +253,13 @@ TEST(Proxies, MoveDataWhileTheirClientsAreBusy) {
   std::atomic<bool> idle = true;
   Proxy& proxy = Proxy::ofDevice(100);
   const uint64_t client = proxy.add({[&] { return idle.load(); }, [](const Error&) {}});
-  proxy.addStream(client, std::make_unique<SendStream>(std::move(sockets.sender), from.memory()),
-                  {0, 1, "to b"});
-  proxy.addStream(client, std::make_unique<ReceiveStream>(std::move(sockets.receiver), to.memory()),
-                  {0, 1, "to a"});
+  proxy.addStream(
+      client, std::make_unique<SendStream>(StreamSockets{std::move(sockets.sender)}, from.memory()),
+      {0, 1, "to b"});
+  proxy.addStream(
+      client,
+      std::make_unique<ReceiveStream>(StreamSockets{std::move(sockets.receiver)}, to.memory()),
+      {0, 1, "to a"});
   for (int i = 0; i < 20; i++) {
     std::this_thread::sleep_for(i % 4 * 1ms);
     idle = false;
@@ -189,8 +287,10 @@ TEST(Proxies, NameTheConnectionThatFails) {
                                        text = error.what();
                                        failed = true;
                                      }});
-  proxy.addStream(client, std::make_unique<ReceiveStream>(std::move(sockets.receiver), to.memory()),
-                  {3, 5, "to 192.0.2.1:80 over eth7"});
+  proxy.addStream(
+      client,
+      std::make_unique<ReceiveStream>(StreamSockets{std::move(sockets.receiver)}, to.memory()),
+      {3, 5, "to 192.0.2.1:80 over eth7"});
   sockets.sender.close();
   while (!failed) std::this_thread::sleep_for(1ms);
   for (const char* part : {"rank 3", "peer 5", "192.0.2.1:80 over eth7", "the peer closed it"}) {

@@ -64,6 +64,7 @@ void Proxy::remove(uint64_t client) {
 }
 
 void Proxy::addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place) {
+  stream->setWake([this] { wake(); });
   {
     const auto lock = lockFromOutside();
     entries_.push_back({client, std::move(stream), std::move(place), {}});
@@ -87,6 +88,9 @@ void Proxy::run() {
   std::chrono::nanoseconds nap = kShortestNap;
   for (;;) {
     while (visitors_.load() > 0) ::sched_yield();
+    const bool naps = quietLooks >= kLooksAwake;
+    // Whoever wakes this thread from here on ends the nap.
+    if (naps) sleeps_.exchange(true);
     bool moved = false;
     {
       const std::lock_guard lock(mutex_);
@@ -95,15 +99,14 @@ void Proxy::run() {
     if (moved) {
       quietLooks = 0;
       nap = kShortestNap;
-    } else if (++quietLooks < kLooksAwake) {
+    } else if (!naps) {
+      quietLooks++;
       ::sched_yield();
     } else if (const auto longest = hasSilent_ ? kLongestNapWithoutSockets : kLongestNap;
                nap < longest) {
       sleep(nap);
       nap = std::min(2 * nap, longest);
     } else {
-      // Whoever launches something from here on sees that this thread sleeps.
-      sleeps_.exchange(true);
       bool idle = false;
       {
         const std::lock_guard lock(mutex_);
@@ -176,7 +179,6 @@ bool Proxy::isIdle() {
 
 // Until a socket is ready, something is launched, or the nap is over.
 void Proxy::sleep(std::optional<std::chrono::nanoseconds> nap) {
-  if (nap) sleeps_.exchange(true);
   timespec limit{};
   if (nap) limit.tv_nsec = nap->count();
   ::ppoll(sockets_.data(), sockets_.size(), nap ? &limit : nullptr, nullptr);

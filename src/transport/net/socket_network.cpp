@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <fstream>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -25,14 +27,16 @@ using Clock = std::chrono::steady_clock;
 struct SocketOffer {
   bootstrap::Address address;
   bootstrap::Secret secret;
+  LaneCounts lanes;
 };
 
-// The first message on a connection: which FIFO of which group it is for.
+// The first message on a socket: which FIFO of which group it is for.
 struct Hello {
   uint64_t magic = kMagic;
   bootstrap::Secret secret{};
   uint64_t group = 0;  // its tag
-  uint64_t fifo = 0;
+  uint32_t fifo = 0;
+  uint32_t socket = 0;  // 0: the first one, then the lanes
 
   static constexpr uint64_t kMagic = 0x6f736e65746f6e75;
 };
@@ -60,6 +64,9 @@ class SocketNetwork final : public Network {
   void acceptCallers(std::chrono::milliseconds patience);
   bool readHello(Caller& caller);
   Socket dial(const bootstrap::Address& address, int peer);
+  Socket call(const SocketOffer& offer, int peer, uint64_t group, uint32_t fifo, uint32_t socket);
+  Socket waitFor(const NetworkGroup& group, uint32_t fifo, uint32_t socket,
+                 const bootstrap::Wait& wait);
   std::string nameOf(const bootstrap::Address& address) const {
     return fmt::format("to {} over {}", address.text(), interface_.name);
   }
@@ -70,20 +77,33 @@ class SocketNetwork final : public Network {
   bootstrap::Listener listener_;
   const bootstrap::Secret secret_ = bootstrap::randomSecret();
   std::vector<Caller> callers_;
-  std::map<std::pair<uint64_t, uint64_t>, Socket> arrived_;  // by group and FIFO
+  std::map<std::tuple<uint64_t, uint32_t, uint32_t>, Socket> arrived_;  // by group, FIFO, socket
+  const LaneCounts lanes_;  // of the connections that this rank accepts
 };
+
+// The PCI vendor of an interface; empty for a virtual one.
+std::string vendorOf(const std::string& interface) {
+  std::string vendor;
+  std::ifstream("/sys/class/net/" + interface + "/device/vendor") >> vendor;
+  return vendor;
+}
 
 SocketNetwork::SocketNetwork(const TransportContext& context)
     : context_(context),
       interface_(bootstrap::chooseInterface(interfaces_, context.options.socketInterface,
                                             bootstrap::parseFamily(context.options.socketFamily))),
-      listener_(interface_.address, bootstrap::Wait(std::chrono::milliseconds(0), {})) {
-  logInfo("rank {}: network connections are accepted at {} ({})", context_.config.rank,
-          listener_.address().text(), interface_.name);
+      listener_(interface_.address, bootstrap::Wait(std::chrono::milliseconds(0), {})),
+      lanes_(chooseLanes(context.options.socketThreads, context.options.socketsPerThread,
+                         vendorOf(interface_.name))) {
+  logInfo(
+      "rank {}: network connections are accepted at {} ({}), each with {} threads and {} more "
+      "sockets",
+      context_.config.rank, listener_.address().text(), interface_.name, lanes_.threads,
+      lanes_.sockets);
 }
 
 std::vector<std::byte> SocketNetwork::listen(const NetworkGroup&) {
-  const SocketOffer offer{listener_.address(), secret_};
+  const SocketOffer offer{listener_.address(), secret_, lanes_};
   const auto bytes = std::as_bytes(std::span(&offer, 1));
   return {bytes.begin(), bytes.end()};
 }
@@ -115,47 +135,66 @@ Socket SocketNetwork::dial(const bootstrap::Address& address, int peer) {
   return std::move(*socket);
 }
 
+// Makes one socket of a connection.
+Socket SocketNetwork::call(const SocketOffer& offer, int peer, uint64_t group, uint32_t fifo,
+                           uint32_t socket) {
+  Socket result = dial(offer.address, peer);
+  acceptCallers(std::chrono::milliseconds(0));  // keeps room for those who call this rank
+  const Hello hello{.secret = offer.secret, .group = group, .fifo = fifo, .socket = socket};
+  // A new connection has room for it.
+  const bootstrap::Transfer sent = result.write(std::as_bytes(std::span(&hello, 1)));
+  if (sent.bytes != sizeof(hello)) {
+    throw Error(ErrorCode::remoteError,
+                fmt::format("The network connection to {} was closed", offer.address.text()))
+        .rank(context_.config.rank)
+        .peer(peer);
+  }
+  return result;
+}
+
 std::vector<NetworkConnection> SocketNetwork::connect(const NetworkGroup& group,
                                                       std::span<const std::byte> bytes) {
   SocketOffer offer;
   if (bytes.size() != sizeof(offer)) throw internalError("An offer has {} bytes", bytes.size());
   std::memcpy(&offer, bytes.data(), sizeof(offer));
   std::vector<NetworkConnection> connections;
-  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
-    Socket socket = dial(offer.address, group.peer);
-    acceptCallers(std::chrono::milliseconds(0));  // keeps room for those who call this rank
-    const Hello hello{.secret = offer.secret, .group = group.tag, .fifo = fifo};
-    // A new connection has room for it.
-    const bootstrap::Transfer sent = socket.write(std::as_bytes(std::span(&hello, 1)));
-    if (sent.bytes != sizeof(hello)) {
-      throw Error(ErrorCode::remoteError,
-                  fmt::format("The network connection to {} was closed", offer.address.text()))
-          .rank(context_.config.rank)
-          .peer(group.peer);
+  for (uint32_t fifo = 0; fifo < group.memory.size(); fifo++) {
+    StreamSockets sockets{call(offer, group.peer, group.tag, fifo, 0), {}, offer.lanes.threads};
+    for (uint32_t i = 1; i <= offer.lanes.sockets; i++) {
+      sockets.lanes.push_back(call(offer, group.peer, group.tag, fifo, i));
     }
-    connections.push_back({std::make_unique<SendStream>(std::move(socket), group.memory[fifo]),
+    connections.push_back({std::make_unique<SendStream>(std::move(sockets), group.memory[fifo]),
                            nameOf(offer.address)});
   }
   return connections;
+}
+
+// Waits until the sender of a group has made a socket.
+Socket SocketNetwork::waitFor(const NetworkGroup& group, uint32_t fifo, uint32_t socket,
+                              const bootstrap::Wait& wait) {
+  const std::tuple key(group.tag, fifo, socket);
+  auto found = arrived_.find(key);
+  while (found == arrived_.end()) {
+    context_.checkState();
+    if (wait.isExpired()) throw connectionTimeout(context_, group, wait.secondsSinceStart());
+    acceptCallers(wait.slice());
+    found = arrived_.find(key);
+  }
+  return std::move(arrived_.extract(found).mapped());
 }
 
 std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) {
   const std::function<bool()> aborted = givesUp();
   const bootstrap::Wait wait(context_.options.timeout, aborted);
   std::vector<NetworkConnection> connections;
-  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
-    auto found = arrived_.find({group.tag, fifo});
-    while (found == arrived_.end()) {
-      context_.checkState();
-      if (wait.isExpired()) throw connectionTimeout(context_, group, wait.secondsSinceStart());
-      acceptCallers(wait.slice());
-      found = arrived_.find({group.tag, fifo});
+  for (uint32_t fifo = 0; fifo < group.memory.size(); fifo++) {
+    StreamSockets sockets{waitFor(group, fifo, 0, wait), {}, lanes_.threads};
+    for (uint32_t i = 1; i <= lanes_.sockets; i++) {
+      sockets.lanes.push_back(waitFor(group, fifo, i, wait));
     }
-    Socket socket = std::move(found->second);
-    arrived_.erase(found);
-    const bootstrap::Address address = socket.peerAddress();
+    const bootstrap::Address address = sockets.first.peerAddress();
     connections.push_back(
-        {std::make_unique<ReceiveStream>(std::move(socket), group.memory[fifo]), nameOf(address)});
+        {std::make_unique<ReceiveStream>(std::move(sockets), group.memory[fifo]), nameOf(address)});
   }
   return connections;
 }
@@ -189,7 +228,8 @@ bool SocketNetwork::readHello(Caller& caller) {
             caller.socket.peerAddress().text());
     return true;
   }
-  arrived_.insert_or_assign(std::pair(hello.group, hello.fifo), std::move(caller.socket));
+  arrived_.insert_or_assign(std::tuple(hello.group, hello.fifo, hello.socket),
+                            std::move(caller.socket));
   return true;
 }
 

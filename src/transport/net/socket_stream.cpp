@@ -38,21 +38,25 @@ bool SendStream::isPending() const {
 StreamProgress SendStream::progress() {
   StreamProgress progress;
   if (!failure_.empty()) return progress;
-  for (int i = 0; i < kSlotsAtOnce && step_ < tail(); i++) {
-    if (sent_ == 0) {
-      header_ = {static_cast<uint32_t>(step_), filledBytes(step_)};
-    }
-    if (!write(progress)) return progress;
+  for (int i = 0; i < kSlotsAtOnce && posted_ < tail(); i++) {
+    if (sent_ == 0) header_ = {static_cast<uint32_t>(posted_), filledBytes(posted_)};
+    if (!write(progress)) break;
     sent_ = 0;
-    step_++;
-    setHead(step_);
+    if (lanes_.carries(header_.bytes)) {
+      lanes_.start(posted_, memory_.slot(posted_), header_.bytes, wake_);
+    }
+    posted_++;
   }
+  for (; step_ < posted_ && lanes_.isDone(step_); progress.moved = true) setHead(++step_);
+  if (failure_.empty()) failure_ = lanes_.failure();
+  progress.mustLook = failure_.empty() && step_ < posted_;
   return progress;
 }
 
-// The rest of the header and the slot. Returns whether all is sent.
+// The rest of the header and, unless lanes carry it, the slot. Returns whether all is written.
 bool SendStream::write(StreamProgress& progress) {
-  const size_t total = sizeof(header_) + header_.bytes;
+  const size_t slotBytes = lanes_.carries(header_.bytes) ? 0 : header_.bytes;
+  const size_t total = sizeof(header_) + slotBytes;
   while (sent_ < total) {
     iovec parts[2];
     msghdr message{};
@@ -62,8 +66,8 @@ bool SendStream::write(StreamProgress& progress) {
                                      sizeof(header_) - sent_};
     }
     const size_t done = std::max(sent_, sizeof(header_)) - sizeof(header_);
-    if (done < header_.bytes) {
-      parts[message.msg_iovlen++] = {memory_.slot(step_) + done, header_.bytes - done};
+    if (done < slotBytes) {
+      parts[message.msg_iovlen++] = {memory_.slot(posted_) + done, slotBytes - done};
     }
     const ssize_t bytes = ::sendmsg(socket_.descriptor(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (bytes < 0) {
@@ -82,16 +86,17 @@ bool SendStream::write(StreamProgress& progress) {
 
 StreamProgress ReceiveStream::progress() {
   StreamProgress progress;
-  if (!failure_.empty() || ended_) return progress;
+  if (!failure_.empty()) return progress;
   isEmpty_ = false;
-  for (int i = 0; i < kSlotsAtOnce; i++) {
-    // The kernel must have used the slot before, which it says with release.
-    if (head() + memory_.slotCount <= step_) return progress;
-    if (!readSlot(progress)) return progress;
+  // The kernel must have used the slot before, which it says with release.
+  for (int i = 0; i < kSlotsAtOnce && !ended_ && posted_ < head() + memory_.slotCount; i++) {
+    if (!readSlot(progress)) break;
     received_ = 0;
-    step_++;
-    setTail(step_);
+    posted_++;
   }
+  for (; step_ < posted_ && lanes_.isDone(step_); progress.moved = true) setTail(++step_);
+  if (failure_.empty()) failure_ = lanes_.failure();
+  progress.mustLook = failure_.empty() && step_ < posted_;
   return progress;
 }
 
@@ -103,13 +108,17 @@ bool ReceiveStream::readSlot(StreamProgress& progress) {
       ended_ = true;
       return false;
     }
-    if (header_.step != static_cast<uint32_t>(step_) || header_.bytes > memory_.slotBytes) {
+    if (header_.step != static_cast<uint32_t>(posted_) || header_.bytes > memory_.slotBytes) {
       failure_ = "its data are not those of this connection";
       return false;
     }
   }
+  if (lanes_.carries(header_.bytes)) {
+    lanes_.start(posted_, memory_.slot(posted_), header_.bytes, wake_);
+    return true;
+  }
   const size_t done = received_ - sizeof(header_);
-  return read(memory_.slot(step_) + done, header_.bytes - done, progress);
+  return read(memory_.slot(posted_) + done, header_.bytes - done, progress);
 }
 
 // Returns whether all is here.

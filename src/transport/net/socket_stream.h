@@ -5,13 +5,15 @@
 #include <cstddef>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "bootstrap/socket.h"
+#include "transport/net/socket_lanes.h"
 #include "transport/net/stream.h"
 
 // Streams over TCP. On the wire a slot is a SlotHeader and as many bytes as the kernel has put into
-// the slot. The last header says that the sender ends in order; a connection that ends without it
-// has failed.
+// the slot; where a connection has lanes, they carry the bytes of large slots. The last header says
+// that the sender ends in order; a connection that ends without it has failed.
 namespace unisono::transport {
 
 struct SlotHeader {
@@ -21,10 +23,20 @@ struct SlotHeader {
   static constexpr uint32_t kEnd = ~uint32_t{0};  // in place of `bytes`
 };
 
+// The sockets of a connection: one for headers and small slots, the others for its lanes.
+struct StreamSockets {
+  bootstrap::Socket first;
+  std::vector<bootstrap::Socket> lanes = {};
+  uint32_t threads = 0;
+};
+
 class SendStream final : public Stream {
  public:
-  SendStream(bootstrap::Socket socket, const StreamMemory& memory)
-      : Stream(memory), socket_(std::move(socket)) {}
+  SendStream(StreamSockets sockets, const StreamMemory& memory)
+      : Stream(memory),
+        socket_(std::move(sockets.first)),
+        lanes_(std::move(sockets.lanes), sockets.threads, SocketLanes::Direction::send,
+               memory.slotCount) {}
   // Sends the last header, unless slots are left to send.
   ~SendStream() override;
   StreamProgress progress() override;
@@ -36,13 +48,18 @@ class SendStream final : public Stream {
 
   bootstrap::Socket socket_;
   SlotHeader header_{};
-  size_t sent_ = 0;  // bytes of the header and the slot
+  size_t sent_ = 0;      // bytes of the header and the slot
+  uint64_t posted_ = 0;  // slots that were written or that lanes carry
+  SocketLanes lanes_;
 };
 
 class ReceiveStream final : public Stream {
  public:
-  ReceiveStream(bootstrap::Socket socket, const StreamMemory& memory)
-      : Stream(memory), socket_(std::move(socket)) {}
+  ReceiveStream(StreamSockets sockets, const StreamMemory& memory)
+      : Stream(memory),
+        socket_(std::move(sockets.first)),
+        lanes_(std::move(sockets.lanes), sockets.threads, SocketLanes::Direction::receive,
+               memory.slotCount) {}
   StreamProgress progress() override;
   pollfd socket() const override { return {socket_.descriptor(), POLLIN, 0}; }
 
@@ -54,11 +71,13 @@ class ReceiveStream final : public Stream {
   bootstrap::Socket socket_;
   SlotHeader header_{};
   size_t received_ = 0;  // bytes of the header and the slot
+  uint64_t posted_ = 0;  // slots that were read or that lanes carry
   bool ended_ = false;   // in order
   // What was read beyond the end of a header or of a small slot, to save calls of recv().
   std::array<std::byte, 4096> ahead_;
   size_t aheadBegin_ = 0, aheadEnd_ = 0;
   bool isEmpty_ = false;  // the socket, in the current progress()
+  SocketLanes lanes_;
 };
 
 }  // namespace unisono::transport

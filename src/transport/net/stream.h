@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 
 // One FIFO between two hosts: the sender's kernel fills slots in memory of its host, the proxy of
 // the sender sends them over a connection, and the proxy of the receiver puts them into slots that
@@ -48,6 +50,8 @@ class Stream {
   virtual pollfd socket() const { return {-1, 0, 0}; }
   // Why the connection failed; empty while it has not.
   const std::string& failure() const { return failure_; }
+  // `wake` ends a nap of the thread that calls progress(). Before the first progress().
+  void setWake(std::function<void()> wake) { wake_ = std::move(wake); }
 
  protected:
   // Keeps the other streams of the proxy from waiting for this one.
@@ -64,6 +68,7 @@ class Stream {
   const StreamMemory memory_;
   uint64_t step_ = 0;  // slots passed
   std::string failure_;
+  std::function<void()> wake_;  // for other threads of the stream
 };
 
 }  // namespace unisono::transport
