@@ -462,6 +462,22 @@ class Parser {
   const std::string& text_;
 };
 
+// The value of a row as text.
+class Printer {
+ public:
+  explicit Printer(const Settings& settings) : settings_(settings) {}
+
+  std::string operator()(const Flag& type) const { return settings_.*type.field ? "1" : "0"; }
+  std::string operator()(const ConfigurationPath&) const { return ""; }
+  template <typename Type>
+  std::string operator()(const Type& type) const {
+    return fmt::format("{}", settings_.*type.field);
+  }
+
+ private:
+  const Settings& settings_;
+};
+
 std::string environmentText(const char* name) {
   const char* text = std::getenv(name);
   return text == nullptr ? "" : text;
@@ -536,6 +552,21 @@ Settings debugSettings() {
     }
   }
   return settings;
+}
+
+std::vector<std::pair<std::string, std::string>> changedSettings(const Settings& settings) {
+  const auto texts = [](const Settings& of) {
+    std::vector<std::string> all;
+    for (const Row& row : kRows) all.push_back(std::visit(Printer(of), row.type));
+    return all;
+  };
+  static const auto* defaults = new std::vector<std::string>(texts(Settings{}));
+  std::vector<std::string> values = texts(settings);
+  std::vector<std::pair<std::string, std::string>> changed;
+  for (size_t i = 0; i < values.size(); i++) {
+    if (values[i] != (*defaults)[i]) changed.emplace_back(kRows[i].name, std::move(values[i]));
+  }
+  return changed;
 }
 
 ChannelBounds channelBounds(const Settings& settings, ChannelBounds config) {

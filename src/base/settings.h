@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace unisono {
@@ -129,6 +130,10 @@ Settings settingsFromEnvironment();
 
 // Only debugLevel and debugFile. Neither throws nor logs.
 Settings debugSettings();
+
+// The settings that differ from the defaults, by the names of their variables, as texts of the
+// values that are in force.
+std::vector<std::pair<std::string, std::string>> changedSettings(const Settings& settings);
 
 // The bounds on the number of channels: those of the environment combined with those of a
 // communicator's ncclConfig_t, in NCCL's order of precedence. 0 stands for no bound.

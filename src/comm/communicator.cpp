@@ -388,6 +388,7 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
     return diagnose::PeerTables::get(id_, places);
   });
   if (journal_ == nullptr) return;
+  diagnose::noteSettings(changedSettings(settings_));
   journal_->start(id_, rank(), this->ranks(), device_, decision_->slots, options_.name,
                   network_->name());
   runtime_.prepareToReadWords(device_);

@@ -14,7 +14,7 @@
 // own tables; everybody else only reads them, at any time, so that all that changes is atomic.
 namespace unisono::diagnose {
 
-inline constexpr uint32_t kTableLayout = 4;
+inline constexpr uint32_t kTableLayout = 5;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
@@ -23,6 +23,7 @@ inline constexpr size_t kTables = 4096;  // pages that are never written cost no
 inline constexpr size_t kCalls = 64;     // the last calls of a rank
 inline constexpr size_t kLinks = 112;
 inline constexpr size_t kNameBytes = 64;
+inline constexpr size_t kSettingsBytes = 4096;
 inline constexpr int kMaxRanks = 1 << 20;  // what readers believe
 
 struct ProcessHead {
@@ -32,7 +33,12 @@ struct ProcessHead {
   uint64_t pidNamespace;
   std::atomic<uint32_t> tables;  // that are or were in use
   std::atomic<int64_t> alive;    // when its watchdog looked last
+  // The settings of its last communicator that are not the defaults: lines of NAME=value. The
+  // version is odd while they are written.
+  std::atomic<uint32_t> settingsVersion;
+  std::atomic<char> settings[kSettingsBytes];
 };
+static_assert(sizeof(ProcessHead) <= kTableBytes);
 
 // One call of the API on one rank.
 struct Call {

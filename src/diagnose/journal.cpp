@@ -65,6 +65,33 @@ int64_t steadyNow() {
   return std::chrono::steady_clock::now().time_since_epoch().count();
 }
 
+void noteSettings(const std::vector<std::pair<std::string, std::string>>& settings) {
+  std::string text;
+  for (const auto& [name, value] : settings) {
+    // A value of several lines is left out.
+    const std::string line = fmt::format("{}={}\n", name, value);
+    if (value.find('\n') != std::string::npos || text.size() + line.size() >= kSettingsBytes) {
+      continue;
+    }
+    text += line;
+  }
+  Tables& all = tables();
+  const std::lock_guard lock(all.mutex);
+  if (all.forks != forkCount()) return;
+  ProcessHead& head = headOf(all.segment->address());
+  bool isKnown = true;
+  for (size_t i = 0; isKnown && i <= text.size(); i++) {
+    isKnown = head.settings[i].load(kRelaxed) == (i < text.size() ? text[i] : '\0');
+  }
+  if (isKnown) return;
+  const uint32_t version = head.settingsVersion.load(kRelaxed);
+  head.settingsVersion.store(version + 1, kRelaxed);
+  // With release order: who sees one of them sees the odd version or a later one.
+  for (size_t i = 0; i < text.size(); i++) head.settings[i].store(text[i], kRelease);
+  head.settings[text.size()].store('\0', kRelease);
+  head.settingsVersion.store(version + 2, kRelease);
+}
+
 std::shared_ptr<runtime::host::MemorySegment> segmentOfThisProcess() {
   Tables& all = tables();
   const std::lock_guard lock(all.mutex);

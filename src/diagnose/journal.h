@@ -3,7 +3,9 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "diagnose/call_table.h"
@@ -65,6 +67,10 @@ class Journal {
   uint64_t entered_ = 0, collectives_ = 0;
   std::vector<uint64_t> sends_, receives_;  // by peer
 };
+
+// Tells the other processes what this one's settings are, NAME and value, in place of what was told
+// before. They get the first that fit into kSettingsBytes.
+void noteSettings(const std::vector<std::pair<std::string, std::string>>& settings);
 
 // The segment of this process; null before its first journal.
 std::shared_ptr<runtime::host::MemorySegment> segmentOfThisProcess();

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,6 +34,7 @@ struct RankView {
   std::vector<Call> calls;  // the last ones, oldest first
   std::vector<Link> links;
   std::string elsewhere;  // the call of another communicator that the same process waits in
+  std::map<std::string, std::string> settings;  // of its process, that are not the defaults
 
   // Its watchdog, which looks several times a second, no longer does: its progress is not known.
   bool isSilent() const { return !processState.empty() || silentFor > 2'000'000'000; }

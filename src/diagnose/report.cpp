@@ -14,7 +14,7 @@ namespace unisono::diagnose {
 namespace {
 
 // What a report shows of what grows with the number of ranks.
-constexpr size_t kMaxDetails = 16, kMaxWaitsText = 16, kMaxWaitsJson = 1024;
+constexpr size_t kMaxDetails = 16, kMaxWaitsText = 16, kMaxWaitsJson = 1024, kMaxSettings = 16;
 
 // "none", "rank 3", "ranks 0, 1, 4-9".
 std::string rankList(const std::vector<int>& ranks) {
@@ -54,6 +54,7 @@ class Inquiry {
     findCycle();
     judge();
     for (const int rank : report_.missing) addDetail(rank);
+    compareSettings();
     return std::move(report_);
   }
 
@@ -386,6 +387,34 @@ class Inquiry {
     report_.details.push_back(std::move(text));
   }
 
+  // What the processes of all ranks do not have alike, but for what a user sets on one of them to
+  // tell it from others or to see more of it.
+  void compareSettings() {
+    std::set<std::string> names;
+    for (const RankView& each : views_) {
+      for (const auto& [name, value] : each.settings) names.insert(name);
+    }
+    for (const char* own : {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_HOSTID", "UNISONO_TRACE",
+                            "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE"}) {
+      names.erase(own);
+    }
+    for (const std::string& name : names) {
+      std::map<std::string, std::vector<int>> ranksOf;  // by value
+      for (const RankView& each : views_) {
+        if (!each.isKnown) continue;
+        const auto found = each.settings.find(name);
+        const bool isSet = found != each.settings.end();
+        ranksOf[isSet ? found->second : "its default"].push_back(each.rank);
+      }
+      if (ranksOf.size() < 2 || report_.settings.size() == kMaxSettings) continue;
+      std::vector<std::string> parts;
+      for (const auto& [value, ranks] : ranksOf) {
+        parts.push_back(fmt::format("{} on {}", value, rankList(ranks)));
+      }
+      report_.settings.push_back(fmt::format("{} is {}", name, fmt::join(parts, ", ")));
+    }
+  }
+
   const std::vector<RankView>& views_;
   const RankView& self_;
   const int64_t now_;
@@ -437,6 +466,7 @@ std::string Report::text(const RankView& self) const {
   if (!waits.empty()) line("who for whom:", waitsText(*this));
   if (!cycle.empty()) line("cycle:", fmt::format("ranks {}", fmt::join(cycle, " -> ")));
   for (const std::string& detail : details) line("", detail);
+  for (const std::string& setting : settings) line("differs:", setting);
   line("next:", next);
   text.pop_back();
   return text;
@@ -448,19 +478,24 @@ std::string Report::json(const RankView& self) const {
     if (edges.size() == kMaxWaitsJson) break;
     edges.push_back(fmt::format("[{},{}]", waiter, peer));
   }
-  std::vector<std::string> quotedDetails;
-  for (const std::string& detail : details) quotedDetails.push_back(quoteJson(detail));
+  const auto quoted = [](const std::vector<std::string>& lines) {
+    std::vector<std::string> result;
+    for (const std::string& each : lines) result.push_back(quoteJson(each));
+    return result;
+  };
   return fmt::format(
       "{{\"unisono_hang\":{{\"verdict\":\"{}\",\"headline\":{},\"communicator\":{},\"id\":\"{:x}\","
       "\"ranks\":{},\"rank\":{},\"call\":\"{}\",\"sequence\":{},\"count\":{},\"type\":\"{}\","
       "\"reduction\":{},\"peer\":{},\"seconds\":{:.1f},\"not_arrived\":[{}],\"waiting\":[{}],"
-      "\"finished\":[{}],\"waits\":[{}],\"cycle\":[{}],\"details\":[{}],\"next\":{}}}}}",
+      "\"finished\":[{}],\"waits\":[{}],\"cycle\":[{}],\"details\":[{}],\"settings\":[{}],"
+      "\"next\":{}}}}}",
       nameOf(verdict), quoteJson(headline), quoteJson(self.name), self.id, self.ranks, rank,
       diagnose::nameOf(call.call), call.sequence, call.count, diagnose::nameOf(call.type),
       call.reduces() ? quoteJson(diagnose::nameOf(call.reduction)) : "null",
       call.isMessage() || call.hasRoot() ? fmt::format("{}", call.peer) : "null", seconds,
       fmt::join(missing, ","), fmt::join(waiting, ","), fmt::join(finished, ","),
-      fmt::join(edges, ","), fmt::join(cycle, ","), fmt::join(quotedDetails, ","), quoteJson(next));
+      fmt::join(edges, ","), fmt::join(cycle, ","), fmt::join(quoted(details), ","),
+      fmt::join(quoted(settings), ","), quoteJson(next));
 }
 
 }  // namespace unisono::diagnose

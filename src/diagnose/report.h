@@ -32,6 +32,7 @@ struct Report {
   std::vector<std::pair<int, int>> waits;       // who waits for whom
   std::vector<int> cycle;                       // of ranks that wait for each other; empty: none
   std::vector<std::string> details;             // of the first such ranks, a line each
+  std::vector<std::string> settings;            // that differ between ranks, a line each
   std::string next;                             // what to do
 
   // Several lines: the headline, the call, the lists, the details, what to do.

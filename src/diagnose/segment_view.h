@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <string>
 
 #include "diagnose/rank_view.h"
@@ -21,6 +22,9 @@ void forEachTable(std::byte* segment, Visit visit) {
     if (table.id.load(std::memory_order_acquire) != 0) visit(table);
   }
 }
+
+// The settings that a process has told. Empty while they change.
+std::map<std::string, std::string> readSettings(const ProcessHead& head);
 
 // What the process of a rank waits in with another communicator on the same device; "" if it is in
 // no other call for more than a moment.

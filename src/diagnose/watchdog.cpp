@@ -141,10 +141,11 @@ uint64_t PeerTables::calls(int rank) const {
   return table == nullptr ? 0 : table->entered.load(kAcquire);
 }
 
-void PeerTables::findWaitElsewhere(RankView& view, int64_t now) const {
+void PeerTables::addProcess(RankView& view, int64_t now) const {
   const Peer& peer = at(view.rank);
   if (peer.table == nullptr) return;
   view.elsewhere = waitElsewhere(peer.segment->address(), view, now);
+  view.settings = readSettings(headOf(peer.segment->address()));
 }
 
 Watched::Watched(std::shared_ptr<Journal> journal, std::shared_ptr<PeerTables> peers, int rank,
@@ -277,7 +278,7 @@ void Watched::reportHang(int64_t now) {
   std::vector<RankView> views;
   for (int rank = 0; rank < peers_->ranks(); rank++) {
     views.push_back(peers_->view(rank, now));
-    peers_->findWaitElsewhere(views.back(), now);
+    peers_->addProcess(views.back(), now);
   }
   if (!measured_) assumeProgress(views, rank_);
   const RankView& seen = views[static_cast<size_t>(rank_)];

@@ -39,8 +39,8 @@ class PeerTables {
   RankView view(int rank, int64_t now) const;
   // The number of calls that a rank has made.
   uint64_t calls(int rank) const;
-  // Fills in what the process of a rank waits in with another communicator.
-  void findWaitElsewhere(RankView& view, int64_t now) const;
+  // Fills in the settings of the process of a rank, and what it waits in with another communicator.
+  void addProcess(RankView& view, int64_t now) const;
 
  private:
   struct Peer {

@@ -106,6 +106,7 @@ TEST(HangReport, NamesTheRankThatHasNotArrived) {
   const Log log;
   const Pipe pipe;
   expectAllPass(runChildren(3, [&](int process) {
+    if (process == 1) ::setenv("NCCL_IGNORE_CPU_AFFINITY", "1", 1);
     const Rank rank(log, pipe, process, 3);
     check(rank.sum(kFewInts));
     check(unisonoHostStreamSynchronize(rank.stream));
@@ -126,6 +127,10 @@ TEST(HangReport, NamesTheRankThatHasNotArrived) {
   EXPECT_THAT(text,
               ContainsRegex("rank 2 \\(process [0-9]+, device 2\\) has finished AllReduce #1"));
   EXPECT_THAT(text, ContainsRegex("next: +Look at what process [0-9]+ does instead"));
+  EXPECT_THAT(text, HasSubstr("differs:      NCCL_IGNORE_CPU_AFFINITY is 1 on rank 1, its default "
+                              "on ranks 0, 2\n"));
+  EXPECT_THAT(text, HasSubstr("\"settings\":[\"NCCL_IGNORE_CPU_AFFINITY is 1 on rank 1, its "
+                              "default on ranks 0, 2\"]"));
   EXPECT_THAT(text, HasSubstr("{\"unisono_hang\":{\"verdict\":\"not_arrived\""));
   EXPECT_THAT(text, HasSubstr("\"not_arrived\":[2],\"waiting\":[0,1],\"finished\":[]"));
 }

@@ -99,7 +99,16 @@ TEST_F(SettingsTest, EveryRowIsParsed) {
     std::getline(values, first, ',');
     for (const std::string& value : {std::string("0"), std::string("1"), std::string("7"), first}) {
       try {
-        changed = changed || !(with(row.name, value) == Settings{});
+        const Settings settings = with(row.name, value);
+        const auto names = changedSettings(settings);
+        if (settings == Settings{}) {
+          EXPECT_TRUE(names.empty()) << row.name;
+        } else {
+          changed = true;
+          ASSERT_EQ(names.size(), 1u) << row.name;
+          EXPECT_EQ(names.front().first, row.name);
+          EXPECT_NE(names.front().second, "");
+        }
       } catch (const Error&) {
         // Not a value of this row.
       }

@@ -6,6 +6,7 @@
 
 #include "diagnose/journal.h"
 #include "diagnose/report.h"
+#include "diagnose/segment_view.h"
 #include "diagnose/watchdog.h"
 #include "runtime/runtime.h"
 
@@ -107,6 +108,41 @@ TEST(PeerTables, DropWhatNoRankOfTheJobHasWritten) {
   EXPECT_EQ(view.calls[0].call, plan::Call::receive);
   ASSERT_EQ(view.links.size(), 1u);
   EXPECT_EQ(view.links[0].channel, 3);
+}
+
+TEST(PeerTables, TellTheSettingsOfAProcess) {
+  const auto journal = startedJournal(1);
+  const auto tables = tablesOf(1, {journal});
+  using Settings = std::map<std::string, std::string>;
+  const auto told = [&] {
+    RankView view = tables->view(0, steadyNow());
+    tables->addProcess(view, steadyNow());
+    return view.settings;
+  };
+  noteSettings({{"NCCL_ALGO", "allreduce:ring;=tree"}, {"NCCL_PROTO", "LL"}});
+  EXPECT_EQ(told(), (Settings{{"NCCL_ALGO", "allreduce:ring;=tree"}, {"NCCL_PROTO", "LL"}}));
+  noteSettings({{"NCCL_ALGO", std::string(kSettingsBytes, 'x')}, {"NCCL_PROTO", "Simple"}});
+  EXPECT_EQ(told(), (Settings{{"NCCL_PROTO", "Simple"}}));
+  noteSettings({});
+  EXPECT_EQ(told(), Settings{});
+}
+
+// Readers see whole settings, or none.
+TEST(PeerTables, TellSettingsWhileTheyChange) {
+  const auto journal = startedJournal(1);
+  const auto segment = segmentOfThisProcess();
+  std::atomic<bool> done{false};
+  std::jthread writer([&] {
+    for (int i = 0; i < 2000; i++) noteSettings({{"A", std::string(i % 7 * 9, 'a' + i % 26)}});
+    noteSettings({});
+    done = true;
+  });
+  while (!done) {
+    for (const auto& [name, value] : readSettings(headOf(segment->address()))) {
+      EXPECT_EQ(name, "A");
+      EXPECT_EQ(value.find_first_not_of(value.front()), std::string::npos) << value;
+    }
+  }
 }
 
 // Readers see whole calls only, and none of a communicator that had the table before or has it
@@ -262,6 +298,23 @@ TEST(Report, SaysThatDataDoNotLeaveAHost) {
   ASSERT_TRUE(report);
   EXPECT_NE(report->headline.find("or for rank 1 on another host"), std::string::npos)
       << report->headline;
+}
+
+TEST(Report, NamesSettingsThatDiffer) {
+  std::vector<RankView> views(3);
+  for (size_t rank = 0; rank < views.size(); rank++) {
+    views[rank].rank = static_cast<int>(rank);
+    views[rank].ranks = 3;
+    views[rank].isKnown = rank < 2;
+    views[rank].settings = {{"NCCL_ALGO", "ring"}, {"NCCL_HOSTID", std::to_string(rank)}};
+  }
+  Call made = call(plan::Call::allReduce, 8, device::DataType::int32);
+  made.index = made.sequence = 1;
+  views[0].calls = {made};
+  EXPECT_TRUE(explain(views, 0, 5'000'000'000)->settings.empty());
+  views[1].settings["NCCL_P2P_DISABLE"] = "1";
+  EXPECT_EQ(explain(views, 0, 5'000'000'000)->settings,
+            std::vector<std::string>{"NCCL_P2P_DISABLE is 1 on rank 1, its default on rank 0"});
 }
 
 // 600 ranks, of which half have not made the call.

@@ -111,6 +111,7 @@ Communicators communicatorsOfHost(int64_t now) {
             static_cast<size_t>(reinterpret_cast<const std::byte*>(&table) - file.address());
         if (view.hasLeft || !seen.emplace(view.pid, slot).second) return;
         view.elsewhere = diagnose::waitElsewhere(file.address(), view, now);
+        view.settings = diagnose::readSettings(diagnose::headOf(file.address()));
         std::vector<diagnose::RankView>& ranks = all[view.id];
         ranks.resize(static_cast<size_t>(std::max(view.ranks, view.rank + 1)));
         ranks[static_cast<size_t>(view.rank)] = std::move(view);
