@@ -313,6 +313,8 @@ void Mailbox::readFrom(const PeerSocketPointer& connection) {
 void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
   const FrameHeader& header = frame.header;
   if (connection->stranger) {
+    // Who was welcomed by a rank that has left would take its end for a death.
+    if (left_) return drop(connection);
     if (header.kind != FrameKind::hello) {
       throw Error(ErrorCode::remoteError, "it does not introduce itself");
     }
@@ -380,8 +382,18 @@ void Mailbox::identify(const PeerSocketPointer& connection, int sender) {
   connection->stranger.reset();
   std::erase(strangers_, connection);
   connection->peer = sender;
-  enqueue(connection, {.kind = FrameKind::welcome}, std::as_bytes(std::span(name_)));
+  introduce(connection, FrameKind::welcome);
   if (connection->stage != Stage::closed) welcomed(connection);
+}
+
+// Says who this rank is, and all news: what may be the cause of others first.
+void Mailbox::introduce(const PeerSocketPointer& connection, FrameKind kind) {
+  enqueue(connection, {.kind = kind}, std::as_bytes(std::span(name_)));
+  for (const auto& [number, failure] : failedCollectives_) {
+    tellFailedCollective(connection, number, failure);
+  }
+  if (told_) tell(connection, *told_);
+  if (earliest_ && earliest_->rank != *connection->peer) tell(connection, *earliest_);
 }
 
 void Mailbox::welcomed(const PeerSocketPointer& connection) {
@@ -392,11 +404,6 @@ void Mailbox::welcomed(const PeerSocketPointer& connection) {
   state.rejections = 0;
   if (state.attempt == connection) state.attempt.reset();
   if (!state.out) state.out = connection;
-  if (told_) tell(connection, *told_);
-  if (earliest_ && earliest_->rank != *connection->peer) tell(connection, *earliest_);
-  for (const auto& [number, failure] : failedCollectives_) {
-    tellFailedCollective(connection, number, failure);
-  }
   changed_.notify_all();
 }
 
@@ -471,7 +478,7 @@ void Mailbox::finishConnecting(const PeerSocketPointer& connection) {
   if (error == 0) {
     connection->stage = Stage::greeting;
     reactor_.setInterest(number_, connection->socket.descriptor(), Poller::Interest::read);
-    enqueue(connection, {.kind = FrameKind::hello}, std::as_bytes(std::span(name_)));
+    introduce(connection, FrameKind::hello);
     return;
   }
   Peer& state = peerOf(peer);
@@ -577,7 +584,7 @@ void Mailbox::hearFailedCollective(uint64_t number, const Failure& failure) {
   constexpr size_t kMaxKept = 64;
   if (!failedCollectives_.emplace(number, failure).second) return;
   if (failedCollectives_.size() > kMaxKept) failedCollectives_.erase(failedCollectives_.begin());
-  for (const PeerSocketPointer& connection : openConnections()) {
+  for (const PeerSocketPointer& connection : introducedConnections()) {
     tellFailedCollective(connection, number, failure);
   }
   changed_.notify_all();
@@ -585,7 +592,7 @@ void Mailbox::hearFailedCollective(uint64_t number, const Failure& failure) {
 
 void Mailbox::tellFailedCollective(const PeerSocketPointer& connection, uint64_t number,
                                    const Failure& failure) {
-  if (connection->stage != Stage::open) return;
+  if (!isIntroduced(*connection)) return;
   const auto rank = static_cast<uint32_t>(failure.rank);
   std::vector<std::byte> payload(sizeof(rank));
   std::memcpy(payload.data(), &rank, sizeof(rank));
@@ -598,22 +605,28 @@ void Mailbox::tellFailedCollective(const PeerSocketPointer& connection, uint64_t
 void Mailbox::leave(const std::string& text,
                     const std::function<DepartureCounts(int peer)>& counts) {
   const Lock lock(mutex_);
-  leaving_ = true;
-  for (const PeerSocketPointer& connection : openConnections()) {
+  leaving_ = left_ = true;
+  for (const PeerSocketPointer& connection : introducedConnections()) {
     tell(connection, {rank_, counts(*connection->peer), text});
   }
 }
 
-std::vector<Mailbox::PeerSocketPointer> Mailbox::openConnections() const {
-  std::vector<PeerSocketPointer> open;
+// The other side may already take a connection for open when this rank has said hello.
+bool Mailbox::isIntroduced(const PeerSocket& connection) {
+  return connection.stage == Stage::open ||
+         (connection.stage == Stage::greeting && connection.peer.has_value());
+}
+
+std::vector<Mailbox::PeerSocketPointer> Mailbox::introducedConnections() const {
+  std::vector<PeerSocketPointer> introduced;
   for (const auto& [descriptor, connection] : connections_) {
-    if (connection->stage == Stage::open) open.push_back(connection);
+    if (isIntroduced(*connection)) introduced.push_back(connection);
   }
-  return open;
+  return introduced;
 }
 
 void Mailbox::tell(const PeerSocketPointer& connection, const Failure& failure) {
-  if (connection->stage != Stage::open) return;
+  if (!isIntroduced(*connection)) return;
   enqueue(connection,
           {.kind = failure.isDeath ? FrameKind::death : FrameKind::failure,
            .tag = static_cast<uint64_t>(failure.rank)},
@@ -623,11 +636,11 @@ void Mailbox::tell(const PeerSocketPointer& connection, const Failure& failure) 
 void Mailbox::tellAll(const Failure& failure) {
   if (told_) return;
   told_ = failure;
-  for (const PeerSocketPointer& connection : openConnections()) tell(connection, failure);
+  for (const PeerSocketPointer& connection : introducedConnections()) tell(connection, failure);
 }
 
 void Mailbox::tell(const PeerSocketPointer& connection, const Departure& departure) {
-  if (connection->stage != Stage::open) return;
+  if (!isIntroduced(*connection)) return;
   std::vector<std::byte> payload(sizeof(departure.counts));
   std::memcpy(payload.data(), &departure.counts, sizeof(departure.counts));
   const auto text =
@@ -661,7 +674,7 @@ void Mailbox::hearDeparture(Departure departure, int from) {
   if (departure.counts.collectives >= fewest) return;
   departure.counts.sends = departure.counts.receives = DepartureCounts::kUnlimited;
   earliest_ = std::move(departure);
-  for (const PeerSocketPointer& connection : openConnections()) {
+  for (const PeerSocketPointer& connection : introducedConnections()) {
     if (*connection->peer != from) tell(connection, *earliest_);
   }
 }

@@ -49,9 +49,10 @@ struct Failure {
 // order. The reactor's thread accepts, reads and writes, so ranks can connect to each other in any
 // order, also while the other rank is in no call.
 //
-// The side that opens a connection says hello and sends nothing else until it is welcomed. Before
-// that the other side may have closed the connection to make room for others, or the system may
-// have lost it (a full accept queue); nothing is lost then, and the first side tries again.
+// The side that opens a connection says hello and sends nothing but news (failures, departures)
+// until it is welcomed. Before that the other side may have closed the connection to make room for
+// others, or the system may have lost it (a full accept queue); nothing is lost then, and the first
+// side tries again.
 //
 // A rank whose last connection to this one closes without a departure has died. The first failure
 // or death that a rank hears of is passed on over all its connections. Those of the all-gathers at
@@ -68,7 +69,6 @@ class Mailbox final : private Reactor::Handler {
   // Never waits for the receiver to receive. The first call for a peer connects to it. Throws
   // Error(remoteError) when the peer has ended, cannot be reached or has sent a failure, and
   // Error(timeout) at the limit.
-  //
   void send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload,
             const WaitRule& rule = {});
   // Makes every wait of the other ranks end with this failure. Takes no time: those who are not
@@ -81,7 +81,8 @@ class Mailbox final : private Reactor::Handler {
   void failCollective(uint64_t number, const Failure& failure, const std::vector<int>& neighbours);
   // Such a failure of another rank, if there is one.
   std::optional<Error> collectiveFailure(uint64_t number) const;
-  // Says to those who are connected that this rank leaves. `counts` is called with each of them.
+  // Says to those who are connected that this rank leaves, and takes no other in. `counts` is
+  // called with each of them.
   void leave(const std::string& text, const std::function<DepartureCounts(int peer)>& counts);
   // The oldest message of this peer, kind and tag. Throws as send() does.
   std::vector<std::byte> receive(int peer, FrameKind kind, uint64_t tag, const WaitRule& rule = {});
@@ -165,6 +166,7 @@ class Mailbox final : private Reactor::Handler {
   void refuse(const PeerSocketPointer& connection, std::string_view reason);
   void drop(const PeerSocketPointer& connection);
   void makeRoomForStranger();
+  void introduce(const PeerSocketPointer& connection, FrameKind kind);
   void welcomed(const PeerSocketPointer& connection);
   void enqueue(const PeerSocketPointer& connection, const FrameHeader& header,
                std::span<const std::byte> payload);
@@ -185,7 +187,8 @@ class Mailbox final : private Reactor::Handler {
   void hearFailedCollective(uint64_t number, const Failure& failure);
   void tellFailedCollective(const PeerSocketPointer& connection, uint64_t number,
                             const Failure& failure);
-  std::vector<PeerSocketPointer> openConnections() const;
+  static bool isIntroduced(const PeerSocket& connection);
+  std::vector<PeerSocketPointer> introducedConnections() const;
   void sendOn(const PeerSocketPointer& connection, int peer, FrameKind kind, uint64_t tag,
               std::span<const std::byte> payload);
 
@@ -215,7 +218,7 @@ class Mailbox final : private Reactor::Handler {
   std::optional<Departure> earliest_;  // of those who left, the one with the fewest collectives
   int uplink_ = -1;
   std::optional<Clock::time_point> seeksFrom_;  // when to look for another one
-  bool leaving_ = false;
+  bool leaving_ = false, left_ = false;         // it ends; it has said so
   const std::shared_ptr<PeerWatcher> watcher_;
   uint32_t number_ = 0;  // with the reactor
 };

@@ -554,6 +554,59 @@ TEST(BootstrapPeer, ThatLeavesIsNamed) {
   }
 }
 
+// A rank that ends, with or without a failure, when it has said hello and was not welcomed. The
+// other side may take the connection for one that is open.
+TEST(BootstrapPeer, ThatEndsWhileItConnectsSaysSo) {
+  for (const bool fails : {false, true}) {
+    Mailboxes pair(2);
+    Mailbox& one = pair.start(1);
+    std::atomic<bool> stops{false};
+    std::thread sender([&] {
+      EXPECT_THROW(one.send(0, FrameKind::message, 9, kHello,
+                            {.check =
+                                 [&] {
+                                   if (stops) throw invalidUsage("enough");
+                                 }}),
+                   Error);
+    });
+    const Socket socket = acceptOne(pair.listeners[0]);
+    FrameReader reader(pair.session, {{FrameKind::hello, kLongestName},
+                                      {FrameKind::failure, kLongestText},
+                                      {FrameKind::departure, kLongestText}});
+    const auto next = [&] {
+      eventually([&] { return reader.read(socket) == FrameReader::Status::complete; });
+      return reader.take();
+    };
+    EXPECT_EQ(next().header.kind, FrameKind::hello);
+    stops = true;
+    sender.join();
+    if (fails) {
+      one.announce({1, "the cause"});
+    } else {
+      one.leave("Rank 1 has left", [](int) { return DepartureCounts{}; });
+    }
+    const Frame last = next();
+    EXPECT_EQ(last.header.kind, fails ? FrameKind::failure : FrameKind::departure);
+    EXPECT_EQ(last.header.tag, 1u);
+    EXPECT_THAT(last.text(), HasSubstr(fails ? "the cause" : "Rank 1 has left"));
+  }
+}
+
+// The other side of a rank that leaves: it takes nobody in who would find it dead.
+TEST(BootstrapPeer, ThatHasLeftWelcomesNobody) {
+  Pair pair;
+  pair.ranks[0]->leave("Rank 0 has left", [](int) { return DepartureCounts{}; });
+  try {
+    pair.ranks[1]->send(0, FrameKind::message, 9, kHello, {.check = [begun = Clock::now()] {
+                          if (Clock::now() - begun > milliseconds(200))
+                            throw invalidUsage("enough");
+                        }});
+    FAIL() << "it was welcomed";
+  } catch (const Error&) {
+    // It was refused until the check gave up.
+  }
+}
+
 // The one that is told sends before it reads, over a connection that is there already or a new one.
 TEST(BootstrapPeer, ThatFailedHasSaidWhyToOneThatSends) {
   for (const bool connected : {false, true}) {
