@@ -25,42 +25,57 @@ uint64_t hashOf(const bootstrap::UniqueId& id) {
 // How long a rank waits to hear why another one could not join the same communicator.
 constexpr std::chrono::milliseconds kCauseDelay{500};
 
-std::shared_ptr<Communicator> join(runtime::Runtime& runtime,
-                                   std::span<const bootstrap::UniqueId> ids, int rank, int ranks,
-                                   int device, const Settings& settings, const Options& options,
-                                   std::shared_ptr<Health> health, Communicator* parent,
-                                   std::optional<uint64_t> attempt = std::nullopt) {
-  // While it waits for the others, the end or failure of one of them may be known to the parent
-  // alone.
-  const auto joining = std::make_shared<std::atomic<bool>>(true);
-  const auto isGivenUp = [health, joining, parent, attempt] {
-    if (health->signal().raised()) return true;
-    if (!joining->load() || parent == nullptr) return false;
-    return parent->health().hasFailed() ||
-           (attempt && parent->bootstrap().attemptFailure(*attempt).has_value());
-  };
+// The making of a communicator by ranks of `parent`, under a number that these have for it.
+struct Attempt {
+  Communicator* parent;
+  uint64_t number;
+
+  // Why it cannot succeed, if another rank has said so over the connections of the parent, or the
+  // parent has failed. That may have the same cause, of which all ranks hear before.
+  std::optional<Error> failure() const {
+    std::optional<Error> parentsError = parent->health().error();
+    if (auto cause = parent->bootstrap().attemptFailure(number)) return cause;
+    return parentsError;
+  }
+};
+
+// Returns what make() returns. When it throws, the failure of one rank becomes known to the others.
+template <typename Make>
+std::shared_ptr<Communicator> makeTogether(const Attempt& attempt, const Make& make) {
   try {
-    auto bootstrap = bootstrap::Bootstrap::connect(ids, rank, ranks, settings, isGivenUp, health);
-    Options own = options;
-    own.id = hashOf(ids.front());
-    auto made = Communicator::create(runtime, std::move(bootstrap), device, settings, own,
-                                     std::move(health));
-    joining->store(false);
-    return made;
+    return make();
   } catch (const Error& error) {
     // A rank that has failed closes its connections, and says why over those of the parent.
     const auto deadline = std::chrono::steady_clock::now() + kCauseDelay;
     for (;;) {
-      if (parent != nullptr && parent->health().hasFailed()) throw *parent->health().error();
-      if (!attempt) throw;
-      if (const auto failure = parent->bootstrap().attemptFailure(*attempt)) throw *failure;
+      if (const auto failure = attempt.failure()) throw *failure;
       const bool isConsequence = error.code() == ErrorCode::remoteError;
       if (!isConsequence || std::chrono::steady_clock::now() >= deadline) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    parent->bootstrap().failAttempt(*attempt, error.what());
+    attempt.parent->bootstrap().failAttempt(attempt.number, error.what());
     throw;
   }
+}
+
+// A failure of `attempt`, if it is one, ends the wait for the other ranks.
+std::shared_ptr<Communicator> join(runtime::Runtime& runtime,
+                                   std::span<const bootstrap::UniqueId> ids, int rank, int ranks,
+                                   int device, const Settings& settings, const Options& options,
+                                   std::shared_ptr<Health> health,
+                                   const std::optional<Attempt>& attempt = std::nullopt) {
+  const auto joining = std::make_shared<std::atomic<bool>>(true);
+  const auto isGivenUp = [health, joining, attempt] {
+    if (health->signal().raised()) return true;
+    return joining->load() && attempt && attempt->failure().has_value();
+  };
+  auto bootstrap = bootstrap::Bootstrap::connect(ids, rank, ranks, settings, isGivenUp, health);
+  Options own = options;
+  own.id = hashOf(ids.front());
+  auto made =
+      Communicator::create(runtime, std::move(bootstrap), device, settings, own, std::move(health));
+  joining->store(false);
+  return made;
 }
 
 struct SplitChoice {
@@ -116,16 +131,61 @@ std::function<void()> checkOf(const std::shared_ptr<Health>& health) {
   };
 }
 
-// Reads the id that the first rank of a new communicator has sent, or why there is none.
-bootstrap::UniqueId readId(const std::vector<std::byte>& answer, int from) {
-  if (answer.size() != bootstrap::kUniqueIdBytes) {
-    throw Error(
-        ErrorCode::remoteError,
-        fmt::format("Rank {} reports: {}", from,
-                    std::string_view(reinterpret_cast<const char*>(answer.data()), answer.size())));
+// Returns the id of a new communicator of `members`, ranks of `parent`. The first of them makes it
+// and sends it to the others, or why there is none, over the connections of the parent, whose
+// failure does not matter. With `awaitsAll` it does so only when all have called this function, so
+// that nobody waits at a rendezvous for one who does not come. `check` throws to end a wait.
+bootstrap::UniqueId agreeOnId(Communicator& parent, std::span<const int> members, uint64_t tag,
+                              bool awaitsAll, const std::function<void()>& check) {
+  bootstrap::Bootstrap& network = parent.bootstrap();
+  const int first = members.front();
+  if (network.rank() != first) {
+    if (awaitsAll) network.sendAfterFailure(first, tag, {}, check);
+    const std::vector<std::byte> answer = network.receiveAfterFailure(first, tag, check);
+    if (answer.size() == bootstrap::kUniqueIdBytes) {
+      return bootstrap::unpackUniqueId(
+          std::span<const std::byte, bootstrap::kUniqueIdBytes>(answer.data(), answer.size()));
+    }
+    const std::string_view text(reinterpret_cast<const char*>(answer.data()), answer.size());
+    throw Error(ErrorCode::remoteError, fmt::format("Rank {} reports: {}", first, text));
   }
-  return bootstrap::unpackUniqueId(
-      std::span<const std::byte, bootstrap::kUniqueIdBytes>(answer.data(), answer.size()));
+  bootstrap::UniqueId id;
+  std::vector<std::byte> answer;
+  std::optional<Error> failure;
+  try {
+    if (awaitsAll) {
+      for (const int member : members.subspan(1)) network.receiveAfterFailure(member, tag, check);
+    }
+    Settings settings = parent.settings();
+    settings.commId.clear();
+    id = bootstrap::createUniqueId(settings);
+    answer = asBytes(bootstrap::packUniqueId(id));
+  } catch (const Error& error) {
+    failure = error;
+    answer = asBytes(std::string_view(error.what()));
+  }
+  for (const int member : members.subspan(1)) {
+    try {
+      network.sendAfterFailure(member, tag, answer, check);
+    } catch (const Error& error) {
+      if (!failure) failure = error;
+    }
+  }
+  if (failure) throw *failure;
+  return id;
+}
+
+// Joins the new communicator of `members` under the id that they agree on.
+std::shared_ptr<Communicator> joinMembers(Communicator& parent, std::span<const int> members,
+                                          const bootstrap::UniqueId& id, const Options& options,
+                                          std::shared_ptr<Health> health,
+                                          const std::optional<Attempt>& attempt = std::nullopt) {
+  Settings settings = parent.settings();
+  settings.commId.clear();
+  const auto mine = std::find(members.begin(), members.end(), parent.rank());
+  return join(parent.runtime(), std::span(&id, 1), static_cast<int>(mine - members.begin()),
+              static_cast<int>(members.size()), parent.device(), settings, options,
+              std::move(health), attempt);
 }
 
 }  // namespace
@@ -134,7 +194,7 @@ Handle::InitFunction makeFromIds(runtime::Runtime& runtime, std::vector<bootstra
                                  int rank, int ranks, int device, const Settings& settings,
                                  const Options& options) {
   return [=, &runtime, ids = std::move(ids)](std::shared_ptr<Health> health) {
-    return join(runtime, ids, rank, ranks, device, settings, options, std::move(health), nullptr);
+    return join(runtime, ids, rank, ranks, device, settings, options, std::move(health));
   };
 }
 
@@ -147,46 +207,30 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
       throw invalidUsage("The split was aborted").rank(parent->rank());
     }
     bootstrap::Bootstrap& network = parent->bootstrap();
-    std::vector<SplitChoice> members =
+    std::vector<SplitChoice> choices =
         network.allGather(SplitChoice{color, key, network.rank()}, checkOf(health));
     // One number for each new communicator, that of its first rank.
-    uint64_t attempt = network.numberAttempts(members.size());
-    std::erase_if(members, [color](const SplitChoice& choice) { return choice.color != color; });
+    const uint64_t firstAttempt = network.numberAttempts(choices.size());
+    std::erase_if(choices, [color](const SplitChoice& choice) { return choice.color != color; });
     if (color == kNoColor) {
       turn->end();
       return nullptr;
     }
-    std::stable_sort(members.begin(), members.end(),
+    std::stable_sort(choices.begin(), choices.end(),
                      [](const SplitChoice& a, const SplitChoice& b) { return a.key < b.key; });
-    const auto mine = std::find_if(members.begin(), members.end(), [&](const SplitChoice& choice) {
-      return choice.rank == network.rank();
+    std::vector<int> members;
+    for (const SplitChoice& choice : choices) members.push_back(choice.rank);
+    const Attempt attempt{parent.get(), firstAttempt + static_cast<uint64_t>(members.front())};
+    const auto check = [parent, checkNew = checkOf(health)] {
+      checkNew();
+      if (parent->health().hasFailed()) throw *parent->health().error();
+    };
+    return makeTogether(attempt, [&] {
+      const bootstrap::UniqueId id =
+          agreeOnId(*parent, members, kSplitTag + network.collectivesBegun(), false, check);
+      turn->end();
+      return joinMembers(*parent, members, id, options, std::move(health), attempt);
     });
-    const int rank = static_cast<int>(mine - members.begin());
-    attempt += static_cast<uint64_t>(members.front().rank);
-
-    // The first member creates the id and sends it to the others.
-    const uint64_t tag = kSplitTag + network.collectivesBegun();
-    Settings settings = parent->settings();
-    settings.commId.clear();
-    bootstrap::UniqueId id;
-    if (rank == 0) {
-      std::vector<std::byte> answer;
-      std::optional<Error> failure;
-      try {
-        id = bootstrap::createUniqueId(settings);
-        answer = asBytes(bootstrap::packUniqueId(id));
-      } catch (const Error& error) {
-        failure = error;
-        answer = asBytes(std::string_view(error.what()));
-      }
-      for (size_t m = 1; m < members.size(); m++) network.send(members[m].rank, tag, answer);
-      if (failure) throw *failure;
-    } else {
-      id = readId(network.receive(members.front().rank, tag), members.front().rank);
-    }
-    turn->end();
-    return join(parent->runtime(), std::span(&id, 1), rank, static_cast<int>(members.size()),
-                parent->device(), settings, options, std::move(health), parent.get(), attempt);
   };
 }
 
@@ -212,13 +256,15 @@ Handle::InitFunction makeFromGrow(const std::shared_ptr<Communicator>& parent, i
     if (own) mine.id = bootstrap::packUniqueId(*own);
     const bootstrap::UniqueId agreed =
         agreeOnGrowth(parent->bootstrap().allGather(mine, checkOf(health)));
-    const uint64_t attempt = parent->bootstrap().numberAttempts(1);
+    const Attempt attempt{parent.get(), parent->bootstrap().numberAttempts(1)};
     turn->end();
     if (own) parent->dropGrowId();  // it serves one rendezvous, also if that fails
     Settings settings = parent->settings();
     settings.commId.clear();
-    return join(parent->runtime(), std::span(&agreed, 1), parent->rank(), ranks, parent->device(),
-                settings, options, std::move(health), parent.get(), attempt);
+    return makeTogether(attempt, [&] {
+      return join(parent->runtime(), std::span(&agreed, 1), parent->rank(), ranks, parent->device(),
+                  settings, options, std::move(health), attempt);
+    });
   };
 }
 
@@ -238,43 +284,9 @@ Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
     if (!isOut[static_cast<size_t>(rank)]) members.push_back(rank);
   }
   return [=, number = parent->beginShrink()](std::shared_ptr<Health> health) {
-    const std::function<void()> check = checkOf(health);
-    const uint64_t tag = kShrinkTag + number;
-    const auto mine = std::find(members.begin(), members.end(), parent->rank());
-    const int rank = static_cast<int>(mine - members.begin());
-    const int first = members.front();
-    bootstrap::Bootstrap& network = parent->bootstrap();
-    Settings settings = parent->settings();
-    settings.commId.clear();
-    bootstrap::UniqueId id;
-    if (rank == 0) {
-      // Only when all are there is anybody told to join: who is told waits for all of them.
-      std::vector<std::byte> answer;
-      std::optional<Error> failure;
-      try {
-        for (size_t m = 1; m < members.size(); m++) {
-          network.receiveAfterFailure(members[m], tag, check);
-        }
-        id = bootstrap::createUniqueId(settings);
-        answer = asBytes(bootstrap::packUniqueId(id));
-      } catch (const Error& error) {
-        failure = error;
-        answer = asBytes(std::string_view(error.what()));
-      }
-      for (size_t m = 1; m < members.size(); m++) {
-        try {
-          network.sendAfterFailure(members[m], tag, answer, check);
-        } catch (const Error& error) {
-          if (!failure) failure = error;
-        }
-      }
-      if (failure) throw *failure;
-    } else {
-      network.sendAfterFailure(first, tag, {}, check);
-      id = readId(network.receiveAfterFailure(first, tag, check), first);
-    }
-    return join(parent->runtime(), std::span(&id, 1), rank, static_cast<int>(members.size()),
-                parent->device(), settings, options, std::move(health), nullptr);
+    const bootstrap::UniqueId id =
+        agreeOnId(*parent, members, kShrinkTag + number, true, checkOf(health));
+    return joinMembers(*parent, members, id, options, std::move(health));
   };
 }
 
