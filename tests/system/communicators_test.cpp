@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -64,7 +66,9 @@ TEST(Communicators, ScalableInitTakesSeveralIds) {
 
 TEST(Communicators, CommIdAndIPv6) {
   {
-    const Setting address("NCCL_COMM_ID", "127.0.0.1:39517");
+    // Not one of the ports that the system chooses for others.
+    const std::string port = std::to_string(20000 + ::getpid() % 10000);
+    const Setting address("NCCL_COMM_ID", ("127.0.0.1:" + port).c_str());
     for (int round = 0; round < 3; round++) {
       onThreads(3, [&](int rank) { useOnce(Member(newId(), rank, 3).comm); });
     }
