@@ -8,7 +8,10 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/fork.h"
 #include "base/log.h"
@@ -59,6 +62,8 @@ class RasService final : public Reactor::Handler {
     uint64_t number;
     std::string input, output;
     bool json = false, ends = false;
+    bool monitors = false;      // is told of events
+    bool isSubscribed = false;  // to those that are there
   };
 
   // Called by the thread of the reactor, which goes on with other sockets whatever happens here.
@@ -81,16 +86,49 @@ class RasService final : public Reactor::Handler {
     Reactor::ofThisProcess().requestTick();
   }
   void tick() override {
-    if (!std::exchange(paused_, false)) return;
-    Reactor::ofThisProcess().watch(number_, listener_.descriptor(), Poller::Interest::read);
+    if (std::exchange(paused_, false)) {
+      Reactor::ofThisProcess().watch(number_, listener_.descriptor(), Poller::Interest::read);
+    }
+    if (!hasMonitors()) return;
+    Reactor::ofThisProcess().requestTick();
+    if (diagnose::steadyNow() >= nextLook_) lookAtPeers();
+  }
+
+  bool hasMonitors() const {
+    return std::ranges::any_of(clients_, [](const auto& entry) { return entry.second.monitors; });
+  }
+
+  // Tells those who monitor what has changed since the last look.
+  void lookAtPeers() {
+    nextLook_ = diagnose::steadyNow() + kLookInterval;
+    try {
+      diagnose::RasPeers peers = diagnose::rasPeers(diagnose::readAllTables());
+      const auto events = diagnose::rasEvents(std::exchange(peers_, peers), peers);
+      if (events.empty()) return;
+      std::vector<int> gone;
+      for (auto& [descriptor, client] : clients_) {
+        if (!client.isSubscribed || client.ends) continue;
+        for (const diagnose::RasEvent& event : events) {
+          client.output += client.json ? diagnose::rasJson(event) : diagnose::rasText(event);
+        }
+        if (!write(client)) gone.push_back(descriptor);
+      }
+      for (const int descriptor : gone) {
+        Reactor::ofThisProcess().forget(descriptor);
+        clients_.erase(descriptor);
+      }
+    } catch (const std::exception& error) {
+      logInfo("RAS clients are not told of changes: {}", error.what());
+    }
   }
 
   void accept() {
     while (auto socket = listener_.accept()) {
       // The oldest one goes, so that clients that say nothing do not keep others out.
       if (clients_.size() >= kMostClients) {
-        const auto oldest = std::ranges::min_element(
-            clients_, {}, [](const auto& entry) { return entry.second.number; });
+        const auto oldest = std::ranges::min_element(clients_, {}, [](const auto& entry) {
+          return std::pair(entry.second.monitors, entry.second.number);
+        });
         Reactor::ofThisProcess().forget(oldest->first);
         clients_.erase(oldest);
       }
@@ -114,8 +152,13 @@ class RasService final : public Reactor::Handler {
         answer(client, command);
       }
       if (client.input.size() > kLongestCommand) return false;
-      if (!client.ends && client.output.size() > kMaxUnreadBytes) return false;
     }
+    return write(client);
+  }
+
+  // Returns whether the connection goes on.
+  bool write(Client& client) {
+    if (!client.ends && client.output.size() > kMaxUnreadBytes) return false;
     const auto written = client.socket.write(std::as_bytes(std::span(client.output)));
     if (written.closed) return false;
     client.output.erase(0, written.bytes);
@@ -127,7 +170,7 @@ class RasService final : public Reactor::Handler {
     return true;
   }
 
-  static void answer(Client& client, const std::string& command) {
+  void answer(Client& client, const std::string& command) {
     std::string rest;
     if (beginsWith(command, "client protocol ", rest)) {
       client.output += fmt::format("SERVER PROTOCOL {}\n", kProtocol);
@@ -146,17 +189,51 @@ class RasService final : public Reactor::Handler {
       client.output += client.json ? diagnose::rasJson(views, ncclVersion())
                                    : diagnose::rasText(views, ncclVersion(), verbose);
       client.ends = true;
+    } else if (::strcasecmp(command.c_str(), "monitor") == 0) {
+      monitor(client, "");
+    } else if (beginsWith(command, "monitor ", rest)) {
+      monitor(client, rest);
     } else {
       client.output += fmt::format("ERROR: Unknown command {}\n", command);
     }
   }
+
+  // `groups` names groups of events, separated by commas. There are none of the group "trace",
+  // which NCCL has for the connections between its RAS threads.
+  void monitor(Client& client, const std::string& groups) {
+    bool lifecycle = false, any = false;
+    std::istringstream list(groups);
+    for (std::string group; std::getline(list, group, ',');) {
+      group.erase(0, group.find_first_not_of(' '));
+      if (group.empty()) continue;
+      const bool trace = ::strcasecmp(group.c_str(), "trace") == 0;
+      const bool all = ::strcasecmp(group.c_str(), "all") == 0;
+      if (!trace && !all && ::strcasecmp(group.c_str(), "lifecycle") != 0) {
+        client.output += fmt::format("ERROR: Invalid event group '{}'\n", group);
+        return;
+      }
+      any = true;
+      lifecycle = lifecycle || !trace;
+    }
+    client.output += "OK\n";
+    // Only what happens from now on is news for this client.
+    client.isSubscribed = false;
+    lookAtPeers();
+    client.monitors = true;
+    client.isSubscribed = lifecycle || !any;
+    Reactor::ofThisProcess().requestTick();
+  }
+
+  static constexpr int64_t kLookInterval = 500'000'000;
 
   const std::function<bool()> notAborted_;
   const Listener listener_;
   // Of the reactor's thread.
   std::map<int, Client> clients_;
   uint64_t accepted_ = 0;
-  bool paused_ = false;  // clients are accepted from the next tick on
+  bool paused_ = false;       // clients are accepted from the next tick on
+  diagnose::RasPeers peers_;  // as of the last look
+  int64_t nextLook_ = 0;
   const uint32_t number_;
 };
 

@@ -197,4 +197,44 @@ std::string rasText(const std::vector<RankView>& views, std::string_view ncclVer
   return text;
 }
 
+RasPeers rasPeers(const std::vector<RankView>& views) {
+  RasPeers peers;
+  for (const RankView& view : views) {
+    if (!view.isKnown || view.hasLeft) continue;
+    RasPeer& peer = peers[view.pid];
+    peer.devices.insert(view.device);
+    peer.isDead = isDead(view);
+  }
+  return peers;
+}
+
+std::vector<RasEvent> rasEvents(const RasPeers& before, const RasPeers& after) {
+  std::vector<RasEvent> events;
+  for (const auto& [process, peer] : after) {
+    const auto known = before.find(process);
+    const bool isNew = known == before.end();
+    if (isNew) events.push_back({"PEER_NEW", process, peer});
+    if (peer.isDead && (isNew || !known->second.isDead)) {
+      events.push_back({"PEER_DEAD", process, peer});
+    }
+  }
+  return events;
+}
+
+// The blank at the end precedes details, which NCCL leaves empty for these events.
+std::string rasText(const RasEvent& event) {
+  return fmt::format("[{}] {}: Process {} on node {} managing GPU{} {} \n", timestamp(), event.name,
+                     event.process, hostName(), event.peer.devices.size() > 1 ? "s" : "",
+                     fmt::join(event.peer.devices, ","));
+}
+
+std::string rasJson(const RasEvent& event) {
+  return fmt::format(
+      "{{\n  \"timestamp\": \"{}\",\n  \"group\": \"LIFECYCLE\",\n  \"event\": \"{}\",\n  "
+      "\"peer\": {{\n    \"host\": {},\n    \"pid\": {},\n    \"cuda_devs\": [{}],\n    "
+      "\"nvml_devs\": []\n  }},\n  \"details\": \"\"\n}}\n",
+      timestamp(), event.name, quoteJson(hostName()), event.process,
+      fmt::join(event.peer.devices, ","));
+}
+
 }  // namespace unisono::diagnose

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -38,12 +39,12 @@ const std::string where = "127.0.0.1:" + std::to_string(port);
 
 class Client {
  public:
-  Client() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  explicit Client(int at = port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
     const timeval limit{60, 0};
     ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_port = htons(static_cast<uint16_t>(at));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     connected_ = ::connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
   }
@@ -119,6 +120,67 @@ TEST(RasAddress, ThatIsInUseIsOneWarning) {
   EXPECT_EQ(text.find("WARN", first + 1), std::string::npos) << text;
   EXPECT_NE(text.find("RAS clients are not answered by this process"), std::string::npos) << text;
   EXPECT_NE(text.find(used), std::string::npos) << text;
+}
+
+// Process 0 answers clients of its own and hears of process 1, which joins it and is killed.
+TEST(RasMonitor, TellsOfProcessesThatComeAndDie) {
+  const int ownPort = freePort();
+  const Pipe pipe, process1, end;
+  const std::vector<int> results = runChildren(2, [&](int process) {
+    if (process == 1) {
+      process1.write(::getpid());
+      ncclComm_t comm = nullptr;
+      check(unisonoHostSetDevice(1));
+      check(ncclCommInitRank(&comm, 2, sharedId(pipe, 1, 2), 1));
+      useOnce(comm);
+      end.read<int>();
+      ::raise(SIGKILL);
+    }
+    ::setenv("NCCL_RAS_ENABLE", "1", 1);
+    ::setenv("NCCL_RAS_ADDR", ("127.0.0.1:" + std::to_string(ownPort)).c_str(), 1);
+    check(unisonoHostSetDevice(0));
+    const auto alone = std::make_unique<Member>(newId(), 0, 1);
+    const Client text(ownPort), structured(ownPort), trace(ownPort), wrong(ownPort);
+    text.send("MONITOR\n");
+    structured.send("set format json\nmonitor trace,ALL\n");
+    trace.send("MONITOR trace\n");
+    wrong.send("MONITOR lifecycle,x\n");
+    EXPECT_EQ(text.line(), "OK");
+    EXPECT_EQ(structured.line(), "OK");
+    EXPECT_EQ(structured.line(), "OK");
+    EXPECT_EQ(trace.line(), "OK");
+    EXPECT_EQ(wrong.line(), "ERROR: Invalid event group 'x'");
+    const std::string pid = std::to_string(process1.read<pid_t>());
+    ncclComm_t comm = nullptr;
+    check(ncclCommInitRank(&comm, 2, sharedId(pipe, 0, 2), 0));
+    useOnce(comm);
+    const auto expectEvent = [&](const std::string& name) {
+      const std::string line = text.line();
+      EXPECT_NE(line.find("] " + name + ": Process " + pid + " on node "), std::string::npos)
+          << line;
+      EXPECT_NE(line.find(" managing GPU 1 "), std::string::npos) << line;
+      std::string object;
+      do {
+        object += structured.line() + "\n";
+      } while (object.find("\n}\n") == std::string::npos);
+      const json event = json::parse(object);
+      EXPECT_EQ(event["group"], "LIFECYCLE");
+      EXPECT_EQ(event["event"], name);
+      EXPECT_EQ(std::to_string(event["peer"]["pid"].get<int>()), pid);
+      EXPECT_EQ(event["peer"]["cuda_devs"], json::array({1}));
+    };
+    expectEvent("PEER_NEW");
+    end.write(1);
+    expectEvent("PEER_DEAD");
+    // Who monitors can still ask.
+    text.send("STATUS\n");
+    EXPECT_NE(text.all().find("dead"), std::string::npos);
+    trace.send("STATUS\n");
+    EXPECT_EQ(trace.all().substr(0, 12), "NCCL version");
+    EXPECT_OK(ncclCommAbort(comm));
+  });
+  EXPECT_EQ(results[0], 0);
+  EXPECT_NE(results[1], 0);
 }
 
 TEST(Ras, IsOffByDefault) {
