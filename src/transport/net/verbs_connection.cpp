@@ -24,12 +24,7 @@ VerbsConnection::VerbsConnection(const VerbsPort& port, const VerbsOptions& opti
       options_(options),
       firstPacket_(std::random_device()() & kPacketNumberMask),
       queue_(nullptr, library().destroy_cq) {
-  if (port_.isEthernet()) {
-    gidIndex_ = options_.gidIndex >= 0
-                    ? options_.gidIndex
-                    : static_cast<int>(chooseGid(readGids(port_), options_.gidRules));
-  }
-  if (library().query_gid(port_.device->context(), port_.number, gidIndex_, &gid_) != 0) {
+  if (library().query_gid(port_.device->context(), port_.number, port_.gidIndex, &gid_) != 0) {
     fail("ibv_query_gid", errno);
   }
   const auto entries = sizes.queuePairs * (sizes.sends + sizes.receives);
@@ -110,7 +105,7 @@ void VerbsConnection::connect(const VerbsEndpoint& remote) {
         (port_.attributes.flags & IBV_QPF_GRH_REQUIRED) != 0) {
       address.is_global = 1;
       address.grh.dgid = gid;
-      address.grh.sgid_index = static_cast<uint8_t>(gidIndex_);
+      address.grh.sgid_index = static_cast<uint8_t>(port_.gidIndex);
       address.grh.hop_limit = kHopLimit;
       address.grh.traffic_class = remote.trafficClass;
     }

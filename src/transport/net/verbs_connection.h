@@ -15,8 +15,6 @@ namespace unisono::transport {
 
 // What the NCCL_IB_* settings say of connections.
 struct VerbsOptions {
-  int gidIndex = -1;  // of RoCE; -1: the best one
-  GidRules gidRules;
   uint8_t timeout = 20, retries = 7;
   uint16_t keyIndex = 0;  // of the partition key
   uint8_t serviceLevel = 0, trafficClass = 0;
@@ -93,7 +91,6 @@ class VerbsConnection {
   const VerbsPort port_;
   const VerbsOptions options_;
   ibv_gid gid_{};
-  int gidIndex_ = 0;
   uint32_t firstPacket_;
   FailureNote events_;  // of the adapter's asynchronous events
   std::string failure_;

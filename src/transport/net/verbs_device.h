@@ -90,6 +90,7 @@ struct VerbsPort {
   std::shared_ptr<VerbsDevice> device;
   uint8_t number = 1;
   ibv_port_attr attributes{};
+  int gidIndex = 0;       // of its connections
   plugin::NetPort facts;  // for the topology
 
   bool isEthernet() const { return attributes.link_layer == IBV_LINK_LAYER_ETHERNET; }

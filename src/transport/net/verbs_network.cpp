@@ -190,9 +190,6 @@ VerbsOptions optionsOf(const Settings& settings, int trafficClass) {
     return static_cast<uint8_t>(setting >= 0 ? setting : std::max(trafficClass, 0));
   };
   VerbsOptions options;
-  options.gidIndex = static_cast<int>(settings.ibGidIndex);
-  options.gidRules = parseGidRules(settings.ibAddressFamily, settings.ibAddressRange,
-                                   static_cast<int>(settings.ibRoceVersion));
   options.timeout = static_cast<uint8_t>(settings.ibTimeout);
   options.retries = static_cast<uint8_t>(settings.ibRetries);
   options.keyIndex = static_cast<uint16_t>(settings.ibKeyIndex);
@@ -204,6 +201,17 @@ VerbsOptions optionsOf(const Settings& settings, int trafficClass) {
   options.adaptiveRoutingThreshold = static_cast<uint64_t>(settings.ibAdaptiveRoutingThreshold);
   options.relaxedOrdering = settings.ibRelaxedOrdering != 0;
   return options;
+}
+
+// Which GID each RoCE port uses. Those of InfiniBand use their first.
+void chooseGids(std::vector<VerbsPort>& ports, const Settings& settings) {
+  const GidRules rules = parseGidRules(settings.ibAddressFamily, settings.ibAddressRange,
+                                       static_cast<int>(settings.ibRoceVersion));
+  for (VerbsPort& port : ports) {
+    if (!port.isEthernet()) continue;
+    port.gidIndex = settings.ibGidIndex >= 0 ? static_cast<int>(settings.ibGidIndex)
+                                             : static_cast<int>(chooseGid(readGids(port), rules));
+  }
 }
 
 bool kernelHasAdapters() {
@@ -227,9 +235,10 @@ std::shared_ptr<const NetworkDriver> openVerbs(const Settings& settings, bool is
   if (library == nullptr) return nullptr;
   std::vector<VerbsPort> ports = findVerbsPorts(*library, PortFilter(settings.ibAdapters), problem);
   if (ports.empty()) return nullptr;
+  chooseGids(ports, settings);
   for (const VerbsPort& port : ports) {
-    logInfo("InfiniBand or RoCE port {}: {} Mb/s, PCI device {}", port.name(), port.facts.megabits,
-            port.facts.pciPath);
+    logInfo("{} port {}: {} Mb/s, GID {}, PCI device {}", nameOfLinks(port.isEthernet()),
+            port.name(), port.facts.megabits, port.gidIndex, port.facts.pciPath);
   }
   return std::make_shared<VerbsDriver>(std::move(ports), optionsOf(settings, trafficClass));
 }
