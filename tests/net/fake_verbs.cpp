@@ -57,9 +57,15 @@
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// Contexts, domains, regions, queues and pairs that exist, and requests that were executed.
-EXPORTED int fakeVerbsOpen, fakeVerbsRequests;
-int fakeVerbsOpen = 0, fakeVerbsRequests = 0;
+// Contexts, domains, regions, queues and pairs that exist, requests that were executed, and the
+// bytes of the largest with immediate data; regions with relaxed ordering, and what the queue pair
+// was given that was made ready last.
+EXPORTED int fakeVerbsOpen, fakeVerbsRequests, fakeVerbsLargest, fakeVerbsRelaxed;
+EXPORTED int fakeVerbsTrafficClass, fakeVerbsServiceLevel, fakeVerbsGidIndex, fakeVerbsTimeout,
+    fakeVerbsRetries;
+int fakeVerbsOpen = 0, fakeVerbsRequests = 0, fakeVerbsLargest = 0, fakeVerbsRelaxed = 0;
+int fakeVerbsTrafficClass = 0, fakeVerbsServiceLevel = 0, fakeVerbsGidIndex = 0,
+    fakeVerbsTimeout = 0, fakeVerbsRetries = 0;
 
 namespace {
 
@@ -78,6 +84,10 @@ const char* variable(const char* name, const char* otherwise) {
 
 void count(int& counter, int change) {
   __atomic_fetch_add(&counter, change, __ATOMIC_SEQ_CST);
+}
+
+void set(int& counter, int value) {
+  __atomic_store_n(&counter, value, __ATOMIC_SEQ_CST);
 }
 
 struct Fault {
@@ -449,6 +459,11 @@ void start(Pair& pair) {
     }
     const char* from = reinterpret_cast<const char*>(part.addr);
     request.data.assign(from, from + part.length);
+  }
+  const auto bytes = static_cast<int>(request.data.size());
+  if (work.opcode == IBV_WR_RDMA_WRITE_WITH_IMM &&
+      bytes > __atomic_load_n(&fakeVerbsLargest, __ATOMIC_SEQ_CST)) {
+    set(fakeVerbsLargest, bytes);
   }
   pair.isUnderWay = true;
   pair.deadline = Clock::now() + patienceOf(pair);
@@ -848,6 +863,7 @@ EXPORTED ibv_mr* ibv_reg_mr(ibv_pd* domain, void* data, size_t bytes, int access
   regions[lastKey] = region;
   own<Domain>(domain)->users++;
   count(fakeVerbsOpen, 1);
+  if ((access & IBV_ACCESS_RELAXED_ORDERING) != 0) count(fakeVerbsRelaxed, 1);
   return &region->base;
 }
 
@@ -970,6 +986,11 @@ EXPORTED int ibv_modify_qp(ibv_qp* base, ibv_qp_attr* attributes, int mask) {
       all.sq_psn = attributes->sq_psn;
       all.timeout = attributes->timeout;
       all.retry_cnt = attributes->retry_cnt;
+      set(fakeVerbsTrafficClass, all.ah_attr.grh.traffic_class);
+      set(fakeVerbsServiceLevel, all.ah_attr.sl);
+      set(fakeVerbsGidIndex, all.ah_attr.grh.sgid_index);
+      set(fakeVerbsTimeout, all.timeout);
+      set(fakeVerbsRetries, all.retry_cnt);
   }
   base->state = attributes->qp_state;
   wake();

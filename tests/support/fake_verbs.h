@@ -15,10 +15,12 @@ inline void* loadFakeVerbs() {
   return library;
 }
 
-// A number that it counts in this process.
-inline int fakeVerbsCounter(const char* name) {
+// A number that it counts in this process. Sets it to 0 where `reset` says so.
+inline int fakeVerbsCounter(const char* name, bool reset = false) {
   void* const library = loadFakeVerbs();
-  const int value = __atomic_load_n(static_cast<int*>(::dlsym(library, name)), __ATOMIC_SEQ_CST);
+  int* const counter = static_cast<int*>(::dlsym(library, name));
+  const int value = __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+  if (reset) __atomic_store_n(counter, 0, __ATOMIC_SEQ_CST);
   ::dlclose(library);
   return value;
 }

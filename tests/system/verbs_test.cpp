@@ -87,26 +87,70 @@ TEST(Verbs, MoveDataOverSeveralQueuePairs) {
   everyCallOnNodes(split);
 }
 
-// RoCE adapters with one GID for each host: rank 1 must be told that of rank 0, and the other way
-// around. The settings of connections are those of the sender.
+constexpr const char* kRoce =
+    "b0 eth=fe800000000000000000000000000001,00000000000000000000ffffc0000201,"
+    "00000000000000000000ffffc0000203";
+
+// Hosts whose adapters have other GIDs, and whose settings of connections differ.
 TEST(Verbs, JoinHostsByRoce) {
-  const Variables variables = {{"NCCL_IB_GID_INDEX", "1"},
-                               {"NCCL_ALGO", "tree"},
-                               {"FAKE_VERBS",
-                                "b0 eth=fe800000000000000000000000000001,"
-                                "00000000000000000000ffffc0000201"}};
-  const Variables special = {{"NCCL_IB_GID_INDEX", "0"},
-                             {"NCCL_IB_SPLIT_DATA_ON_QPS", "1"},
+  const Variables special = {{"NCCL_IB_SPLIT_DATA_ON_QPS", "1"},
                              {"NCCL_IB_QPS_PER_CONNECTION", "2"},
                              {"NCCL_IB_AR_THRESHOLD", "100"},
                              {"NCCL_IB_ADAPTIVE_ROUTING", "1"},
-                             {"NCCL_IB_TC", "106"},
-                             {"NCCL_IB_SL", "3"},
                              {"FAKE_VERBS", "b1 eth=00000000000000000000ffffc0000202"}};
-  onNodes(3, variables, special, [](int, ncclComm_t comm) {
+  onNodes(3, {{"NCCL_ALGO", "tree"}, {"FAKE_VERBS", kRoce}}, special, [](int, ncclComm_t comm) {
     for (const size_t count : {1, 1000, 100'000}) useOnce(comm, count);
     check(ncclCommDestroy(comm));
   });
+}
+
+struct PairSettings {
+  Variables variables;
+  int trafficClass;  // of ncclConfig_t
+  int relaxed, expectedClass, serviceLevel, gidIndex, timeout, retries;
+};
+
+TEST(VerbsSettings, ReachTheQueuePairs) {
+  const PairSettings cases[] = {
+      {{}, NCCL_CONFIG_UNDEF_INT, 1, 0, 0, 1, 20, 7},
+      {{}, 105, 1, 105, 9, 1, 20, 7},
+      {{{"NCCL_IB_TC", "106"},
+        {"NCCL_IB_SL", "3"},
+        {"NCCL_IB_ADDR_RANGE", "192.0.2.2/31"},
+        {"NCCL_IB_TIMEOUT", "18"},
+        {"NCCL_IB_RETRY_CNT", "5"},
+        {"NCCL_IB_PCI_RELAXED_ORDERING", "0"}},
+       9,
+       0,
+       106,
+       3,
+       2,
+       18,
+       5},
+      {{{"NCCL_IB_GID_INDEX", "0"}}, NCCL_CONFIG_UNDEF_INT, 1, 0, 0, 0, 20, 7},
+  };
+  for (const PairSettings& wanted : cases) {
+    const Pipe pipe;
+    const std::vector<int> results = runChildren(2, [&](int rank) {
+      useVerbs({{"FAKE_VERBS", kRoce}});
+      useVerbs(wanted.variables);
+      ::setenv("NCCL_HOSTID", std::to_string(rank).c_str(), 1);
+      check(unisonoHostSetDevice(rank));
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.trafficClass = wanted.trafficClass;
+      ncclComm_t comm = nullptr;
+      check(ncclCommInitRankConfig(&comm, 2, sharedId(pipe, rank, 2), rank, &config));
+      useOnce(comm);
+      EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsRelaxed") > 0, wanted.relaxed != 0);
+      EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsTrafficClass"), wanted.expectedClass);
+      EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsServiceLevel"), wanted.serviceLevel);
+      EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsGidIndex"), wanted.gidIndex);
+      EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsTimeout"), wanted.timeout);
+      EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsRetries"), wanted.retries);
+      check(ncclCommDestroy(comm));
+    });
+    EXPECT_EQ(results, std::vector<int>({0, 0}));
+  }
 }
 
 TEST(VerbsThatDiffer, AreRefused) {

@@ -190,6 +190,39 @@ TEST(Gids, AreReadWithTheirVersions) {
   }
 }
 
+TEST(VerbsEndpoints, AreRefusedUnlessTheyAreIntact) {
+  const StreamMemory memory{nullptr, nullptr, nullptr, 4, 5000};
+  std::vector<VerbsEndpoint> sent(2);
+  for (size_t fifo = 0; fifo < 2; fifo++) {
+    sent[fifo].group = 7;
+    sent[fifo].fifo = fifo;
+    sent[fifo].slots = 4;
+    sent[fifo].slotBytes = 5000;
+    sent[fifo].queuePairs = 1;
+    sent[fifo].numbers[0] = 99;
+    sent[fifo].seal();
+  }
+  std::vector<std::byte> message = pack(sent);
+  EXPECT_EQ(unpack(message, 1).size(), 0u);
+  EXPECT_EQ(unpack(std::span(message).subspan(1), 2).size(), 0u);
+  const auto isIntact = [&](uint64_t group, size_t fifo) {
+    return unpack(message, 2)[fifo].isFor(group, fifo, memory);
+  };
+  EXPECT_TRUE(isIntact(7, 0) && isIntact(7, 1));
+  EXPECT_FALSE(isIntact(6, 0)) << "another group";
+  EXPECT_FALSE(sent[1].isFor(7, 0, memory)) << "another FIFO";
+  for (size_t i = 0; i < sizeof(VerbsEndpoint); i++) {
+    message[i] ^= std::byte{1};
+    EXPECT_FALSE(isIntact(7, 0)) << "byte " << i;
+    message[i] ^= std::byte{1};
+  }
+  for (const uint32_t pairs : {0u, uint32_t{kMaxQueuePairs} + 1}) {
+    sent[0].queuePairs = pairs;
+    sent[0].seal();
+    EXPECT_FALSE(sent[0].isFor(7, 0, memory));
+  }
+}
+
 VerbsPort portOf(const char* filter) {
   std::string problem;
   std::vector<VerbsPort> ports = findVerbsPorts(library(), PortFilter(filter), problem);
@@ -331,6 +364,7 @@ class VerbsStreams : public ::testing::TestWithParam<StreamCase> {};
 // The queue pairs run ahead of each other (FAKE_VERBS_DELAY).
 TEST_P(VerbsStreams, MoveSlotsOfAnySize) {
   std::mt19937 random(test::seed());
+  testing::fakeVerbsCounter("fakeVerbsLargest", true);
   VerbsOptions options;
   options.queuePairs = GetParam().queuePairs;
   options.splitsData = GetParam().splitsData;
@@ -366,6 +400,13 @@ TEST_P(VerbsStreams, MoveSlotsOfAnySize) {
   }
   EXPECT_EQ(send.failure() + receive.failure(), "");
   await([&] { return static_cast<void>(send.progress()), !send.isPending(); });
+  // With adaptive routing large data go before the immediate data.
+  const int largest = testing::fakeVerbsCounter("fakeVerbsLargest");
+  if (GetParam().threshold > 0) {
+    EXPECT_LE(largest, static_cast<int>(GetParam().threshold));
+  } else {
+    EXPECT_GT(largest, 1000);
+  }
 }
 INSTANTIATE_TEST_SUITE_P(All, VerbsStreams,
                          ::testing::Values(StreamCase{"a0:1", 1, false, 0},

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "transport/net/verbs_device.h"
+#include "transport/net/verbs_endpoint.h"
 
 namespace unisono::transport {
 
@@ -24,30 +25,6 @@ struct VerbsOptions {
   uint64_t adaptiveRoutingThreshold = 8192;
   bool relaxedOrdering = true;
 };
-
-inline constexpr size_t kMaxQueuePairs = 128;
-
-// What one end of a connection tells the other one.
-struct VerbsEndpoint {
-  static constexpr uint64_t kMagic = 0x736272656b6e7501;
-  uint64_t magic = kMagic;
-  uint64_t group = 0, fifo = 0;  // which connection it is
-  // Where the other end writes: the slots of the receiver, the credits of the sender.
-  uint64_t address = 0;
-  uint32_t key = 0;
-  uint32_t slots = 0, slotBytes = 0;
-  uint32_t firstPacket = 0;  // sequence number
-  uint32_t queuePairs = 0;
-  uint16_t lid = 0;
-  uint8_t linkLayer = 0, mtu = 0;
-  uint8_t serviceLevel = 0, trafficClass = 0;  // of the sender, for both ends
-  uint8_t splitsData = 0;                      // of the sender
-  uint8_t unused = 0;
-  std::array<uint8_t, 16> gid{};
-  std::array<char, 84> port{};  // its name
-  std::array<uint32_t, kMaxQueuePairs> numbers{};
-};
-static_assert(sizeof(VerbsEndpoint) == 60 + 16 + 84 + 4 * kMaxQueuePairs);
 
 // The reliable queue pairs of one FIFO, with one completion queue.
 class VerbsConnection {

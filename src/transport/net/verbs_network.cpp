@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <utility>
@@ -68,9 +67,13 @@ class VerbsNetwork final : public Network {
   std::map<std::pair<uint64_t, size_t>, std::unique_ptr<VerbsReceiveStream>> listening_;
 };
 
-void append(std::vector<std::byte>& message, const VerbsEndpoint& endpoint) {
-  const auto bytes = std::as_bytes(std::span(&endpoint, 1));
-  message.insert(message.end(), bytes.begin(), bytes.end());
+// What a stream tells the other end.
+VerbsEndpoint endpointOf(const VerbsStream& stream, const NetworkGroup& group, size_t fifo) {
+  VerbsEndpoint endpoint = stream.endpoint();
+  endpoint.group = group.tag;
+  endpoint.fifo = fifo;
+  endpoint.seal();
+  return endpoint;
 }
 
 // Makes a stream; what fails names the ranks.
@@ -84,26 +87,23 @@ auto VerbsNetwork::make(const NetworkGroup& group, Make make) const {
 }
 
 std::vector<std::byte> VerbsNetwork::listen(const NetworkGroup& group) {
-  std::vector<std::byte> offer;
+  std::vector<VerbsEndpoint> offer;
   for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
     auto stream = make(group, [&] {
       return std::make_unique<VerbsReceiveStream>(portOf(group, fifo), options_,
                                                   group.memory[fifo]);
     });
-    VerbsEndpoint own = stream->endpoint();
-    own.group = group.tag;
-    own.fifo = fifo;
-    append(offer, own);
+    offer.push_back(endpointOf(*stream, group, fifo));
     listening_.insert_or_assign(std::pair(group.tag, fifo), std::move(stream));
   }
-  return offer;
+  return pack(offer);
 }
 
 std::vector<NetworkConnection> VerbsNetwork::connect(const NetworkGroup& group,
                                                      std::span<const std::byte> offer) {
   std::vector<VerbsEndpoint> remotes = read(group, offer);
   std::vector<NetworkConnection> connections;
-  std::vector<std::byte> reply;
+  std::vector<VerbsEndpoint> reply;
   for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
     VerbsEndpoint& remote = remotes[fifo];
     const VerbsPort& port = portOf(group, fifo);
@@ -115,13 +115,10 @@ std::vector<NetworkConnection> VerbsNetwork::connect(const NetworkGroup& group,
       made->connect(remote);
       return made;
     });
-    VerbsEndpoint own = stream->endpoint();
-    own.group = group.tag;
-    own.fifo = fifo;
-    append(reply, own);
+    reply.push_back(endpointOf(*stream, group, fifo));
     connections.push_back(connectionOf(std::move(stream), port, remote));
   }
-  context_.bootstrap.send(group.peer, group.tag, reply);
+  context_.bootstrap.send(group.peer, group.tag, pack(reply));
   return connections;
 }
 
@@ -139,28 +136,20 @@ std::vector<NetworkConnection> VerbsNetwork::accept(const NetworkGroup& group) {
 
 std::vector<VerbsEndpoint> VerbsNetwork::read(const NetworkGroup& group,
                                               std::span<const std::byte> message) const {
-  std::vector<VerbsEndpoint> remotes(group.memory.size());
-  const std::span<std::byte> into = std::as_writable_bytes(std::span(remotes));
-  if (message.size() == into.size()) std::memcpy(into.data(), message.data(), into.size());
-  for (size_t fifo = 0; fifo < remotes.size(); fifo++) {
-    VerbsEndpoint& remote = remotes[fifo];
-    const StreamMemory& memory = group.memory[fifo];
-    const bool isValid = message.size() == into.size() && remote.magic == VerbsEndpoint::kMagic &&
-                         remote.group == group.tag && remote.fifo == fifo &&
-                         remote.slots == memory.slotCount && remote.queuePairs >= 1 &&
-                         remote.slotBytes == memory.slotBytes &&
-                         remote.queuePairs <= kMaxQueuePairs && remote.mtu >= IBV_MTU_256 &&
-                         remote.mtu <= IBV_MTU_4096 && remote.splitsData <= 1;
-    if (!isValid) {
-      throw Error(ErrorCode::remoteError,
-                  "What the peer tells of its end of a network connection makes no sense")
-          .rank(context_.config.rank)
-          .peer(group.peer)
-          .remedy("Run the same version of the library on all ranks");
-    }
-    remote.port.back() = '\0';
-    check(group, fifo, remote);
+  const size_t count = group.memory.size();
+  std::vector<VerbsEndpoint> remotes = unpack(message, count);
+  bool isIntact = remotes.size() == count;
+  for (size_t fifo = 0; isIntact && fifo < count; fifo++) {
+    isIntact = remotes[fifo].isFor(group.tag, fifo, group.memory[fifo]);
   }
+  if (!isIntact) {
+    throw Error(ErrorCode::remoteError,
+                "What the peer tells of its end of a network connection is not intact")
+        .rank(context_.config.rank)
+        .peer(group.peer)
+        .remedy("Run the same version of the library on all ranks");
+  }
+  for (size_t fifo = 0; fifo < count; fifo++) check(group, fifo, remotes[fifo]);
   return remotes;
 }
 
@@ -193,7 +182,7 @@ VerbsOptions optionsOf(const Settings& settings, int trafficClass) {
   options.timeout = static_cast<uint8_t>(settings.ibTimeout);
   options.retries = static_cast<uint8_t>(settings.ibRetries);
   options.keyIndex = static_cast<uint16_t>(settings.ibKeyIndex);
-  options.serviceLevel = classOf(settings.ibServiceLevel);
+  options.serviceLevel = classOf(settings.ibServiceLevel) & 0xf;  // has 4 bits
   options.trafficClass = classOf(settings.ibTrafficClass);
   options.queuePairs = static_cast<size_t>(settings.ibQueuePairs);
   options.splitsData = settings.ibSplitsData;
