@@ -10,3 +10,5 @@ unisono_test(bootstrap_limits_test SOURCES bootstrap_limits_test.cpp
   DEPENDS unisono_bootstrap unisono_runtime GTest::gmock LABELS unit)
 unisono_test(bootstrap_roots_test SOURCES bootstrap_roots_test.cpp
   DEPENDS unisono_bootstrap GTest::gmock LABELS unit)
+unisono_test(bootstrap_fuzz_test SOURCES bootstrap_fuzz_test.cpp
+  DEPENDS unisono_bootstrap LABELS unit)
