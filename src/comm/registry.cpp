@@ -242,11 +242,14 @@ void Handle::abort() {
   const std::shared_ptr<Communicator> made = communicator_;
   const bool idle = isIdle(lock);
   lock.unlock();
+  // What made the user abort may not have been told yet.
+  const std::optional<Error> cause = health_->error();
   health_->abort();
   logInfo("{}: abort", description());
   if (made != nullptr && idle) made->leave("was aborted (ncclCommAbort)");
   if (made != nullptr && !idle) {
-    made->bootstrap().fail("ncclCommAbort was called while a call was in progress");
+    made->bootstrap().fail(cause ? cause->what()
+                                 : "ncclCommAbort was called while a call was in progress");
   }
   lock.lock();
   // A call in the background may be launching, on a stream that the user may destroy after this.
