@@ -159,6 +159,10 @@ constexpr Row kRows[] = {
      "size above which messages are sent so"},
     {"NCCL_IB_PCI_RELAXED_ORDERING", Number{&S::ibRelaxedOrdering, 0, 2}, "2",
      "relaxed ordering of PCI writes of adapters: 0 off, 1 and 2 where libibverbs has it"},
+    {"UNISONO_NETWORK_TIMEOUT",
+     Number{&S::networkTimeoutSeconds, 2, 3600, OutOfRange::clamp, "seconds"}, "120",
+     "how long the machine of a peer may leave data or probes of a socket unanswered before the "
+     "connection has failed"},
     {"UNISONO_BOOTSTRAP_TIMEOUT",
      Number{&S::bootstrapTimeoutSeconds, 1, kLongestSeconds, OutOfRange::useDefault, "seconds"},
      "600 at init, then none",

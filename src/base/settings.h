@@ -52,6 +52,7 @@ struct Settings {
   int64_t ibAdaptiveRouting = -1;       // NCCL_IB_ADAPTIVE_ROUTING; -1: on InfiniBand
   int64_t ibAdaptiveRoutingThreshold = 8192;  // NCCL_IB_AR_THRESHOLD
   int64_t ibRelaxedOrdering = 2;              // NCCL_IB_PCI_RELAXED_ORDERING: 0 off, 1 on, 2 auto
+  int64_t networkTimeoutSeconds = 120;        // UNISONO_NETWORK_TIMEOUT
   static constexpr int64_t kNoBootstrapTimeout = -1;
   int64_t bootstrapTimeoutSeconds = kNoBootstrapTimeout;  // UNISONO_BOOTSTRAP_TIMEOUT
   std::string commKeyFile;                                // UNISONO_COMM_KEY_FILE

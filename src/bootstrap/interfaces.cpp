@@ -108,6 +108,28 @@ const NetworkInterface& chooseInterface(const std::vector<NetworkInterface>& int
   return *best;
 }
 
+std::vector<NetworkInterface> chooseInterfaces(const std::vector<NetworkInterface>& interfaces,
+                                               std::string_view filterText, AddressFamily family) {
+  if (Filter(filterText).ranks()) return {chooseInterface(interfaces, filterText, family)};
+  std::vector<NetworkInterface> chosen;
+  const Filter filter(filterText);
+  for (const NetworkInterface& interface : interfaces) {
+    if (!interface.up || !filter.accepts(interface.name)) continue;
+    if (family != AddressFamily::any && interface.address.family != family) continue;
+    const auto known = std::find_if(chosen.begin(), chosen.end(), [&](const auto& other) {
+      return other.name == interface.name;
+    });
+    if (known == chosen.end()) {
+      chosen.push_back(interface);
+    } else if (familyOrder(interface.address) < familyOrder(known->address)) {
+      *known = interface;
+    }
+  }
+  // Throws.
+  if (chosen.empty()) static_cast<void>(chooseInterface(interfaces, filterText, family));
+  return chosen;
+}
+
 Address localizeScope(const Address& address, const std::vector<NetworkInterface>& interfaces,
                       std::string_view filter) {
   if (!address.isLinkLocal()) return address;

@@ -32,6 +32,11 @@ std::vector<NetworkInterface> listInterfaces();
 const NetworkInterface& chooseInterface(const std::vector<NetworkInterface>& interfaces,
                                         std::string_view filter, AddressFamily family);
 
+// Where data are exchanged: all interfaces that a list without ^ names, each with one address of it
+// and in the order of `interfaces`, or else the one that chooseInterface() returns.
+std::vector<NetworkInterface> chooseInterfaces(const std::vector<NetworkInterface>& interfaces,
+                                               std::string_view filter, AddressFamily family);
+
 // An IPv6 link-local address comes from another machine with the scope of that machine. Returns
 // the address as this machine must write it: the interface that owns the address if it is our
 // own, otherwise the link-local interface that `filter` chooses. Other addresses stay as they are.

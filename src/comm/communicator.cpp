@@ -369,6 +369,7 @@ transport::TransportOptions Communicator::transportOptions() {
   options.timeout = bootstrap::timeoutOf(settings_);
   options.socketInterface = settings_.socketInterface;
   options.socketFamily = settings_.socketFamily;
+  options.networkTimeout = std::chrono::seconds(settings_.networkTimeoutSeconds);
   options.socketThreads = settings_.socketThreads;
   options.socketsPerThread = settings_.socketsPerThread;
   options.network = network_;

@@ -71,6 +71,7 @@ struct TransportOptions {
   std::function<bool()> isIdle;
   std::optional<std::chrono::milliseconds> timeout;  // of each wait for another rank
   std::string socketInterface, socketFamily;         // of the settings
+  std::chrono::seconds networkTimeout{120};          // of the settings
   int64_t socketThreads = 0, socketsPerThread = 0;   // of the settings
   std::shared_ptr<const NetworkDriver> network;
   std::vector<int> ports;      // of the network, by channel (from the first one again); empty: any

@@ -63,6 +63,22 @@ TEST(ChooseInterface, FilterForms) {
   EXPECT_EQ(chosen(kMachine, "^=ib,e"), "ib0 203.0.113.10:0") << "^= does not match by prefix";
 }
 
+TEST(ChooseInterfaces, TakesAllThatAListNamesAndElseOne) {
+  const auto all = [](const std::string& filter, AddressFamily family = AddressFamily::any) {
+    std::string text;
+    for (const NetworkInterface& each : chooseInterfaces(kMachine, filter, family)) {
+      text += (text.empty() ? "" : ", ") + each.name + " " + each.address.text();
+    }
+    return text;
+  };
+  EXPECT_EQ(all(""), "ib0 203.0.113.10:0");
+  EXPECT_EQ(all("^ib"), "eth0 192.0.2.10:0");
+  EXPECT_EQ(all("=ib0,eth1"), "eth1 198.51.100.10:0, ib0 203.0.113.10:0");
+  EXPECT_EQ(all("eth"), "eth0 192.0.2.10:0, eth1 198.51.100.10:0, eth10 [2001:db8::20]:0");
+  EXPECT_EQ(all("eth", AddressFamily::ipv6), "eth0 [2001:db8::10]:0, eth10 [2001:db8::20]:0");
+  EXPECT_THROW(all("wlan"), Error);
+}
+
 TEST(ChooseInterface, LinkLocalIsTheLastResort) {
   std::vector<NetworkInterface> machine = {kMachine[6], kMachine[7]};
   EXPECT_EQ(chosen(machine, ""), "eth0 [2001:db8::10]:0");

@@ -80,6 +80,12 @@ void SocketLanes::start(uint64_t step, std::byte* data, uint32_t bytes,
   }
 }
 
+std::vector<const bootstrap::Socket*> SocketLanes::sockets() const {
+  std::vector<const bootstrap::Socket*> sockets;
+  for (const auto& lane : lanes_) sockets.push_back(&lane->socket);
+  return sockets;
+}
+
 std::string SocketLanes::failure() const {
   const int error = error_.load(std::memory_order_relaxed);
   return error == 0 ? "" : error == kClosed ? "the peer closed it" : std::strerror(error);

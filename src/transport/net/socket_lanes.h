@@ -50,6 +50,7 @@ class SocketLanes {
   bool isDone(uint64_t step) const {
     return pieces_[step % pieces_.size()].load(std::memory_order_acquire) == 0;
   }
+  std::vector<const bootstrap::Socket*> sockets() const;
   // Why they have failed; empty while they have not.
   std::string failure() const;
 

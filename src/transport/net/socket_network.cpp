@@ -23,7 +23,7 @@ namespace {
 using bootstrap::Socket;
 using Clock = std::chrono::steady_clock;
 
-// Where the receiver of a group listens.
+// Where the receiver of a group listens: as many as it has ports.
 struct SocketOffer {
   bootstrap::Address address;
   bootstrap::Secret secret;
@@ -63,22 +63,25 @@ class SocketNetwork final : public Network {
   std::function<bool()> givesUp() const;
   void acceptCallers(std::chrono::milliseconds patience);
   bool readHello(Caller& caller);
+  // An interface over which this rank accepts connections.
+  struct Port {
+    bootstrap::NetworkInterface interface;
+    bootstrap::Listener listener;
+    LaneCounts lanes;  // of connections that are accepted
+  };
+
   Socket dial(const bootstrap::Address& address, int peer);
   Socket call(const SocketOffer& offer, int peer, uint64_t group, uint32_t fifo, uint32_t socket);
   Socket waitFor(const NetworkGroup& group, uint32_t fifo, uint32_t socket,
                  const bootstrap::Wait& wait);
-  std::string nameOf(const bootstrap::Address& address) const {
-    return fmt::format("to {} over {}", address.text(), interface_.name);
-  }
+  std::string nameOf(const Socket& socket) const;
 
   const TransportContext& context_;
   const std::vector<bootstrap::NetworkInterface> interfaces_ = bootstrap::listInterfaces();
-  const bootstrap::NetworkInterface interface_;
-  bootstrap::Listener listener_;
+  std::vector<Port> ports_;
   const bootstrap::Secret secret_ = bootstrap::randomSecret();
   std::vector<Caller> callers_;
   std::map<std::tuple<uint64_t, uint32_t, uint32_t>, Socket> arrived_;  // by group, FIFO, socket
-  const LaneCounts lanes_;  // of the connections that this rank accepts
 };
 
 // The PCI vendor of an interface; empty for a virtual one.
@@ -88,24 +91,41 @@ std::string vendorOf(const std::string& interface) {
   return vendor;
 }
 
-SocketNetwork::SocketNetwork(const TransportContext& context)
-    : context_(context),
-      interface_(bootstrap::chooseInterface(interfaces_, context.options.socketInterface,
-                                            bootstrap::parseFamily(context.options.socketFamily))),
-      listener_(interface_.address, bootstrap::Wait(std::chrono::milliseconds(0), {})),
-      lanes_(chooseLanes(context.options.socketThreads, context.options.socketsPerThread,
-                         vendorOf(interface_.name))) {
-  logInfo(
-      "rank {}: network connections are accepted at {} ({}), each with {} threads and {} more "
-      "sockets",
-      context_.config.rank, listener_.address().text(), interface_.name, lanes_.threads,
-      lanes_.sockets);
+SocketNetwork::SocketNetwork(const TransportContext& context) : context_(context) {
+  const TransportOptions& options = context.options;
+  for (const bootstrap::NetworkInterface& interface : bootstrap::chooseInterfaces(
+           interfaces_, options.socketInterface, bootstrap::parseFamily(options.socketFamily))) {
+    Port& port = ports_.emplace_back();
+    port.interface = interface;
+    port.listener =
+        bootstrap::Listener(interface.address, bootstrap::Wait(std::chrono::milliseconds(0), {}));
+    port.lanes =
+        chooseLanes(options.socketThreads, options.socketsPerThread, vendorOf(interface.name));
+    logInfo(
+        "rank {}: network connections are accepted at {} ({}), each with {} threads and {} more "
+        "sockets",
+        context_.config.rank, port.listener.address().text(), interface.name, port.lanes.threads,
+        port.lanes.sockets);
+  }
 }
 
 std::vector<std::byte> SocketNetwork::listen(const NetworkGroup&) {
-  const SocketOffer offer{listener_.address(), secret_, lanes_};
-  const auto bytes = std::as_bytes(std::span(&offer, 1));
-  return {bytes.begin(), bytes.end()};
+  std::vector<std::byte> offers;
+  for (const Port& port : ports_) {
+    const SocketOffer offer{port.listener.address(), secret_, port.lanes};
+    const auto bytes = std::as_bytes(std::span(&offer, 1));
+    offers.insert(offers.end(), bytes.begin(), bytes.end());
+  }
+  return offers;
+}
+
+// By the address of this rank, as routes decide which interface is used.
+std::string SocketNetwork::nameOf(const Socket& socket) const {
+  const bootstrap::Address own = socket.localAddress();
+  const auto interface = std::ranges::find_if(
+      interfaces_, [&](const auto& candidate) { return candidate.address.sameHostPart(own); });
+  return fmt::format("to {} over {}", socket.peerAddress().text(),
+                     interface == interfaces_.end() ? own.text() : interface->name);
 }
 
 std::function<bool()> SocketNetwork::givesUp() const {
@@ -115,30 +135,46 @@ std::function<bool()> SocketNetwork::givesUp() const {
   };
 }
 
+// Tries again for a while where an error may pass: no data are lost yet.
 Socket SocketNetwork::dial(const bootstrap::Address& address, int peer) {
-  constexpr std::chrono::seconds kLimit{60};
+  constexpr std::chrono::seconds kLongestRetry{5};
+  constexpr std::chrono::milliseconds kPause{100};
   const std::function<bool()> aborted = givesUp();
-  int error = 0;
-  auto socket = Socket::connect(
-      bootstrap::localizeScope(address, interfaces_, context_.options.socketInterface),
-      bootstrap::Wait(kLimit, aborted), error);
-  if (!socket) {
-    throw Error(ErrorCode::remoteError,
-                fmt::format("The network connection to {} from {} cannot be made: {}",
-                            address.text(), interface_.name, std::strerror(error)))
-        .rank(context_.config.rank)
-        .peer(peer)
-        .remedy(
-            "Check routes and firewalls between the hosts, or choose the interface with "
-            "NCCL_SOCKET_IFNAME");
+  const bootstrap::Address target =
+      bootstrap::localizeScope(address, interfaces_, context_.options.socketInterface);
+  const auto start = Clock::now();
+  for (;;) {
+    int error = 0;
+    auto socket =
+        Socket::connect(target, bootstrap::Wait(context_.options.networkTimeout, aborted), error);
+    if (socket) return std::move(*socket);
+    const bool mayPass = error == ECONNREFUSED || error == ECONNRESET || error == EHOSTUNREACH ||
+                         error == ENETUNREACH || error == ENETDOWN;
+    if (!mayPass || Clock::now() - start > kLongestRetry) {
+      throw Error(ErrorCode::remoteError,
+                  fmt::format("The network connection to {} cannot be made: {}", address.text(),
+                              std::strerror(error)))
+          .rank(context_.config.rank)
+          .peer(peer)
+          .remedy(
+              "Check routes and firewalls between the hosts, or choose the interface with "
+              "NCCL_SOCKET_IFNAME");
+    }
+    context_.checkState();
+    acceptCallers(kPause);
   }
-  return std::move(*socket);
+}
+
+// Over which of the receiver's ports a FIFO is connected.
+size_t portOf(const NetworkGroup& group, size_t fifo, size_t ports) {
+  return static_cast<size_t>(group.channels[fifo]) % ports;
 }
 
 // Makes one socket of a connection.
 Socket SocketNetwork::call(const SocketOffer& offer, int peer, uint64_t group, uint32_t fifo,
                            uint32_t socket) {
   Socket result = dial(offer.address, peer);
+  limitSilence(result, context_.options.networkTimeout);
   acceptCallers(std::chrono::milliseconds(0));  // keeps room for those who call this rank
   const Hello hello{.secret = offer.secret, .group = group, .fifo = fifo, .socket = socket};
   // A new connection has room for it.
@@ -154,17 +190,24 @@ Socket SocketNetwork::call(const SocketOffer& offer, int peer, uint64_t group, u
 
 std::vector<NetworkConnection> SocketNetwork::connect(const NetworkGroup& group,
                                                       std::span<const std::byte> bytes) {
-  SocketOffer offer;
-  if (bytes.size() != sizeof(offer)) throw internalError("An offer has {} bytes", bytes.size());
-  std::memcpy(&offer, bytes.data(), sizeof(offer));
+  std::vector<SocketOffer> offers(bytes.size() / sizeof(SocketOffer));
+  if (offers.empty() || bytes.size() % sizeof(SocketOffer) != 0) {
+    throw internalError("An offer has {} bytes", bytes.size());
+  }
+  std::memcpy(offers.data(), bytes.data(), bytes.size());
   std::vector<NetworkConnection> connections;
   for (uint32_t fifo = 0; fifo < group.memory.size(); fifo++) {
-    StreamSockets sockets{call(offer, group.peer, group.tag, fifo, 0), {}, offer.lanes.threads};
+    const SocketOffer& offer = offers[portOf(group, fifo, offers.size())];
+    StreamSockets sockets{call(offer, group.peer, group.tag, fifo, 0),
+                          {},
+                          offer.lanes.threads,
+                          context_.options.networkTimeout};
     for (uint32_t i = 1; i <= offer.lanes.sockets; i++) {
       sockets.lanes.push_back(call(offer, group.peer, group.tag, fifo, i));
     }
-    connections.push_back({std::make_unique<SendStream>(std::move(sockets), group.memory[fifo]),
-                           nameOf(offer.address)});
+    std::string name = nameOf(sockets.first);
+    connections.push_back(
+        {std::make_unique<SendStream>(std::move(sockets), group.memory[fifo]), std::move(name)});
   }
   return connections;
 }
@@ -180,7 +223,9 @@ Socket SocketNetwork::waitFor(const NetworkGroup& group, uint32_t fifo, uint32_t
     acceptCallers(wait.slice());
     found = arrived_.find(key);
   }
-  return std::move(arrived_.extract(found).mapped());
+  Socket result = std::move(arrived_.extract(found).mapped());
+  limitSilence(result, context_.options.networkTimeout);
+  return result;
 }
 
 std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) {
@@ -188,29 +233,34 @@ std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) 
   const bootstrap::Wait wait(context_.options.timeout, aborted);
   std::vector<NetworkConnection> connections;
   for (uint32_t fifo = 0; fifo < group.memory.size(); fifo++) {
-    StreamSockets sockets{waitFor(group, fifo, 0, wait), {}, lanes_.threads};
-    for (uint32_t i = 1; i <= lanes_.sockets; i++) {
+    const LaneCounts& lanes = ports_[portOf(group, fifo, ports_.size())].lanes;
+    StreamSockets sockets{
+        waitFor(group, fifo, 0, wait), {}, lanes.threads, context_.options.networkTimeout};
+    for (uint32_t i = 1; i <= lanes.sockets; i++) {
       sockets.lanes.push_back(waitFor(group, fifo, i, wait));
     }
-    const bootstrap::Address address = sockets.first.peerAddress();
+    std::string name = nameOf(sockets.first);
     connections.push_back(
-        {std::make_unique<ReceiveStream>(std::move(sockets), group.memory[fifo]), nameOf(address)});
+        {std::make_unique<ReceiveStream>(std::move(sockets), group.memory[fifo]), std::move(name)});
   }
   return connections;
 }
 
 // Waits for callers and what they say.
 void SocketNetwork::acceptCallers(std::chrono::milliseconds patience) {
-  std::vector<pollfd> sockets{{listener_.descriptor(), POLLIN, 0}};
+  std::vector<pollfd> sockets;
+  for (const Port& port : ports_) sockets.push_back({port.listener.descriptor(), POLLIN, 0});
   for (const Caller& caller : callers_) sockets.push_back({caller.socket.descriptor(), POLLIN, 0});
   ::poll(sockets.data(), sockets.size(), static_cast<int>(patience.count()));
   const auto isDone = [this](Caller& caller) { return readHello(caller); };
-  while (auto socket = listener_.accept()) {
-    const bool isFull = bootstrap::Stranger::count() >= bootstrap::Stranger::max();
-    if (isFull && std::erase_if(callers_, isDone) == 0 && !callers_.empty()) {
-      callers_.erase(callers_.begin());
+  for (const Port& port : ports_) {
+    while (auto socket = port.listener.accept()) {
+      const bool isFull = bootstrap::Stranger::count() >= bootstrap::Stranger::max();
+      if (isFull && std::erase_if(callers_, isDone) == 0 && !callers_.empty()) {
+        callers_.erase(callers_.begin());
+      }
+      callers_.push_back({std::move(*socket), Clock::now() + bootstrap::kStrangerTimeout, {}, 0});
     }
-    callers_.push_back({std::move(*socket), Clock::now() + bootstrap::kStrangerTimeout, {}, 0});
   }
   std::erase_if(callers_, isDone);
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/net/socket_stream.h"
 
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -19,7 +22,29 @@ std::string textOf(int error) {
   return std::strerror(error);
 }
 
+// Whether the other machine has left data or probes unanswered for so long. Probes of a full window
+// are answered by a machine whose process is slow or stopped.
+bool isUnanswered(const bootstrap::Socket& socket, std::chrono::milliseconds timeout) {
+  tcp_info info{};
+  socklen_t bytes = sizeof(info);
+  if (::getsockopt(socket.descriptor(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return false;
+  return info.tcpi_retransmits + info.tcpi_probes > 0 &&
+         std::chrono::milliseconds(info.tcpi_last_ack_recv) >= timeout;
+}
+
 }  // namespace
+
+void limitSilence(const bootstrap::Socket& socket, std::chrono::seconds timeout) {
+  const int seconds = static_cast<int>(timeout.count());
+  const int idle = std::max(1, seconds / 2), interval = std::max(1, seconds / 12);
+  const int probes = std::clamp((seconds - idle) / interval, 1, 127);
+  const auto set = [&](int option, int value) {
+    ::setsockopt(socket.descriptor(), IPPROTO_TCP, option, &value, sizeof(value));
+  };
+  set(TCP_KEEPIDLE, idle);
+  set(TCP_KEEPINTVL, interval);
+  set(TCP_KEEPCNT, probes);
+}
 
 SendStream::~SendStream() {
   // Without the header the receiver reports a failed connection, which is right if slots are left.
@@ -50,7 +75,25 @@ StreamProgress SendStream::progress() {
   for (; step_ < posted_ && lanes_.isDone(step_); progress.moved = true) setHead(++step_);
   if (failure_.empty()) failure_ = lanes_.failure();
   progress.mustLook = failure_.empty() && step_ < posted_;
+  watchPeer(progress);
   return progress;
+}
+
+// TCP alone gives up after a quarter of an hour. TCP_USER_TIMEOUT would also end connections to
+// receivers that are slow.
+void SendStream::watchPeer(const StreamProgress& progress) {
+  if (progress.moved || (!progress.waitsForSocket && step_ == posted_)) {
+    waitsSince_.reset();
+    return;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (!waitsSince_) waitsSince_ = now;
+  if (now - *waitsSince_ < timeout_ || !failure_.empty()) return;
+  std::vector<const bootstrap::Socket*> sockets = lanes_.sockets();
+  sockets.push_back(&socket_);
+  if (std::ranges::any_of(sockets, [&](auto* each) { return isUnanswered(*each, timeout_); })) {
+    failure_ = fmt::format("the machine of the peer has not answered for {} s", timeout_.count());
+  }
 }
 
 // The rest of the header and, unless lanes carry it, the slot. Returns whether all is written.

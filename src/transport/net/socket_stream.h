@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -28,13 +30,19 @@ struct StreamSockets {
   bootstrap::Socket first;
   std::vector<bootstrap::Socket> lanes = {};
   uint32_t threads = 0;
+  std::chrono::seconds timeout{120};  // of a machine that does not answer
 };
+
+// Makes the system end a connection on which the other machine answers no probes. A receiver that
+// is only slow answers them.
+void limitSilence(const bootstrap::Socket& socket, std::chrono::seconds timeout);
 
 class SendStream final : public Stream {
  public:
   SendStream(StreamSockets sockets, const StreamMemory& memory)
       : Stream(memory),
         socket_(std::move(sockets.first)),
+        timeout_(sockets.timeout),
         lanes_(std::move(sockets.lanes), sockets.threads, SocketLanes::Direction::send,
                memory.slotCount) {}
   // Sends the last header, unless slots are left to send.
@@ -45,8 +53,11 @@ class SendStream final : public Stream {
 
  private:
   bool write(StreamProgress& progress);
+  void watchPeer(const StreamProgress& progress);
 
   bootstrap::Socket socket_;
+  const std::chrono::seconds timeout_;
+  std::optional<std::chrono::steady_clock::time_point> waitsSince_;
   SlotHeader header_{};
   size_t sent_ = 0;      // bytes of the header and the slot
   uint64_t posted_ = 0;  // slots that were written or that lanes carry
