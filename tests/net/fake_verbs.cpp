@@ -6,8 +6,8 @@
 //
 // A thread of each process is the adapters. It executes the requests of a queue pair one after
 // another: sends a request to the queue pair of the other end, through a socket that only
-// adapters know, and waits for the answer. No answer is what a broken link, a dead process and
-// a queue pair that does not exist have in common.
+// adapters know, and waits for the answer, without which it sends the request again. No answer is
+// what a broken link, a dead process and a queue pair that does not exist have in common.
 //
 // In the environment:
 //   FAKE_VERBS         adapters, "NAME PORT...;NAME PORT...". A port is "ib" or "eth", and may have
@@ -20,6 +20,8 @@
 //     port, device     the port goes down, or the adapter breaks, with an event
 //     status           it completes with the status IBV_WC_REM_OP_ERR and vendor error 0x5a
 //     lose             it is never executed, nor any other one
+//     drop             it is lost once, and the answer of the tenth after it
+//     flap             the port goes down for 50 ms
 //     NAME of a function such as reg_mr: it fails, N times after it has worked
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -154,7 +156,7 @@ enum class Kind : uint32_t { request, done, notReady, accessError };
 struct Header {
   Kind kind;
   uint32_t opcode, immediate, key, packet, to, lid, bytes;
-  uint64_t address;
+  uint64_t address, sequence;
   ibv_gid gid;
 };
 
@@ -174,7 +176,9 @@ struct Pair {
   uint32_t sendsInUse = 0, receivesInUse = 0;
   std::deque<Request> requests;  // the first may be under way
   std::deque<Receive> receives;
-  bool isUnderWay = false;
+  uint64_t sequence = 0, expected = 0;  // of the first request, and of the next from the other end
+  bool isUnderWay = false, losesRequest = false, losesAnswer = false;
+  int attempts = 0;
   Clock::time_point deadline, notBefore;  // of the answer, and of the next try
   int listener = -1;
   Wire calls;                                 // to the other end: our requests and its answers
@@ -203,6 +207,8 @@ uint32_t lastKey = 0x100;
 std::atomic<int> wakeUp{-1};
 long executed = 0;
 bool losesAll = false;
+std::pair<Context*, int> flapping;  // a port that is down until flapEnd; none without a context
+Clock::time_point flapEnd;
 std::mt19937 randomNumbers(std::random_device{}());
 
 template <typename T, typename Base>
@@ -213,6 +219,10 @@ T* own(Base* base) {
 Port& portOf(const Pair& pair) {
   return own<Context>(pair.base.context)
       ->device->ports[static_cast<size_t>(pair.attributes.port_num - 1)];
+}
+
+bool isOfPort(const ibv_async_event& event) {
+  return event.event_type == IBV_EVENT_PORT_ERR || event.event_type == IBV_EVENT_PORT_ACTIVE;
 }
 
 void report(Context& context, const ibv_async_event& event) {
@@ -397,7 +407,11 @@ void answer(Pair& pair, Wire& wire) {
   while (wire.socket >= 0 && wire.out.empty() && fill(wire)) {
     if (!isConnected(pair) || !isFor(pair, wire.header)) continue;
     Header header{};
-    header.kind = execute(pair, wire.header, wire.in);
+    header.sequence = wire.header.sequence;
+    // What is executed already was sent again because the answer is late or lost.
+    header.kind =
+        header.sequence < pair.expected ? Kind::done : execute(pair, wire.header, wire.in);
+    if (header.sequence == pair.expected && header.kind == Kind::done) pair.expected++;
     put(wire, header, {});
     flush(wire);
   }
@@ -408,17 +422,23 @@ bool strikes(Pair& pair) {
   const Fault& fault = Fault::get();
   executed++;
   count(fakeVerbsRequests, 1);
+  if (fault.kind == "drop" && executed == fault.after + 11) pair.losesAnswer = true;
   if (executed != fault.after + 1) return false;
   Context& context = *own<Context>(pair.base.context);
   if (fault.kind == "pair") {
     report(context, IBV_EVENT_QP_FATAL, &pair);
     fail(pair);
-  } else if (fault.kind == "port") {
+  } else if (fault.kind == "port" || fault.kind == "flap") {
     portOf(pair).isDown = true;
     ibv_async_event event{};
     event.event_type = IBV_EVENT_PORT_ERR;
     event.element.port_num = pair.attributes.port_num;
     report(context, event);
+    if (fault.kind == "flap") flapping = {&context, event.element.port_num};
+    flapEnd = Clock::now() + std::chrono::milliseconds(50);
+    return false;
+  } else if (fault.kind == "drop") {
+    pair.losesRequest = true;
     return false;
   } else if (fault.kind == "device") {
     context.isBroken = true;
@@ -437,15 +457,48 @@ bool strikes(Pair& pair) {
   return true;
 }
 
+// How long a queue pair waits for an answer before it sends again.
 Clock::duration patienceOf(const Pair& pair) {
   const ibv_qp_attr& attributes = pair.attributes;
-  if (portOf(pair).isDown) return std::chrono::milliseconds(50);  // tests need not wait
+  // Tests need not wait for what never comes.
+  if (portOf(pair).isDown && flapping.first == nullptr) return std::chrono::milliseconds(5);
   if (attributes.timeout == 0) return std::chrono::hours(1000);
-  return std::chrono::nanoseconds(4096) * (int64_t{1} << attributes.timeout) *
-         (attributes.retry_cnt + 1);
+  return std::chrono::nanoseconds(4096) * (int64_t{1} << attributes.timeout);
 }
 
-// Sends the first request of a queue pair.
+// Sends the first request of a queue pair, maybe again.
+void transmit(Pair& pair) {
+  const Request& request = pair.requests.front();
+  const ibv_send_wr& work = request.work;
+  pair.isUnderWay = true;
+  pair.deadline = Clock::now() + patienceOf(pair);
+  if (!isConnected(pair) || std::exchange(pair.losesRequest, false)) return;  // nothing answers
+  if (pair.calls.socket < 0) {
+    socklen_t length = 0;
+    const sockaddr_un address = addressOf(pair.attributes.dest_qp_num, length);
+    pair.calls.socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (::connect(pair.calls.socket, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+      closeWire(pair.calls);
+      return;
+    }
+  }
+  Header header{};
+  header.kind = Kind::request;
+  header.opcode = work.opcode;
+  header.immediate = work.imm_data;
+  header.key = work.wr.rdma.rkey;
+  header.address = work.wr.rdma.remote_addr;
+  header.sequence = pair.sequence;
+  header.bytes = static_cast<uint32_t>(request.data.size());
+  header.to = pair.attributes.dest_qp_num;
+  header.packet = pair.attributes.sq_psn;
+  header.lid = pair.attributes.ah_attr.dlid;
+  header.gid = pair.attributes.ah_attr.grh.dgid;
+  put(pair.calls, header, request.data);
+  flush(pair.calls);
+}
+
+// Begins the first request of a queue pair.
 void start(Pair& pair) {
   Request& request = pair.requests.front();
   if (strikes(pair)) return;
@@ -465,31 +518,8 @@ void start(Pair& pair) {
       bytes > __atomic_load_n(&fakeVerbsLargest, __ATOMIC_SEQ_CST)) {
     set(fakeVerbsLargest, bytes);
   }
-  pair.isUnderWay = true;
-  pair.deadline = Clock::now() + patienceOf(pair);
-  if (!isConnected(pair)) return;  // nothing answers
-  if (pair.calls.socket < 0) {
-    socklen_t length = 0;
-    const sockaddr_un address = addressOf(pair.attributes.dest_qp_num, length);
-    pair.calls.socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (::connect(pair.calls.socket, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
-      closeWire(pair.calls);
-      return;
-    }
-  }
-  Header header{};
-  header.kind = Kind::request;
-  header.opcode = work.opcode;
-  header.immediate = work.imm_data;
-  header.key = work.wr.rdma.rkey;
-  header.address = work.wr.rdma.remote_addr;
-  header.bytes = static_cast<uint32_t>(request.data.size());
-  header.to = pair.attributes.dest_qp_num;
-  header.packet = pair.attributes.sq_psn;
-  header.lid = pair.attributes.ah_attr.dlid;
-  header.gid = pair.attributes.ah_attr.grh.dgid;
-  put(pair.calls, header, request.data);
-  flush(pair.calls);
+  pair.attempts = 0;
+  transmit(pair);
 }
 
 // Moves the requests of a queue pair. Returns when it must be looked at again.
@@ -500,8 +530,10 @@ Clock::time_point advance(Pair& pair) {
   const bool isAnswered = fill(pair.calls);
   if (pair.base.state != IBV_QPS_RTS) return kNever;
   if (pair.isUnderWay) {
-    if (isAnswered && isConnected(pair)) {
+    if (isAnswered && isConnected(pair) && pair.calls.header.sequence == pair.sequence &&
+        !std::exchange(pair.losesAnswer, false)) {
       if (pair.calls.header.kind == Kind::done) {
+        pair.sequence++;
         completeSend(pair, IBV_WC_SUCCESS);
       } else if (pair.calls.header.kind == Kind::accessError) {
         failSend(pair, IBV_WC_REM_ACCESS_ERR, 0x88);
@@ -510,7 +542,12 @@ Clock::time_point advance(Pair& pair) {
         pair.notBefore = now + std::chrono::microseconds(640);
       }
     } else if (now >= pair.deadline) {
-      failSend(pair, IBV_WC_RETRY_EXC_ERR, 0x81);
+      if (pair.attempts++ == pair.attributes.retry_cnt) {
+        failSend(pair, IBV_WC_RETRY_EXC_ERR, 0x81);
+        return kNever;
+      }
+      transmit(pair);
+      return pair.deadline;
     } else {
       return pair.deadline;
     }
@@ -539,6 +576,19 @@ void accept(Pair& pair) {
   }
 }
 
+// Returns when the port that is down comes back.
+Clock::time_point endFlap() {
+  if (flapping.first == nullptr) return Clock::time_point::max();
+  if (Clock::now() < flapEnd) return flapEnd;
+  const auto [context, number] = std::exchange(flapping, {});
+  context->device->ports[static_cast<size_t>(number - 1)].isDown = false;
+  ibv_async_event event{};
+  event.event_type = IBV_EVENT_PORT_ACTIVE;
+  event.element.port_num = number;
+  report(*context, event);
+  return Clock::now();
+}
+
 // The adapters of this process. The thread ends with the last context.
 void run(int wake) {
   std::vector<pollfd> waits;
@@ -548,6 +598,7 @@ void run(int wake) {
     {
       const std::lock_guard guard(lock);
       if (contexts.empty()) return;
+      next = std::min(next, endFlap());
       const auto wait = [&](const Wire& wire) {
         if (wire.socket < 0) return;
         const short events = wire.out.empty() ? POLLIN : POLLIN | POLLOUT;
@@ -778,6 +829,7 @@ EXPORTED int ibv_close_device(ibv_context* base) {
     const std::lock_guard guard(lock);
     require(context->users == 0, "close of a device that is in use");
     contexts.erase(context);
+    if (flapping.first == context) flapping = {};
     isLast = contexts.empty();
   }
   if (isLast) {
@@ -898,7 +950,7 @@ EXPORTED ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* user, ib
 // Events of an object that ends are forgotten, unless they were read: these must be acknowledged.
 static void endEvents(std::unique_lock<std::mutex>& guard, Context& context, const void* object) {
   std::erase_if(context.unread, [object](const ibv_async_event& event) {
-    return event.event_type != IBV_EVENT_PORT_ERR && event.element.qp == object;
+    return !isOfPort(event) && event.element.qp == object;
   });
   while (unacknowledged[object] > 0) {
     guard.unlock();
@@ -1021,13 +1073,13 @@ EXPORTED int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
   if (unread.empty()) return -1;
   *event = unread.front();
   unread.pop_front();
-  if (event->event_type != IBV_EVENT_PORT_ERR) unacknowledged[event->element.qp]++;
+  if (!isOfPort(*event)) unacknowledged[event->element.qp]++;
   return 0;
 }
 
 EXPORTED void ibv_ack_async_event(ibv_async_event* event) {
   const std::lock_guard guard(lock);
-  if (event->event_type == IBV_EVENT_PORT_ERR) return;
+  if (isOfPort(*event)) return;
   require(unacknowledged[event->element.qp]-- > 0, "event that is acknowledged twice");
 }
 
@@ -1041,6 +1093,8 @@ EXPORTED const char* ibv_event_type_str(ibv_event_type type) {
       return "local access violation work queue error";
     case IBV_EVENT_PORT_ERR:
       return "port error";
+    case IBV_EVENT_PORT_ACTIVE:
+      return "port active";
     case IBV_EVENT_DEVICE_FATAL:
       return "local catastrophic error";
     default:

@@ -213,6 +213,20 @@ INSTANTIATE_TEST_SUITE_P(
                  {"transport retry counter exceeded (status 12, vendor error 0x81)",
                   "fake0:1, which is down"}}));
 
+class VerbsLosses : public ::testing::TestWithParam<const char*> {};
+
+// Lost messages, and a link that comes back, cost time.
+TEST_P(VerbsLosses, AreSentAgain) {
+  const Variables special = {{"FAKE_VERBS_FAULT", GetParam()}};
+  onNodes(2, {{"NCCL_IB_TIMEOUT", "17"}}, special, [](int rank, ncclComm_t comm) {  // 0.54 s
+    for (int i = 0; i < 5; i++) useOnce(comm, 100'000);
+    EXPECT_TRUE(rank == 0 || testing::fakeVerbsCounter("fakeVerbsRequests") > 60);
+    check(ncclCommDestroy(comm));
+    EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsOpen"), 0) << "all that was made is destroyed";
+  });
+}
+INSTANTIATE_TEST_SUITE_P(All, VerbsLosses, ::testing::Values("drop 20", "flap 20"));
+
 class VerbsSetups : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(VerbsSetups, ThatFailAreNamed) {

@@ -119,7 +119,7 @@ bool VerbsDevice::start(ibv_device& device) {
     if (domain_ == nullptr) failed = "given a protection domain";
   }
   if (failed != nullptr) {
-    logWarn("The adapter {} cannot be {}: {}", name_, failed, std::strerror(errno));
+    warnOnce(fmt::format("The adapter {} cannot be {}: {}", name_, failed, std::strerror(errno)));
     return false;
   }
   // The reactor's thread must not wait for an event that another process or nobody takes.
@@ -189,6 +189,7 @@ std::vector<VerbsPort> findVerbsPorts(const VerbsLibrary& library, const PortFil
   int count = 0, active = 0;
   ibv_device** const list = library.get_device_list(&count);
   for (int i = 0; list != nullptr && i < count; i++) {
+    if (list[i]->transport_type != IBV_TRANSPORT_IB) continue;  // iWARP connects otherwise
     const std::shared_ptr<VerbsDevice> device = VerbsDevice::open(library, *list[i]);
     if (device == nullptr) continue;
     for (int number = 1; number <= device->attributes().phys_port_cnt; number++) {
