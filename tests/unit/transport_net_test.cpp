@@ -274,6 +274,35 @@ TEST(Proxies, MoveDataWhileTheirClientsAreBusy) {
   proxy.remove(client);
 }
 
+// As an abort does. Helper threads are in the middle of pieces.
+TEST(Proxies, RemoveClientsWhoseDataMove) {
+  for (int i = 0; i < 5; i++) {
+    End from(kLargeSlot), to(kLargeSlot);
+    auto [sender, receiver] = connected({2, 4});
+    Proxy& proxy = Proxy::ofDevice(100);
+    const Proxy::Client busy{[] { return false; }, [](const Error&) {}};
+    const uint64_t sends = proxy.add(busy), receives = proxy.add(busy);
+    proxy.addStream(sends, std::make_unique<SendStream>(std::move(sender), from.memory()),
+                    {0, 1, "to b"});
+    proxy.addStream(receives, std::make_unique<ReceiveStream>(std::move(receiver), to.memory()),
+                    {0, 1, "to a"});
+    const std::vector<std::byte> data(kLargeSlot);
+    std::vector<std::byte> got(1);
+    for (int taken = 0; taken < 20;) {
+      from.put(data);
+      taken += to.take(got) ? 1 : 0;
+    }
+    from.put(data);
+    proxy.remove(i % 2 == 0 ? sends : receives);
+    proxy.remove(i % 2 == 0 ? receives : sends);
+    const uint64_t head = from.head(), tail = to.tail();
+    from.put(data);
+    std::this_thread::sleep_for(2ms);
+    EXPECT_EQ(from.head(), head);
+    EXPECT_EQ(to.tail(), tail);
+  }
+}
+
 TEST(Proxies, NameTheConnectionThatFails) {
   End to;
   Sockets sockets = connected();
