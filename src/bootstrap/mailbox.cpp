@@ -21,8 +21,12 @@ using std::chrono::milliseconds;
 constexpr milliseconds kGoneGrace{200};
 // Telling a rank of a failure must not hold up reporting it here.
 constexpr milliseconds kFailureTimeout{1000};
-// A receiver that hears nothing for this time connects to the sender, which shows whether it lives.
-constexpr milliseconds kProbeDelay{500};
+// A receiver that hears nothing for this time connects to the sender, which shows whether it lives:
+// 500 ms, or more where hundreds of ranks of this process wait. The sender may be one of them, and
+// the connection costs two descriptors.
+milliseconds probeDelay() {
+  return 10 * Wait::longestSlice();
+}
 // Ranks usually leave together, and then nobody needs another uplink.
 constexpr milliseconds kUplinkDelay{500};
 // The pause after a failed attempt to connect.
@@ -171,7 +175,7 @@ void Mailbox::reportWait(int peer, const Wait& wait, Reminder& reminder) const {
 std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
                                         const WaitRule& rule) {
   const Wait wait(times_.limit, aborted_);
-  const Clock::time_point probe = Clock::now() + kProbeDelay;
+  const Clock::time_point begun = Clock::now();
   Reminder reminder(times_.reportInterval);
   const Key key(peer, kind, tag);
   Lock lock(mutex_);
@@ -186,7 +190,7 @@ std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
     // Without a connection, nothing tells whether the peer still lives.
     Peer& state = peerOf(peer);
     if (peer != rank_ && addressOf(peer) != nullptr && !state.out && !state.attempt &&
-        !state.goneSince && Clock::now() >= std::max(probe, state.nextAttempt)) {
+        !state.goneSince && Clock::now() >= std::max(begun + probeDelay(), state.nextAttempt)) {
       try {
         startAttempt(peer);
       } catch (const Error& error) {
