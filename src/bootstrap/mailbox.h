@@ -114,6 +114,9 @@ class Mailbox final : private Reactor::Handler {
 
   enum class Stage { connecting, greeting, open, closed };
 
+  // After a failed attempt to connect.
+  static constexpr std::chrono::milliseconds kConnectPause{20};
+
   struct PeerSocket {
     PeerSocket(Socket opened, const Secret& secret);
     Socket socket;
