@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// How calls are prepared, connected and launched.
+#include "comm/communicator.h"
+
+#include <algorithm>
+
+#include "base/cpu_affinity.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/reaper.h"
+#include "plan/direct_plan.h"
+
+namespace unisono::comm {
+
+void Communicator::enter(const std::vector<StreamTask>& tasks, Prepared& prepared) {
+  if (journal_ == nullptr) return;
+  if (prepared.captured) {
+    // Nobody can say how often a graph is launched.
+    journal_->noteCapture();
+    return;
+  }
+  for (const StreamTask& task : tasks) {
+    if (task.task.count == 0) continue;  // other ranks need not make calls of nothing
+    prepared.lastCall = journal_->enter(task.task);
+    if (prepared.firstCall == 0) prepared.firstCall = prepared.lastCall;
+  }
+}
+
+// Finds the windows of the buffers that large messages and results are received in.
+void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
+  if (windows_ == nullptr) return;
+  for (plan::Task& call : calls) {
+    const uint64_t bytes = call.count * device::elementBytes(call.reduction.type);
+    const auto all = static_cast<uint64_t>(ranks()) * bytes;
+    if (plan::offersOutput(config_, call)) {
+      if (call.call == plan::Call::broadcast && call.peer == rank()) continue;
+      call.window = windows_->find(call.output, call.call == plan::Call::allGather ? all : bytes,
+                                   -1, captured);
+    }
+    if (bytes < config_.directBytes) continue;
+    switch (call.call) {
+      case plan::Call::receive:
+        if (call.peer == rank()) break;
+        call.window = windows_->find(call.output, bytes, call.peer, captured);
+        break;
+      case plan::Call::allToAll:
+        call.window = windows_->find(call.output, all, -1, captured);
+        break;
+      case plan::Call::gather:
+        if (call.peer == rank()) call.window = windows_->find(call.output, all, -1, captured);
+        break;
+      case plan::Call::scatter:
+        if (call.peer == rank()) break;
+        call.window = windows_->find(call.output, bytes, call.peer, captured);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& tasks) {
+  Prepared prepared;
+  std::vector<plan::Task> calls;
+  calls.reserve(tasks.size());
+  for (const StreamTask& task : tasks) {
+    calls.push_back(task.task);
+    if (std::find(prepared.streams.begin(), prepared.streams.end(), task.stream) ==
+        prepared.streams.end()) {
+      prepared.streams.push_back(task.stream);
+    }
+  }
+  // Also refuses, before anything is done, what is not a stream.
+  runtime::DeviceScope scope(runtime_, device_);
+  for (runtime::Stream stream : prepared.streams) {
+    prepared.captured |= runtime_.captureState(stream) != runtime::CaptureState::none;
+  }
+  findWindows(calls, prepared.captured);
+  stageInPlace(calls, prepared);
+  prepared.plan = plan::makePlan(config_, calls);
+  if (logLevel() >= LogLevel::trace) {
+    for (const std::string& line : plan::describe(prepared.plan)) {
+      writeLog(LogLevel::trace, fmt::format("rank {}: {}", rank(), line));
+    }
+  }
+  prepared.needs.messages = prepared.plan.needs.peers;
+  prepared.needs.collectives =
+      static_cast<uint64_t>(std::count_if(tasks.begin(), tasks.end(), [](const StreamTask& task) {
+        return task.task.count != 0 && task.task.call != plan::Call::send &&
+               task.task.call != plan::Call::receive;
+      }));
+  return prepared;
+}
+
+// An all-to-all in place that is not direct sends a block of the buffer in one round and receives
+// into it in another, so the input is copied first.
+void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
+  auto bytesOf = [this](const plan::Task& call) {
+    const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output &&
+                         !tuning::sendsDirectly(*config_.model, plan::shareBytes(call));
+    return inPlace && ranks() > 1 ? call.count * static_cast<uint64_t>(ranks()) *
+                                        device::elementBytes(call.reduction.type)
+                                  : 0;
+  };
+  uint64_t total = 0;
+  for (const plan::Task& call : calls) total += bytesOf(call);
+  if (total == 0) return;
+  std::byte* next = stagingBuffer(total, prepared.captured);
+  for (plan::Task& call : calls) {
+    const uint64_t bytes = bytesOf(call);
+    if (bytes == 0) continue;
+    prepared.copies.push_back({next, call.input, bytes});
+    call.input = next;
+    next += bytes;
+  }
+}
+
+// A buffer that is too small is replaced by one of at least twice its size, so that few are made.
+// Graphs that may be launched again keep those of captured calls in use.
+std::byte* Communicator::stagingBuffer(size_t bytes, bool captured) {
+  std::shared_ptr<runtime::DeviceMemory>& buffer = captured ? capturedStaging_ : staging_;
+  if (buffer == nullptr || buffer->bytes() < bytes) {
+    const size_t before = buffer == nullptr ? 0 : buffer->bytes();
+    auto old = std::exchange(buffer, runtime_.allocate(device_, std::max(bytes, 2 * before)));
+    if (captured) {
+      earlierCapturedStaging_.push_back(std::move(old));
+    } else {
+      releaseAfterLaunches(std::move(old));
+    }
+  }
+  return static_cast<std::byte*>(buffer->address());
+}
+
+// Releases memory when everything that has been launched is done, without waiting for it here.
+void Communicator::releaseAfterLaunches(std::shared_ptr<runtime::DeviceMemory> memory) {
+  if (memory == nullptr || (!launched_ && !captured_)) return;
+  Reaper::get().add([&runtime = runtime_, device = device_, memory = std::move(memory),
+                     stream = streamBehindLaunches()]() mutable {
+    try {
+      const runtime::DeviceScope scope(runtime, device);
+      if (!runtime.query(stream.get())) return false;
+    } catch (const std::exception& error) {
+      logWarn("The device reported while memory was to be released: {}", error.what());
+    }
+    stream.reset();
+    memory.reset();
+    return true;
+  });
+}
+
+bool Communicator::isConnected(const Prepared& prepared) const {
+  return connector_->isConnected(prepared.plan.needs);
+}
+
+void Communicator::connect(const Prepared& prepared) {
+  health_->check(prepared.needs);
+  const GroupProfile::Step step(prepared.profile.get(), "connect");
+  runtime::DeviceScope scope(runtime_, device_);
+  const ScopedCpuAffinity nearGpu(cpuAffinity_, settings_.ignoreCpuAffinity);
+  connector_->connect(prepared.plan.needs);
+  const std::lock_guard lock(countersMutex_);
+  counters_ = connector_->fifoCounters();
+}
+
+void Communicator::launch(Prepared& prepared) {
+  health_->begin(prepared.needs);
+  const bool counts = !prepared.plan.launches.empty() && !prepared.captured;
+  const uint64_t launchNumber = counts ? ++launches_ : launches_;
+  const auto note = [&] {
+    if (prepared.lastCall != 0) {
+      journal_->launched(prepared.firstCall, prepared.lastCall, launchNumber);
+    }
+  };
+  if (prepared.plan.launches.empty()) return note();
+  const GroupProfile::Step step(prepared.profile.get(), "launch");
+  runtime::DeviceScope scope(runtime_, device_);
+  const runtime::Stream stream = prepared.streams.front();
+  // Launches of one communicator share counters and buffers, so they run in call order, also when
+  // the calls are made on different streams, and when graphs that hold some are launched between.
+  const uint64_t number = prepared.captured ? 0 : runtime_.streamNumber(stream);
+  if (!prepared.captured && (captured_ || (launched_ && lastStream_ != number))) {
+    lastLaunch_->makeWait(stream);
+  }
+  for (size_t i = 1; i < prepared.streams.size(); i++) {
+    join_->record(prepared.streams[i]);
+    join_->makeWait(stream);
+  }
+  // Only now are all streams of a capture in it.
+  if (prepared.captured) lastLaunch_->makeGraphWait(stream);
+  const transport::LaunchContext context = launchContext(counts ? launchNumber : 0);
+  if (prepared.profile != nullptr) prepared.profile->beginLaunches(stream, prepared.captured);
+  for (const Prepared::Copy& copy : prepared.copies) {
+    // A kernel, which looks for an abort first: the user may have freed the memory by the time that
+    // a copy of the stream would begin.
+    plan::Launch launch = plan::planCopy(config_.channels, copy.to, copy.from, copy.bytes);
+    transport::launch(runtime_, context, launch, stream);
+  }
+  for (plan::Launch& launch : prepared.plan.launches) {
+    transport::launch(runtime_, context, launch, stream);
+  }
+  if (prepared.profile != nullptr) prepared.profile->endLaunches(stream);
+  if (prepared.streams.size() > 1) {
+    join_->record(stream);
+    for (size_t i = 1; i < prepared.streams.size(); i++) join_->makeWait(prepared.streams[i]);
+  }
+  if (prepared.captured) {
+    lastLaunch_->recordInGraph(stream);
+    captured_ = true;
+    captures_ = true;
+  } else {
+    lastLaunch_->record(stream);
+    launched_ = true;
+    lastStream_ = number;
+  }
+  connector_->noteLaunch();
+  note();
+}
+
+// `launch` is its number, or 0 if it is not counted.
+transport::LaunchContext Communicator::launchContext(uint64_t launch) const {
+  return {tables_->address(),
+          abort_->waitFlag(),
+          abort_->launchFlag(),
+          &connector_->direct(),
+          &connector_->wide(),
+          {launch == 0 || journal_ == nullptr ? nullptr : tables_->marks(), launch}};
+}
+
+// A stream that is idle once everything that was launched is done.
+std::shared_ptr<void> Communicator::streamBehindLaunches() {
+  std::shared_ptr<void> stream = runtime_.createStream(device_);
+  lastLaunch_->makeWait(stream.get());
+  return stream;
+}
+
+}  // namespace unisono::comm

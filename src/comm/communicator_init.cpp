@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the ranks of a communicator make it together.
+#include "comm/communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "base/cpu_affinity.h"
+#include "base/error.h"
+#include "base/fnv.h"
+#include "base/log.h"
+#include "base/math.h"
+#include "base/system.h"
+#include "bootstrap/wait.h"
+#include "comm/identity.h"
+#include "comm/mapper.h"
+#include "comm/node_channels.h"
+#include "comm/node_machine.h"
+#include "comm/ras_service.h"
+#include "detect/detect.h"
+#include "device/kernels.h"
+#include "runtime/descriptor_service.h"
+#include "tuning/settings.h"
+
+namespace unisono::comm {
+namespace {
+
+constexpr size_t kSlabBytes = 2 << 20;  // the granularity of CUDA's virtual memory
+
+template <size_t kSize>
+void copyText(std::array<char, kSize>& to, const std::string& from) {
+  const size_t length = std::min(from.size(), kSize - 1);
+  std::memcpy(to.data(), from.data(), length);
+  to[length] = '\0';
+}
+
+std::vector<transport::PeerPlace> placesOf(const std::vector<RankFacts>& ranks) {
+  const bool network = usesNetwork(ranks);
+  std::vector<transport::PeerPlace> places;
+  for (const RankFacts& peer : ranks) {
+    Fnv device;
+    device.add(std::string_view(reinterpret_cast<const char*>(peer.deviceUuid.data()),
+                                peer.deviceUuid.size()));
+    places.push_back({peer.process, peer.device, device.value(), network ? peer.host : 0});
+  }
+  return places;
+}
+
+// The table of UNISONO_TUNING_FILE; empty without one.
+tuning::MeasuredTable measurements(const Settings& settings) {
+  if (settings.tuningFile.empty()) return {};
+  return tuning::parseMeasurements(detect::readFile(settings.tuningFile, "UNISONO_TUNING_FILE"),
+                                   settings.tuningFile);
+}
+
+// The ports of a network for the topology.
+Ports portsOf(const transport::NetworkDriver& network) {
+  const auto known = network.ports();
+  if (!known) return std::nullopt;
+  std::vector<detect::NicPort> ports;
+  for (const plugin::NetPort& port : *known) {
+    detect::NicPort& added = ports.emplace_back();
+    added.name = port.name;
+    added.dev = static_cast<int>(ports.size()) - 1;
+    if (!port.pciPath.empty()) {
+      std::error_code error;
+      added.device = std::filesystem::weakly_canonical(port.pciPath, error);
+      if (error) added.device = port.pciPath;
+    }
+    added.megabits = port.megabits;
+    added.port = port.number;
+    added.guid = port.guid;
+    added.latency = port.latency;
+    added.connections = port.connections;
+    // Data pass through memory of the host, whatever the port can reach.
+    added.gdr = false;
+  }
+  return ports;
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
+                                                   std::unique_ptr<bootstrap::Bootstrap> bootstrap,
+                                                   int device, const Settings& settings,
+                                                   const Options& options,
+                                                   std::shared_ptr<Health> health) {
+  const int64_t begin = diagnose::steadyNow();
+  runtime::DeviceScope scope(runtime, device);
+  std::shared_ptr<Communicator> communicator(
+      new Communicator(runtime, std::move(bootstrap), device, settings, options, std::move(health)),
+      &Communicator::release);
+  auto announceFailure = [&](auto step) {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      // The others wait for this rank, and would otherwise learn no more than that it has ended.
+      communicator->bootstrap_->fail(error.what());
+      throw;
+    }
+  };
+  AllFacts ranks;
+  announceFailure(
+      [&] { ranks = communicator->bootstrap_->allGatherShared(communicator->facts()); });
+  // Not announced: every process finds the same by itself, and each rank reports it as its own
+  // error.
+  communicator->bootstrap_->share([&] {
+    checkFacts(*ranks);
+    return true;
+  });
+  announceFailure([&] { communicator->agree(std::move(ranks)); });
+  startRasService(settings);
+  communicator->profile_ =
+      CallProfile::create(runtime, settings,
+                          {device, communicator->id_, communicator->decision_->nodes, options.name,
+                           communicator->description(), communicator->config_, begin});
+  return communicator;
+}
+
+RankFacts Communicator::facts() {
+  const runtime::DeviceProperties properties = runtime_.properties(device_);
+  RankFacts facts{};
+  facts.layout = kRankFactsLayout;
+  facts.backend = static_cast<int32_t>(runtime_.backend());
+  facts.device = device_;
+  facts.computeCapability = properties.computeCapability;
+  facts.multiprocessors = properties.multiprocessors;
+  facts.process = runtime::processToken();
+  facts.machine = machineHash();
+  facts.host = hostHash(settings_);
+  const std::string& network = settings_.network.empty() ? options_.network : settings_.network;
+  network_ = transport::openNetwork(settings_, network, {options_.id, options_.trafficClass});
+  facts.network = network.empty() && !network_->joinsSimulatedHosts() ? 0 : 1;
+  copyText(facts.networkName, network_->name());
+  facts.networkNamespace = runtime::networkNamespace();
+  facts.user = ::geteuid();
+  facts.deviceUuid = properties.uuid;
+  copyText(facts.hostName, hostName());
+  copyText(facts.busId, properties.busId);
+  facts.sharedMemory = sharedMemoryDevice();
+  if (runtime_.backend() == runtime::Backend::cuda) facts.fabric = fabricOf(properties.busId);
+  facts.multicast = settings_.nvls != 0 && runtime_.supportsMulticast(device_) ? 1 : 0;
+  if (settings_.collnet && runtime_.hasReducingNetwork()) {
+    facts.collnetNodes = static_cast<int32_t>(settings_.collnetNodes);
+  }
+  facts.multiRankDevice = settings_.multiRankDevice ? 1 : 0;
+  const ChannelBounds bounds =
+      channelBounds(settings_, {options_.minChannels, options_.maxChannels});
+  facts.minChannels = bounds.min;
+  facts.maxChannels = bounds.max;
+  facts.minPeerChannels = settings_.minPeerChannels;
+  facts.maxPeerChannels = settings_.maxPeerChannels;
+  facts.bufferBytes = settings_.bufferBytes;
+  facts.llBufferBytes = settings_.llBufferBytes;
+  facts.ll128BufferBytes = settings_.ll128BufferBytes;
+  facts.allowed = tuning::parseAllowed(settings_.algorithm, settings_.protocol);
+  tunerLibrary_ = plugin::TunerLibrary::open(settings_.tunerPlugin);
+  if (tunerLibrary_ != nullptr) {
+    Fnv name;
+    name.add(tunerLibrary_->name());
+    facts.tuner = name.value();
+  }
+  static std::atomic<uint64_t> communicators = 0;
+  facts.nonce = mix64(facts.process + communicators++);
+  facts.tuning = tuning::tuningSettingsOf(settings_);
+  facts.measurements = settings_.tuningFile.empty() ? 0 : tuning::hashOf(measurements(settings_));
+  if (journal_ != nullptr) facts.calls = journal_->place();
+  return facts;
+}
+
+void Communicator::agree(AllFacts ranks) {
+  // Whether this device reaches every other one can be said only now. A device that this process
+  // does not see is left to the attempt to map its memory.
+  Reach reach{.peers = 1, .transports = 0};
+  for (int device = 0; device < runtime_.deviceCount(); device++) {
+    if (device == device_ || runtime_.canAccessPeer(device_, device)) continue;
+    const auto uuid = runtime_.properties(device).uuid;
+    const auto isThere = [&](const RankFacts& peer) { return peer.deviceUuid == uuid; };
+    if (std::ranges::any_of(*ranks, isThere)) reach.peers = 0;
+  }
+  const auto shareReach = [&] {
+    const auto all = bootstrap_->allGatherShared(reach);
+    ranks = bootstrap_->share([&] {
+      std::vector<RankFacts> result = *ranks;
+      for (size_t r = 0; r < result.size(); r++) result[r].reach = (*all)[r];
+      return result;
+    });
+  };
+  const auto hosts = bootstrap_->share([&] { return hostsOf(*ranks); });
+  shareReach();
+  // Only the node's topology shows which pairs meet on a third GPU or in host memory: they do not
+  // reach each other, and the decision must know it on every rank.
+  NodePlace found = findPlace(*ranks, *hosts, bootstrap_->rank(), settings_, portsOf(*network_));
+  // Host memory and threads of this communicator belong near its GPU. The host backend simulates
+  // GPUs of another machine.
+  const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
+  if (hasGpu) cpuAffinity_ = found.cpuAffinity;
+  const ScopedCpuAffinity nearGpu(cpuAffinity_, settings_.ignoreCpuAffinity);
+  const int rank = bootstrap_->rank();
+  for (const auto& [pair, link] : found.links) {
+    if (pair.first != rank && pair.second != rank && link.through != rank) continue;
+    if (link.through >= 0 || link.transport != transport::TransportKind::peer) reach.peers = 0;
+    reach.transports |= 1u << static_cast<int>(link.transport);
+  }
+  shareReach();
+  const auto places = bootstrap_->allGatherShared(found.place);
+  tuning::CostConstants constants = tuning::defaultConstants();
+  const auto advisor = makeTuner(*ranks, *places, constants);
+  decision_ = bootstrap_->share([&] { return decide(*ranks, *places, {measurements(settings_)}); });
+  DecisionSummary summary = *bootstrap_->share([&] { return summarize(*decision_); });
+  // Each rank has a tuner of its own, which may have changed the constants.
+  if (advisor != nullptr) {
+    decision_ = std::make_shared<const Decision>(
+        decide(*ranks, *places, {measurements(settings_), constants}));
+    summary = summarize(*decision_);
+    summary.advised = 1;
+  }
+  config_ = decision_->config;
+  config_.rank = rank;
+  config_.advisor = advisor;
+  // Where ranks differ, all of them know it and look for the field.
+  const auto hashes = bootstrap_->allGatherShared(hashOf(summary));
+  if (std::ranges::adjacent_find(*hashes, std::ranges::not_equal_to()) != hashes->end()) {
+    checkSummaries(bootstrap_->allGather(summary));
+  }
+  if (bootstrap_->rank() == 0) {
+    for (const std::string& warning : decision_->warnings) warnOnce(warning);
+  }
+
+  for (const runtime::Kernel* kernel : device::kernelsOf(config_.ranks)) {
+    runtime_.prepare(*kernel, device_);
+  }
+  arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
+  peerPlaces_ = bootstrap_->share([&] { return placesOf(*ranks); });
+  peerLinks_ = std::move(found.links);
+  if (const auto ports = network_->ports()) {
+    // A topology file can have other ports.
+    const auto isKnown = [&](int port) { return port < static_cast<int>(ports->size()); };
+    if (std::ranges::all_of(found.ports, isKnown)) netPorts_ = std::move(found.ports);
+  }
+  makeWindows();
+  kept_ = arena_->mark();
+  lastLaunch_ = runtime_.createEvent(device_);
+  makeConnector();
+  join_ = runtime_.createEvent(device_);
+  health_->start(description(), this->ranks(),
+                 std::chrono::milliseconds(settings_.failureGraceMilliseconds));
+  logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
+          runtime_.properties(device_).busId, decision_->nodes, config_.channels);
+  watch(*ranks);
+}
+
+// Makes the tables of kernels and what connects them to peers. Collective.
+void Communicator::makeConnector() {
+  const plan::CommConfig& config = config_;
+  device::DeviceCommunicator head{};
+  head.rank = config.rank;
+  head.ranks = config.ranks;
+  std::copy(config.slotBytes.begin(), config.slotBytes.end(), head.slotBytes);
+  head.peerSlotBytes = config.peerSlotBytes;
+  head.slots = decision_->slots;
+  head.abortFlag = abort_->waitFlag();
+  head.windows = windows_ == nullptr ? nullptr : windows_->table();
+  mappings_ = std::make_unique<memory::MappingCache>(runtime_, device_);
+  tables_ = std::make_unique<transport::DeviceTables>(
+      runtime_, device_, *arena_,
+      transport::DeviceTables::Sizes{config.ranks, config.channels, config.peerChannels}, head);
+  connector_ = std::make_unique<transport::Connector>(
+      runtime_, *bootstrap_, *arena_, *mappings_, *tables_, config, decision_->slots, *peerPlaces_,
+      peerLinks_, decision_->graphs, transportOptions());
+  connector_->connectThrough();
+}
+
+transport::TransportOptions Communicator::transportOptions() {
+  transport::TransportOptions options;
+  options.check = [health = health_] {
+    if (health->hasFailed()) throw *health->error();
+    if (health->signal().raised()) throw invalidUsage("The communicator was aborted");
+  };
+  options.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
+  options.hasLeft = [health = health_](int peer) { return health->hasLeft(peer); };
+  options.isIdle = [this] {
+    if (captures_) return false;
+    const runtime::DeviceScope scope(runtime_, device_);
+    return isIdle();
+  };
+  options.timeout = bootstrap::timeoutOf(settings_);
+  options.socketInterface = settings_.socketInterface;
+  options.socketFamily = settings_.socketFamily;
+  options.networkTimeout = std::chrono::seconds(settings_.networkTimeoutSeconds);
+  options.socketThreads = settings_.socketThreads;
+  options.socketsPerThread = settings_.socketsPerThread;
+  options.network = network_;
+  options.ports = netPorts_;
+  options.verifiesLinks = settings_.verifyLinks;
+  return options;
+}
+
+// Ranks that are advised differently would choose differently and hang.
+std::shared_ptr<const tuning::Advisor> Communicator::makeTuner(
+    const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
+    tuning::CostConstants& constants) const {
+  if (tunerLibrary_ == nullptr || ranks.size() == 1) return nullptr;
+  for (size_t r = 0; r < ranks.size(); r++) {
+    if (ranks[r].tuner == ranks.front().tuner && ranks.front().tuner != 0) continue;
+    warnOnce(fmt::format("The tuner plug-in {} is ignored: rank {} does not have the one of rank 0",
+                         tunerLibrary_->name(), r));
+    return nullptr;
+  }
+  plugin::TunedCommunicator facts;
+  facts.id = ranks.front().nonce;
+  facts.ranks = static_cast<int>(ranks.size());
+  std::map<uint64_t, int> ranksOf;
+  for (const topology::RankPlace& place : places) ranksOf[place.node]++;
+  facts.nodes = static_cast<int>(ranksOf.size());
+  facts.minRanksPerNode = facts.maxRanksPerNode = ranksOf.begin()->second;
+  for (const auto& [node, count] : ranksOf) {
+    facts.minRanksPerNode = std::min(facts.minRanksPerNode, count);
+    facts.maxRanksPerNode = std::max(facts.maxRanksPerNode, count);
+  }
+  return plugin::TunerPlugin::create(tunerLibrary_, facts, constants);
+}
+
+// Windows are for the ranks of other processes. Those of this one exchange addresses.
+void Communicator::makeWindows() {
+  if (!settings_.zeroCopy) return;
+  memory::Windows::WindowOptions options{
+      bootstrap_->rank(), {}, static_cast<uint64_t>(settings_.zeroCopyBytes)};
+  const std::vector<transport::PeerPlace>& places = *peerPlaces_;
+  const uint64_t process = places[static_cast<size_t>(options.rank)].process;
+  const auto canShare = [&](int peer) {
+    if (places[static_cast<size_t>(peer)].process == process) return false;
+    const transport::PeerLink link = transport::linkBetween(peerLinks_, places, options.rank, peer);
+    return link.through < 0 && link.atomics && link.transport == transport::TransportKind::peer;
+  };
+  for (int peer = 0; peer < static_cast<int>(places.size()); peer++) {
+    if (!canShare(peer)) continue;
+    options.peers.resize(places.size());
+    options.peers[static_cast<size_t>(peer)] = true;
+  }
+  if (options.peers.empty()) return;
+  windows_ = memory::Windows::create(
+      runtime_, device_, arena_, *bootstrap_, options,
+      [](const std::shared_ptr<memory::Windows>& windows) { Mapper::get().schedule(windows); });
+}
+
+}  // namespace unisono::comm
