@@ -53,9 +53,10 @@ ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
     const DataType type = checkType(datatype);
     checkCount(count, 1, type);
     const ReductionSpec reduction = checkReduction(communicator, op, type);
-    checkBuffer(communicator, sendbuff, count, type, "sendbuff");
-    const bool open = isOpen(checkBuffer(communicator, recvbuff, count, type, "recvbuff"));
-    return plan::Task{Call::allReduce, sendbuff, recvbuff, count, reduction, 0, open};
+    plan::Task task{Call::allReduce, sendbuff, recvbuff, count, reduction, 0};
+    task.inputIsOpen = isOpen(checkBuffer(communicator, sendbuff, count, type, "sendbuff"));
+    task.outputIsOpen = isOpen(checkBuffer(communicator, recvbuff, count, type, "recvbuff"));
+    return task;
   });
 }
 
@@ -66,9 +67,10 @@ ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, nccl
     checkCount(count, 1, type);
     checkRank(communicator, root, "root");
     const ReductionSpec reduction = checkReduction(communicator, op, type);
-    checkBuffer(communicator, sendbuff, count, type, "sendbuff");
+    plan::Task task{Call::reduce, sendbuff, recvbuff, count, reduction, root};
+    task.inputIsOpen = isOpen(checkBuffer(communicator, sendbuff, count, type, "sendbuff"));
     if (communicator.rank() == root) checkBuffer(communicator, recvbuff, count, type, "recvbuff");
-    return plan::Task{Call::reduce, sendbuff, recvbuff, count, reduction, root};
+    return task;
   });
 }
 
@@ -103,9 +105,10 @@ ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recv
     const DataType type = checkType(datatype);
     checkCount(recvcount, communicator.ranks(), type);
     const ReductionSpec reduction = checkReduction(communicator, op, type);
-    checkBuffer(communicator, sendbuff, recvcount, type, "sendbuff");
+    plan::Task task{Call::reduceScatter, sendbuff, recvbuff, recvcount, reduction, 0};
+    task.inputIsOpen = isOpen(checkBuffer(communicator, sendbuff, recvcount, type, "sendbuff"));
     checkBuffer(communicator, recvbuff, recvcount, type, "recvbuff");
-    return plan::Task{Call::reduceScatter, sendbuff, recvbuff, recvcount, reduction, 0};
+    return task;
   });
 }
 

@@ -50,6 +50,9 @@ constexpr int64_t kSlotGrain = 512;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
 // Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
 constexpr uint64_t kDirectBytes = 256 << 10;
+// The same for shares over LL128, which are faster below this size on 2 H200
+// (docs/results/2026-11-22-in-place.md).
+constexpr uint64_t kWideOfferBytes = 32 << 20;
 
 constexpr auto kSmaller = [](int64_t a, int64_t b) { return std::min(a, b); };
 constexpr auto kLarger = [](int64_t a, int64_t b) { return std::max(a, b); };
@@ -321,6 +324,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts = tuning::factsOf(decision.joined);
   tuning::setLimits(allReach, input.facts);
   config.wide = input.facts.wide;
+  config.wideOfferBytes = kWideOfferBytes;
   config.directLineBits = input.facts.reachAll ? tuning::directLineBits(config.ranks) : 0;
   decision.nodes = decision.joined.nodes();
   const auto isUsed = [transports](TransportKind kind) {

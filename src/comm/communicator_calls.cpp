@@ -26,13 +26,19 @@ void Communicator::enter(const std::vector<StreamTask>& tasks, Prepared& prepare
   }
 }
 
-// Finds the windows of the buffers that large messages and results are received in.
+// Finds the windows of the buffers that peers may use in large calls.
 void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
   if (windows_ == nullptr) return;
   for (plan::Task& call : calls) {
     const uint64_t bytes = call.count * device::elementBytes(call.reduction.type);
     const auto all = static_cast<uint64_t>(ranks()) * bytes;
-    if (plan::offersOutput(config_, call)) {
+    const plan::OfferedBuffers offered = plan::buffersOffered(config_, call);
+    if (offered.inputBytes > 0) {
+      call.inputWindow = windows_->find(call.input, offered.inputBytes, -1, captured);
+    }
+    if (offered.outputBytes > 0) {
+      call.window = windows_->find(call.output, offered.outputBytes, -1, captured);
+    } else if (plan::offersOutput(config_, call)) {
       if (call.call == plan::Call::broadcast && call.peer == rank()) continue;
       call.window = windows_->find(call.output, call.call == plan::Call::allGather ? all : bytes,
                                    -1, captured);
@@ -223,6 +229,7 @@ transport::LaunchContext Communicator::launchContext(uint64_t launch) const {
           abort_->launchFlag(),
           &connector_->direct(),
           &connector_->wide(),
+          windows_ == nullptr ? nullptr : windows_->table(),
           {launch == 0 || journal_ == nullptr ? nullptr : tables_->marks(), launch}};
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "device/window.h"
 #include "device/work.h"
 
 // The direct algorithms: every rank stores what a peer needs into that peer's window, in one hop.
@@ -110,10 +111,42 @@ inline constexpr uint32_t kWideSlots = 4;
 inline constexpr uint32_t kWideLineBytes = 128;
 inline constexpr uint32_t kWideLineData = 120;
 
-// A window begins with the steps that peers have taken, [block][rank], and continues with slots,
-// [peer that stores them][block][slot].
-constexpr size_t wideHeaderBytes() {
+// What a rank offers to a peer for one launch, so that the peer uses its buffers instead of lines.
+// In the memory of that peer, which takes the words by setting them to 0, as does the rank to
+// withdraw them.
+struct alignas(32) BufferOffer {
+  uint64_t buffer[2];  // the input and the output, as words of makeOffer()
+  uint64_t answer;     // to what the rank whose memory this is offered; it sets it to 0
+};
+inline constexpr int kInputBuffer = 0, kOutputBuffer = 1;
+inline constexpr uint64_t kBuffersUsed = 1, kBuffersLeft = 2;  // answers
+
+// A buffer in one word: its address, or its window and its offset there. Addresses and offsets are
+// multiples of 16; the window is told apart from 2^28 others. The lowest bits say which it is, or
+// that there is nothing to use.
+enum class OfferKind : uint64_t { none, nothing, address, window };
+inline constexpr uint64_t kOfferKinds = 15;
+inline constexpr int kOfferOffsetBits = 36;
+constexpr uint64_t makeOffer(OfferKind kind, uint64_t value = 0) {
+  return value | static_cast<uint64_t>(kind);
+}
+constexpr OfferKind kindOf(uint64_t offer) {
+  return static_cast<OfferKind>(offer & kOfferKinds);
+}
+constexpr bool canOffer(const WindowReference& place) {
+  return place.window != 0 && place.offset % 16 == 0 && place.offset >> kOfferOffsetBits == 0;
+}
+constexpr uint64_t offerOf(const WindowReference& place) {
+  return makeOffer(OfferKind::window, place.window << kOfferOffsetBits | place.offset);
+}
+
+// A window begins with the steps that peers have taken and their offers, both [block][rank], and
+// continues with slots, [peer that stores them][block][slot].
+constexpr size_t wideOffersAt() {
   return sizeof(uint64_t) * kDirectMaxBlocks * kDirectMaxRanks;
+}
+constexpr size_t wideHeaderBytes() {
+  return wideOffersAt() + sizeof(BufferOffer) * kDirectMaxBlocks * kDirectMaxRanks;
 }
 constexpr size_t wideWindowBytes(int ranks, int blocks, uint32_t slotLines) {
   return wideHeaderBytes() + static_cast<size_t>(ranks - 1) * static_cast<size_t>(blocks) *
@@ -124,16 +157,29 @@ constexpr size_t wideWindowBytes(int ranks, int blocks, uint32_t slotLines) {
 struct alignas(16) WideSteps {
   uint64_t sent, received;
 };
+// What a block knows of a peer's buffers during a launch.
+struct PeerBuffers {
+  std::byte* address[2];    // if this rank may use them
+  MappedWindow* pinned[2];  // for it
+  uint64_t taken[2];        // 1: the peer waits for an answer
+  uint64_t answer;          // of the peer; 0: none yet
+  uint64_t failed[2];       // 1: a wait for the peer ended with an abort
+};
 struct WideMemory {
   std::byte* window;
   std::byte* theirs[kDirectMaxPeers];
-  WideSteps* steps;  // [block][peer]
+  WideSteps* steps;      // [block][peer]
+  PeerBuffers* buffers;  // [block][peer]; for the host target
+  // Which peers can be offered addresses, and which places in windows.
+  DirectPeers byAddress, byWindow;
 };
 
 // One work over LL128. Share r of a buffer begins at r times its stride, and ends at `endBytes` at
-// the latest. Passes of `passLines` lines of each share are dealt to the blocks in turns.
+// the latest. Passes of `passLines` lines of each share are dealt to the blocks.
 // `twoShot`: an all-reduce whose shares are the parts of the buffer, as many as there are ranks:
 // rank r reduces part r and sends the result to all peers.
+// `offers`: ranks may use each other's buffers instead of lines (collective/direct_buffers.h); all
+// ranks agree on this.
 struct WideArguments {
   WideMemory memory;
   const uint32_t* abortFlag;
@@ -145,7 +191,11 @@ struct WideArguments {
   uint32_t slotLines;
   uint32_t passLines;
   bool twoShot;
+  bool offers;
   uint64_t endBytes;
+  MappedWindow* windows;                // of peers; null: none
+  WindowReference ownInput, ownOutput;  // offered to peers of other processes
+  bool inputIsOpen, outputIsOpen;       // to peers of this process
   DirectWork work;
 };
 static_assert(sizeof(WideArguments) <= kMaxArgumentBytes);

@@ -67,7 +67,8 @@ class DirectBlock {
   }
   void runWide(const WideArguments& arguments) {
     directWide(
-        arguments, at_, [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
+        arguments, at_, arguments.memory.buffers + at_.block * (arguments.ranks - 1),
+        [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
   }
   template <typename Ranks, typename Combine>
   static void runCall(DirectBlock& block, const DirectCallArguments& call) {

@@ -9,8 +9,10 @@ using namespace cuda_target;
 
 __global__ void __launch_bounds__(kDirectMaxThreads, 1)
     directWideWork(const __grid_constant__ WideArguments arguments) {
+  __shared__ PeerBuffers buffers[kDirectMaxPeers];
   directWide(
-      arguments, thisLane(), [&] { return *arguments.launchFlag != 0; }, [] { __syncthreads(); });
+      arguments, thisLane(), buffers, [&] { return *arguments.launchFlag != 0; },
+      [] { __syncthreads(); });
 }
 
 }  // namespace

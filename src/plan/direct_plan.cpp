@@ -122,6 +122,15 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
     work.inputStride = work.outputStride = tuning::partOfTwoShot(arguments.endBytes, config.ranks);
     work.inputBytes = work.outputBytes = static_cast<uint32_t>(work.inputStride);
   }
+  // Only the rank that multiplies its operands knows its factor. In one shot the results of an
+  // all-reduce may take the place of operands that others still need.
+  const bool multiplies = work.reduces && task.reduction.reduction == device::Reduction::preMulSum;
+  const bool replaces = task.call == Call::allReduce && !arguments.twoShot;
+  arguments.offers = work.inputBytes >= config.wideOfferBytes && !multiplies && !replaces;
+  arguments.ownInput = task.inputWindow;
+  arguments.ownOutput = task.window;
+  arguments.inputIsOpen = task.inputIsOpen;
+  arguments.outputIsOpen = task.outputIsOpen;
   const tuning::WideShape shape = tuning::wideShape(config.wide, work.inputBytes);
   launch.blocks = shape.blocks;
   arguments.rank = config.rank;

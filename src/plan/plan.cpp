@@ -277,6 +277,25 @@ bool offersOutput(const CommConfig& config, const Task& task) {
   }
 }
 
+OfferedBuffers buffersOffered(const CommConfig& config, const Task& task) {
+  OfferedBuffers offered;
+  const uint64_t bytes = shareBytes(task);
+  if (isMessage(task.call) || bytes < config.wideOfferBytes) return offered;
+  const tuning::Choice choice = choiceOf(config, task);
+  if (!isWide(choice)) return offered;
+  const WideLaunch launch = wideLaunch(config, task, choice.algorithm);
+  const device::DirectWork& work = launch.arguments.work;
+  if (!launch.arguments.offers) return offered;
+  const uint64_t all = bytes * static_cast<uint64_t>(config.ranks);
+  if (work.reduces && work.to != 0) {
+    offered.inputBytes = task.call == Call::reduceScatter ? all : bytes;
+  }
+  if ((!work.reduces || launch.arguments.twoShot) && work.from != 0) {
+    offered.outputBytes = task.call == Call::allGather ? all : bytes;
+  }
+  return offered;
+}
+
 std::array<uint64_t, device::kProtocols> chunkBytesOf(const CommConfig& config) {
   std::array<uint64_t, device::kProtocols> result{};
   for (int p = 0; p < device::kProtocols; p++) {

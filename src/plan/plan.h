@@ -41,6 +41,8 @@ struct Task {
   int peer;                          // of send and receive; root of rooted calls
   bool outputIsOpen = false;         // other ranks of this process can store into `output`
   device::WindowReference window{};  // the place of `output`, if ranks of other processes may store
+  bool inputIsOpen = false;          // the same for `input`, of which they load
+  device::WindowReference inputWindow{};
 };
 
 constexpr size_t indexOf(device::Protocol protocol) {
@@ -74,7 +76,8 @@ struct CommConfig {
   // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks cannot
   // map each other's memory.
   int directLineBits = 0;
-  tuning::WideGeometry wide;  // of the direct family over LL128
+  tuning::WideGeometry wide;               // of the direct family over LL128
+  uint64_t wideOfferBytes = ~uint64_t{0};  // shares of at least this size need an offer there
   // UNISONO_DETERMINISTIC: rings are in the order of the ranks, and every element is reduced from
   // the same rank on.
   bool fixedOrder = false;
@@ -151,6 +154,12 @@ struct Plan {
 // Says whether the receivers of a call's result offer their outputs, if the path of the call can
 // use them.
 bool offersOutput(const CommConfig& config, const Task& task);
+
+// Which buffers of this rank a call offers over LL128, whole.
+struct OfferedBuffers {
+  uint64_t inputBytes = 0, outputBytes = 0;
+};
+OfferedBuffers buffersOffered(const CommConfig& config, const Task& task);
 
 // Calls with a count of 0 are left out. Throws Error(invalidUsage) for a send to oneself without a
 // matching receive in the group, and for a receive without a send.

@@ -6,6 +6,7 @@
 
 #include "device/multicast.h"
 #include "plan/direct_plan.h"
+#include "transport/mapped/mapped_transport.h"
 #include "transport/transports.h"
 
 namespace unisono::transport {
@@ -401,10 +402,17 @@ void Connector::connectDirect(device::DirectPeers peers) {
 void Connector::connectWide() {
   const memory::Block window = arena_.allocate(
       device::wideWindowBytes(config_.ranks, config_.wide.blocks, config_.wide.slotLines));
-  const size_t steps = device::kDirectMaxBlocks * static_cast<size_t>(config_.ranks - 1);
+  const size_t rows = device::kDirectMaxBlocks * static_cast<size_t>(config_.ranks - 1);
   wide_.window = window.address;
   wide_.steps = reinterpret_cast<device::WideSteps*>(
-      arena_.allocate(steps * sizeof(device::WideSteps)).address);
+      arena_.allocate(rows * sizeof(device::WideSteps)).address);
+  wide_.buffers = reinterpret_cast<device::PeerBuffers*>(
+      arena_.allocate(rows * sizeof(device::PeerBuffers)).address);
+  for (int peer = 0; peer < config_.ranks - 1; peer++) {
+    const Offers offers = offersBetween(context_, device::rankOfPeer(peer, config_.rank));
+    const auto bit = static_cast<device::DirectPeers>(1u << peer);
+    if (offers.any) (offers.byAddress ? wide_.byAddress : wide_.byWindow) |= bit;
+  }
   exchangeWindows(kWide, window, plan::everyPeer(config_), wide_.theirs);
 }
 

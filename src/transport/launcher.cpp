@@ -70,6 +70,7 @@ Prepared prepare(const LaunchContext& context, plan::DirectStreamsLaunch& launch
 Prepared prepare(const LaunchContext& context, plan::WideLaunch& launch) {
   device::WideArguments& arguments = launch.arguments;
   arguments.memory = *context.wide;
+  arguments.windows = context.windows;
   arguments.abortFlag = context.abortFlag;
   arguments.launchFlag = context.launchFlag;
   arguments.mark = context.mark;

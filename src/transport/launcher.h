@@ -15,6 +15,7 @@ struct LaunchContext {
   const uint32_t* launchFlag = nullptr;                // ends kernels that begin later
   const device::DirectMemory* direct = nullptr;
   const device::WideMemory* wide = nullptr;
+  device::MappedWindow* windows = nullptr;  // of peers
   device::LaunchMark mark{};
 };
 

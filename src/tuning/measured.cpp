@@ -139,7 +139,8 @@ double directTraffic(Operation operation, Algorithm algorithm, int ranks) {
 const MeasuredTable& builtinMeasurements() {
   // H200, CUDA graphs, float sum, one process per GPU. Over LL, all-reduce on 2 and 4 GPUs of one
   // run (docs/results/2026-11-21-h200.md, 256 KB from the ratio to NCCL there), so that they
-  // compare, and the others in 2026-11-22-direct.md; over LL128 in 2026-11-22-wide.md.
+  // compare, and the others in 2026-11-22-direct.md; over LL128 in 2026-11-22-wide.md,
+  // and from 64 MB on in 2026-11-22-in-place.md.
   struct Times {
     Operation operation;
     Algorithm algorithm;
@@ -157,11 +158,11 @@ const MeasuredTable& builtinMeasurements() {
   };
   static const Times kLowLatency128[] = {
       {Operation::allReduce, kDirect, 2, {4.148, 4.534, 7.152, 19.63, 62.23, 233.6, 923.9}},
-      {Operation::allReduce, kTwoShot, 2, {5.504, 6.299, 6.922, 18.21, 57.14, 223.2, 875.6}},
-      {Operation::allGather, kDirect, 2, {3.916, 4.43, 4.994, 10.88, 32.47, 115.8, 446.2}},
-      {Operation::reduceScatter, kDirect, 2, {4.191, 4.247, 5.057, 12.59, 33.57, 121.9, 467.4}},
-      {Operation::broadcast, kDirect, 2, {3.264, 3.279, 5.364, 16.05, 54.63, 212.3, 838.9}},
-      {Operation::reduce, kDirect, 2, {3.656, 3.699, 5.003, 14.38, 51.96, 220.4, 895.7}},
+      {Operation::allReduce, kTwoShot, 2, {5.504, 6.299, 6.922, 18.21, 57.14, 222.5, 809.3}},
+      {Operation::allGather, kDirect, 2, {3.916, 4.43, 4.994, 10.88, 32.47, 111.7, 390.3}},
+      {Operation::reduceScatter, kDirect, 2, {4.191, 4.247, 5.057, 12.59, 33.57, 124.5, 427.4}},
+      {Operation::broadcast, kDirect, 2, {3.264, 3.279, 5.364, 16.05, 54.63, 204.5, 754.7}},
+      {Operation::reduce, kDirect, 2, {3.656, 3.699, 5.003, 14.38, 51.96, 206.2, 734.8}},
   };
   // Never destroyed: the process may exit while another thread makes a communicator.
   static const MeasuredTable& table = *[] {

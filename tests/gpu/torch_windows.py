@@ -106,7 +106,7 @@ def run(rank, world, device, arguments):
             dist.all_reduce(stop)
             if stop.item() > 0:
                 break
-        count = shared.choice((1 << 10, 1 << 16, 300_001, 1 << 20, 3_000_001))
+        count = shared.choice((1 << 10, 1 << 16, 300_001, 1 << 20, 3_000_001, 4 << 20, 17_000_000))
         kept = shared.random() < 0.6
         into = buffers.get(count) if kept else None
         got = exchange(torch, dist, rank, world, call, count, into)

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/math.h"
+
 namespace unisono::protocol {
 namespace {
 
@@ -273,12 +275,28 @@ void Scenario::addCall(Call call, Group& group) {
   }
 }
 
+// Of the buffers of a call. Over LL128, ranks use each other's buffers where these, and the shares,
+// consist of vectors; most calls are made so.
+size_t Scenario::alignmentOf(size_t size, uint64_t& count) {
+  constexpr size_t kVector = 16;
+  const bool offers = world_.geometry().wideOfferBytes != ~uint64_t{0};
+  if (!offers || (!isFixed() && below(random_, 4) == 0)) return size;
+  if (isFixed() || below(random_, 4) != 0) count = roundUp(count, kVector / size);
+  return kVector;
+}
+void Scenario::offerInput(size_t offset, plan::Task& task) {
+  if (world_.geometry().wideOfferBytes == ~uint64_t{0}) return;
+  task.inputIsOpen = isFixed() || below(random_, 4) != 0;
+  task.inputWindow = windowOf(offset, task.inputIsOpen);
+}
+
 // All-reduce, reduce-scatter and reduce.
 void Scenario::addReduction(Call call, Group& group) {
   const DataType type = randomType();
   const auto size = device::elementBytes(type);
   const size_t parts = call == Call::reduceScatter ? rankCount() : 1;
-  const uint64_t count = randomCount(size, parts);
+  uint64_t count = randomCount(size, parts);
+  const size_t alignment = alignmentOf(size, count);
   const int root = static_cast<int>(below(random_, rankCount()));
   bool isAverage = false;
   Operator op = randomOperator(type, isAverage);
@@ -299,7 +317,7 @@ void Scenario::addReduction(Call call, Group& group) {
   for (size_t r = 0; r < rankCount(); r++) {
     RankMemory& memory = memories_[r];
     const size_t all = count * parts;
-    inputs.push_back(memory.take(all * size, size, random_));
+    inputs.push_back(memory.take(all * size, alignment, random_));
     std::vector<std::byte> data(all * size);
     for (size_t i = 0; i < all; i++) {
       elements[r].push_back(randomElement(op, isAverage));
@@ -309,7 +327,7 @@ void Scenario::addReduction(Call call, Group& group) {
     const size_t own = call == Call::reduceScatter ? r * count * size : 0;
     const bool hasOutput = call != Call::reduce || static_cast<int>(r) == root;
     outputs.push_back(inPlace && hasOutput ? inputs[r] + own
-                                           : memory.take(count * size, size, random_));
+                                           : memory.take(count * size, alignment, random_));
     Task task{};
     task.call = call;
     task.input = memory.at(inputs[r]);
@@ -319,6 +337,7 @@ void Scenario::addReduction(Call call, Group& group) {
     task.peer = root;
     task.outputIsOpen = task.output != nullptr && (isFixed() || below(random_, 2) == 0);
     task.window = windowOf(outputs[r], task.outputIsOpen);
+    offerInput(inputs[r], task);
     group[r].push_back(task);
   }
   const bool approximate = isAverage && device::isFloatingPoint(type);
@@ -344,7 +363,8 @@ void Scenario::addMovement(Call call, Group& group) {
   const DataType type = randomType();
   const auto size = device::elementBytes(type);
   const size_t ranks = rankCount();
-  const uint64_t count = randomCount(size, call == Call::broadcast ? 1 : ranks);
+  uint64_t count = randomCount(size, call == Call::broadcast ? 1 : ranks);
+  const size_t alignment = alignmentOf(size, count);
   const size_t bytes = count * size;
   const size_t root = below(random_, ranks);
   const bool inPlace = call != Call::allToAll && below(random_, 3) == 0;
@@ -361,16 +381,16 @@ void Scenario::addMovement(Call call, Group& group) {
     RankMemory& memory = memories_[r];
     reads[r] = !rooted || r == root || call == Call::gather;
     writes[r] = !rooted || r == root || call != Call::gather;
-    inputs[r] = memory.take(inputParts * bytes, size, random_);
+    inputs[r] = memory.take(inputParts * bytes, alignment, random_);
     if (inPlace && reads[r] && writes[r]) {
       if (inputParts > outputParts) {
         outputs[r] = inputs[r] + r * bytes;
       } else {
-        outputs[r] = memory.take(outputParts * bytes, size, random_);
+        outputs[r] = memory.take(outputParts * bytes, alignment, random_);
         inputs[r] = outputs[r] + (outputParts > 1 ? r * bytes : 0);
       }
     } else {
-      outputs[r] = memory.take(outputParts * bytes, size, random_);
+      outputs[r] = memory.take(outputParts * bytes, alignment, random_);
     }
     if (reads[r]) fillRandom(static_cast<int>(r), inputs[r], inputParts * bytes);
     const bool open = isFixed() || below(random_, 2) == 0;

@@ -88,6 +88,8 @@ class Scenario {
   void addCall(plan::Call call, Group& group);
   void addMessages(Group& group);
   void addMessage(int from, int to, Group& group);
+  size_t alignmentOf(size_t size, uint64_t& count);
+  void offerInput(size_t offset, plan::Task& task);
   void addReduction(plan::Call call, Group& group);
   void addMovement(plan::Call call, Group& group);
   void shuffle(std::vector<plan::Task>& tasks);

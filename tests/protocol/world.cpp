@@ -255,6 +255,12 @@ void World::nameWide(int rank) const {
       const size_t counter = index(block) * device::kDirectMaxRanks + index(other);
       runtime.nameMemory(memory.window + counter * sizeof(uint64_t), sizeof(uint64_t),
                          fmt::format("steps {} -> {} taken, block {}", rank, other, block));
+      const auto* offer =
+          reinterpret_cast<device::BufferOffer*>(memory.window + device::wideOffersAt()) + counter;
+      runtime.nameMemory(offer, sizeof(offer->buffer),
+                         fmt::format("offer {} -> {}, block {}", other, rank, block));
+      runtime.nameMemory(&offer->answer, sizeof(offer->answer),
+                         fmt::format("answer of {} to {}, block {}", other, rank, block));
       const size_t slots = index(peer * geometry_.wide.blocks + block);
       runtime.nameMemory(memory.window + device::wideHeaderBytes() + slots * fifoBytes, fifoBytes,
                          fmt::format("LL128 slots {} -> {}, block {}", other, rank, block));
@@ -301,6 +307,7 @@ void World::makeMember(int rank, int ranks) {
   config.channels = geometry_.channels;
   config.directLineBits = geometry_.directLineBits;
   config.wide = geometry_.wide;
+  config.wideOfferBytes = geometry_.wideOfferBytes;
   const plan::HeadShape shape{geometry_.channels, geometry_.slotBytes,
                               static_cast<int>(makeHeadGraph(ranks).heads.size())};
   if (geometry_.multicast && ranks > 1) {
@@ -644,8 +651,9 @@ void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
     throw internalError("The plan uses connections that the test did not make").rank(rank);
   }
   const runtime::DeviceScope scope(testRuntime(), rank);
-  const transport::LaunchContext context{member.tables->address(), abortFlag(rank), abortFlag(rank),
-                                         &member.connector->direct(), &member.connector->wide()};
+  const transport::LaunchContext context{member.tables->address(),  abortFlag(rank),
+                                         abortFlag(rank),           &member.connector->direct(),
+                                         &member.connector->wide(), tables(rank).windows};
   for (plan::Launch& launch : plan.launches) {
     transport::launch(testRuntime(), context, launch, stream(rank));
   }

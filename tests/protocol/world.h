@@ -55,7 +55,8 @@ struct Geometry {
   uint64_t minBytesPerPart = 1 << 20;
   uint64_t directBytes = 1 << 30;
   int directLineBits = 0;
-  tuning::WideGeometry wide{};    // with directLineBits only
+  tuning::WideGeometry wide{};  // with directLineBits only
+  uint64_t wideOfferBytes = ~uint64_t{0};
   bool multicast = false;         // NVLS on as many channels, with the same slots
   bool collnet = false;           // a network that reduces
   int ranksPerNode = kMostRanks;  // consecutive ranks, fewer on the last node

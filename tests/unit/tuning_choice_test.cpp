@@ -66,7 +66,8 @@ TEST(Choice, FollowsWhatWasMeasuredOnH200) {
         EXPECT_EQ(ranges[0].protocol, Protocol::ll);
         EXPECT_EQ(ranges[1].protocol, Protocol::ll128);
         for (size_t i = 1; i < ranges.size(); i++) {
-          EXPECT_GE(ranges[i].protocol, ranges[i - 1].protocol);
+          // The largest calls use the peers' buffers, so they may be direct again.
+          EXPECT_NE(ranges[i].protocol, Protocol::ll);
           const bool isRing = ranges[i].algorithm == Algorithm::ring;
           EXPECT_EQ(isRing, ranges[i].protocol == Protocol::simple);
         }

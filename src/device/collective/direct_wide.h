@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "device/collective/direct.h"
+#include "device/collective/direct_buffers.h"
 #include "device/protocol/lines.h"
 
 // The direct algorithms over LL128 (device/direct_work.h): every operation in one hop, and
@@ -15,28 +15,36 @@ class WideExchange {
   using CopyFormat = LowLatency128Format;
   using ReduceFormat = WideLinesFormat<kLinesPerReduction>;
 
-  UNISONO_DEVICE WideExchange(const WideArguments& arguments, const DirectLane& at)
+  // `buffers`: of the block, by peer.
+  UNISONO_DEVICE WideExchange(const WideArguments& arguments, const DirectLane& at,
+                              PeerBuffers* buffers)
       : arguments_(arguments),
         work_(arguments.work),
         at_(at),
+        buffers_(buffers),
         me_(arguments.rank),
         peers_(arguments.ranks - 1),
         passWords_(arguments.passLines * (kLineWords - 1)),
         passes_(((work_.inputBytes + 7) / 8 + passWords_ - 1) / passWords_),
-        stepsPerPass_(arguments.twoShot ? 2 : 1) {}
+        stepsPerPass_(arguments.twoShot ? 2 : 1),
+        operandsTo_(work_.to),
+        operandsFrom_(work_.from),
+        resultsTo_(arguments.twoShot ? work_.to : DirectPeers{0}),
+        resultsFrom_(arguments.twoShot ? work_.from : DirectPeers{0}),
+        copiesOwn_(work_.own) {}
 
   // Sends each pass before the one before it is received, so that lines are on their way while this
   // rank waits for others. Two passes of two steps each fill the slots.
   template <typename SyncBlock>
   UNISONO_DEVICE void run(SyncBlock syncBlock) {
-    bool going = true;
+    const PassRange range = passesOf(at_, passes_, arguments_.offers);
+    if (range.first >= range.end) return;
+    if (arguments_.offers && !useBuffers(range, syncBlock)) return;
+    bool going = sendShares(range.first, 0);
     uint32_t done = 0;
-    const auto blocks = static_cast<uint32_t>(at_.blocks);
-    const auto first = static_cast<uint32_t>(at_.block);
-    if (first < passes_) going = sendShares(first, 0);
     UNISONO_NO_UNROLL
-    for (uint32_t pass = first; pass < passes_; pass += blocks) {
-      if (passes_ - pass > blocks) going = going && sendShares(pass + blocks, done + 1);
+    for (uint32_t pass = range.first; pass < range.end; pass += range.step) {
+      if (range.end - pass > range.step) going = going && sendShares(pass + range.step, done + 1);
       going = going && receive(pass, done);
       done++;
       syncBlock();  // every lane has taken its lines
@@ -46,18 +54,55 @@ class WideExchange {
   }
 
  private:
+  // Returns whether anything is left for lines.
+  template <typename SyncBlock>
+  UNISONO_DEVICE bool useBuffers(const PassRange& range, SyncBlock syncBlock) {
+    const uint64_t stride = work_.reduces ? work_.inputStride : work_.outputStride;
+    const uint64_t share = shareOf(me_, stride);
+    const auto place = [&](uint32_t pass) {
+      const uint64_t offset = uint64_t{pass} * passWords_ * 8;
+      return offset < share ? offset : share;
+    };
+    BufferExchange exchange(arguments_, at_, buffers_);
+    const uint64_t begin = place(range.first);
+    if (!exchange.run(begin, place(range.end) - begin, syncBlock)) {
+      return false;
+    }
+    const DirectPeers used = exchange.used(), usedBy = exchange.usedBy();
+    const DirectPeers inputs = work_.reduces ? usedBy : used;
+    const DirectPeers outputs = work_.reduces ? used : usedBy;
+    operandsTo_ = without(operandsTo_, inputs);
+    operandsFrom_ = without(operandsFrom_, outputs);
+    resultsTo_ = without(resultsTo_, used);
+    resultsFrom_ = without(resultsFrom_, usedBy);
+    if (!work_.reduces && used != 0) copiesOwn_ = false;
+    return (operandsTo_ | operandsFrom_ | resultsTo_ | resultsFrom_) != 0 || copiesOwn_;
+  }
+  UNISONO_DEVICE static DirectPeers without(DirectPeers all, DirectPeers some) {
+    return static_cast<DirectPeers>(all & ~some);
+  }
+  UNISONO_DEVICE DirectPeers linesTo() const {
+    return static_cast<DirectPeers>(operandsTo_ | resultsTo_);
+  }
+  UNISONO_DEVICE DirectPeers linesFrom() const {
+    return static_cast<DirectPeers>(operandsFrom_ | resultsFrom_);
+  }
+
   // The part of a share that a pass moves.
   struct Part {
     uint64_t offset;  // in the share
     uint32_t bytes;
     UNISONO_DEVICE uint32_t words() const { return (bytes + 7) / 8; }
   };
+  // The bytes of a rank's share. In two shots the last ones may be short.
+  UNISONO_DEVICE uint64_t shareOf(int rank, uint64_t stride) const {
+    const uint64_t begin = static_cast<uint64_t>(rank) * stride, end = arguments_.endBytes;
+    if (begin + work_.inputBytes <= end) return work_.inputBytes;
+    return begin < end ? end - begin : 0;
+  }
   UNISONO_DEVICE Part partOf(int rank, uint64_t stride, uint32_t pass) const {
     const uint64_t offset = uint64_t{pass} * passWords_ * 8;
-    const uint64_t begin = static_cast<uint64_t>(rank) * stride;
-    const uint64_t share = begin + work_.inputBytes <= arguments_.endBytes ? work_.inputBytes
-                           : begin < arguments_.endBytes ? arguments_.endBytes - begin
-                                                         : 0;
+    const uint64_t share = shareOf(rank, stride);
     const uint64_t left = offset < share ? share - offset : 0;
     const uint64_t whole = uint64_t{passWords_} * 8;
     return {offset, static_cast<uint32_t>(left < whole ? left : whole)};
@@ -125,7 +170,7 @@ class WideExchange {
     UNISONO_NO_UNROLL
     for (int i = 0; i < peers_; i++) {
       const int peer = peerAt(i), rank = rankOf(peer);
-      if (!covers(work_.to, peer)) continue;
+      if (!covers(operandsTo_, peer)) continue;
       // On its way together with the data.
       const uint64_t taken = loadRelaxed(takenBy(peer));
       const uint64_t step = sentTo(peer) + uint64_t{done} * stepsPerPass_;
@@ -160,16 +205,16 @@ class WideExchange {
   // False after an abort.
   UNISONO_DEVICE bool receive(uint32_t pass, uint32_t done) const {
     if (!work_.reduces) {
-      if (work_.own) copyOwn(pass);
-      return receiveShares(pass, uint64_t{done});
+      if (copiesOwn_) copyOwn(pass);
+      return receiveShares(operandsFrom_, pass, uint64_t{done});
     }
     bool going = true;
-    if (work_.from != 0) {
+    if (operandsFrom_ != 0) {
       visitReducer(work_.reduction,
                    ReduceShares{*this, pass, uint64_t{done} * stepsPerPass_, going});
     }
     if (!arguments_.twoShot) return going;
-    return going && receiveShares(pass, uint64_t{done} * 2 + 1);
+    return going && receiveShares(resultsFrom_, pass, uint64_t{done} * 2 + 1);
   }
 
   UNISONO_DEVICE void copyOwn(uint32_t pass) const {
@@ -183,11 +228,11 @@ class WideExchange {
     }
   }
 
-  UNISONO_DEVICE bool receiveShares(uint32_t pass, uint64_t steps) const {
+  UNISONO_DEVICE bool receiveShares(DirectPeers peers, uint32_t pass, uint64_t steps) const {
     UNISONO_NO_UNROLL
     for (int i = 0; i < peers_; i++) {
       const int peer = peerAt(i), rank = rankOf(peer);
-      if (!covers(work_.from, peer)) continue;
+      if (!covers(peers, peer)) continue;
       const uint64_t step = receivedFrom(peer) + steps;
       const Part part = partOf(rank, work_.outputStride, pass);
       const UserWords to = output(rank, part);
@@ -271,7 +316,7 @@ class WideExchange {
   // loaded before the barrier.
   UNISONO_DEVICE void acknowledge(uint32_t done) const {
     for (int peer = at_.lane; peer < peers_; peer += at_.lanes) {
-      if (!covers(work_.from, peer)) continue;
+      if (!covers(linesFrom(), peer)) continue;
       storeRelaxed(takenFrom(peer), receivedFrom(peer) + uint64_t{done} * stepsPerPass_);
     }
   }
@@ -281,8 +326,8 @@ class WideExchange {
     for (int peer = at_.lane; peer < peers_; peer += at_.lanes) {
       noteRead(stepsOf(peer), sizeof(WideSteps));
       WideSteps after = *stepsOf(peer);
-      if (covers(work_.to, peer)) after.sent += steps;
-      if (covers(work_.from, peer)) after.received += steps;
+      if (covers(linesTo(), peer)) after.sent += steps;
+      if (covers(linesFrom(), peer)) after.received += steps;
       noteWrite(stepsOf(peer), sizeof(WideSteps));
       *stepsOf(peer) = after;
     }
@@ -291,17 +336,21 @@ class WideExchange {
   const WideArguments& arguments_;
   const DirectWork& work_;
   DirectLane at_;
+  PeerBuffers* buffers_;
   int me_;
   int peers_;
   uint32_t passWords_, passes_, stepsPerPass_;
+  // With whom lines are exchanged. Results: in two shots, after operands.
+  DirectPeers operandsTo_, operandsFrom_, resultsTo_, resultsFrom_;
+  bool copiesOwn_;
 };
 
 template <typename Stopped, typename SyncBlock>
 UNISONO_DEVICE void directWide(const WideArguments& arguments, const DirectLane& at,
-                               Stopped stopped, SyncBlock syncBlock) {
+                               PeerBuffers* buffers, Stopped stopped, SyncBlock syncBlock) {
   if (at.lane == 0) markStart(arguments.mark, at.block, 0);
   if (stopped()) return;
-  WideExchange(arguments, at).run(syncBlock);
+  WideExchange(arguments, at, buffers).run(syncBlock);
   if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
 }
 

@@ -10,11 +10,13 @@
 namespace unisono::device::UNISONO_TARGET {
 
 // Returns the address of `place`, or null if its window is not mapped. unpinWindow() has to follow
-// an address, and nothing in between may wait for another rank.
-UNISONO_DEVICE std::byte* pinWindow(MappedWindow& entry, const WindowReference& place) {
+// an address, and nothing in between may wait for another rank. Of the window's id, `known` are the
+// bits that are given.
+UNISONO_DEVICE std::byte* pinWindow(MappedWindow& entry, const WindowReference& place,
+                                    uint64_t known = ~uint64_t{0}) {
   if ((fetchAddAcquire(&entry.state, 1) & kWindowMapped) != 0) {
     noteRead(&entry.window, sizeof(entry.window) + sizeof(entry.base));
-    if (entry.window == place.window) return entry.base + place.offset;
+    if ((entry.window & known) == place.window) return entry.base + place.offset;
   }
   addRelease(&entry.state, ~uint64_t{0});
   return nullptr;
@@ -23,6 +25,11 @@ UNISONO_DEVICE std::byte* pinWindow(MappedWindow& entry, const WindowReference& 
 // Follows the last access to the window by this thread, or by others that a barrier orders before.
 UNISONO_DEVICE void unpinWindow(MappedWindow& entry) {
   addRelease(&entry.state, ~uint64_t{0});
+}
+
+// The same, after releaseStores().
+UNISONO_DEVICE void unpinOrdered(MappedWindow& entry) {
+  addOrdered(&entry.state, ~uint64_t{0});
 }
 
 // By one thread, and one launch of a table at a time.

@@ -137,6 +137,19 @@ UNISONO_DEVICE void addRelease(uint64_t* address, uint64_t value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+// Orders what the thread, and those that a barrier puts before it, have stored before what it does
+// with storeOrdered() and addOrdered() afterwards. These are for stores that need no order on a
+// GPU, too: of loads whose values were used, and of earlier kernels.
+UNISONO_DEVICE void releaseStores() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+UNISONO_DEVICE void storeOrdered(uint64_t* address, uint64_t value) {
+  storeRelaxed(address, value);
+}
+UNISONO_DEVICE void addOrdered(uint64_t* address, uint64_t value) {
+  asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 // Orders what comes before through one address of some memory and after through another: the
 // memory's own and the multicast address.
 UNISONO_DEVICE void fenceAliases() {

@@ -62,6 +62,16 @@ inline void addRelease(uint64_t* address, uint64_t value) {
   runtime::host::fetchAdd(address, value, std::memory_order_release);
 }
 
+// Every store that is ordered is one with release order here.
+inline void releaseStores() {}
+template <typename T>
+void storeOrdered(T* address, T value) {
+  storeRelease(address, value);
+}
+inline void addOrdered(uint64_t* address, uint64_t value) {
+  addRelease(address, value);
+}
+
 // Plain accesses that the next lines make.
 inline void noteRead(const void* address, uint64_t bytes) {
   runtime::host::noteRead(address, bytes);

@@ -19,11 +19,6 @@ size_t linesBytes(const ConnectionGroup& group, bool ofSender) {
   return roundUp(group.channels.size() * lines * device::kCounterLineBytes, kSlotAlignment);
 }
 
-// Whether and how the sender may write into the buffers of the receiver.
-struct Offers {
-  bool any, byAddress;
-};
-
 // All channels from one rank to another share one block of memory at each end.
 class MappedTransport : public Transport {
  public:
@@ -144,6 +139,20 @@ std::vector<device::Fifo> MappedTransport::makeFifos(const ConnectionGroup& grou
   return fifos;
 }
 
+// Lets the kernels of both ranks access each other's memory without mapping it, if they can. Both
+// ends decide alike, and each opens its own direction.
+bool openPeer(const TransportContext& context, int peer) {
+  runtime::Runtime& runtime = context.runtime;
+  const int device = context.own().device;
+  // Both ends exchange the word of an offer, which is an atomic operation.
+  if (!runtime.canAccessPeer(device, peer) || !runtime.canAccessPeer(peer, device) ||
+      !runtime.supportsPeerAtomics(device, peer) || !runtime.supportsPeerAtomics(peer, device)) {
+    return false;
+  }
+  runtime.openPeer(device, peer);
+  return true;
+}
+
 class PeerTransport final : public MappedTransport {
  public:
   explicit PeerTransport(const TransportContext& context) : MappedTransport(context) {}
@@ -151,29 +160,9 @@ class PeerTransport final : public MappedTransport {
  private:
   memory::Arena& arena() override { return context_.arena; }
 
-  // Ranks of one process offer addresses, those of different processes windows.
   Offers offersOf(const ConnectionGroup& group) const override {
-    const PeerLink link = context_.linkBetween(group.sender, group.receiver);
-    if (link.through >= 0) return {false, false};
     const int peer = group.sender == context_.config.rank ? group.receiver : group.sender;
-    const PeerPlace& theirs = context_.places[static_cast<size_t>(peer)];
-    if (theirs.process != context_.own().process) return {link.atomics, false};
-    const bool opened = open(theirs.device);
-    return {opened, opened};
-  }
-
-  // Lets the kernels of both ranks store to each other's memory without mapping it, if they can.
-  // Both ends decide alike, and each opens its own direction.
-  bool open(int peer) const {
-    runtime::Runtime& runtime = context_.runtime;
-    const int device = context_.own().device;
-    // Both ends exchange the word of an offer, which is an atomic operation.
-    if (!runtime.canAccessPeer(device, peer) || !runtime.canAccessPeer(peer, device) ||
-        !runtime.supportsPeerAtomics(device, peer) || !runtime.supportsPeerAtomics(peer, device)) {
-      return false;
-    }
-    runtime.openPeer(device, peer);
-    return true;
+    return offersBetween(context_, peer);
   }
 };
 
@@ -195,6 +184,15 @@ class HostMemoryTransport final : public MappedTransport {
 };
 
 }  // namespace
+
+Offers offersBetween(const TransportContext& context, int peer) {
+  const PeerLink link = context.linkBetween(context.config.rank, peer);
+  if (link.through >= 0 || link.transport != TransportKind::peer) return {false, false};
+  const PeerPlace& theirs = context.places[static_cast<size_t>(peer)];
+  if (theirs.process != context.own().process) return {link.atomics, false};
+  const bool opened = openPeer(context, theirs.device);
+  return {opened, opened};
+}
 
 std::unique_ptr<Transport> makePeerTransport(const TransportContext& context) {
   return std::make_unique<PeerTransport>(context);
