@@ -36,23 +36,23 @@ struct Defaults {
   int mostChannelsPerPeer;
   int64_t ringBytesPerThread;  // a channel with less is not worth its start
   uint64_t minBytesPerPart;
+  uint64_t wideOfferBytes;  // shares over LL128 from which on peers' buffers are used
 };
 
 // CUDA: as many rings as H200 needs to fill its links with one block each, and slices long enough
 // that what happens between two of them does not count; lines fill a slot in passes of whole
-// blocks. Host: small, so that hundreds of ranks fit.
+// blocks. Below 32 MiB of a share LL128 is faster than the exchange of buffers
+// (docs/results/2026-11-22-in-place.md). Host: small, so that hundreds of ranks fit.
 constexpr Defaults kCuda{24, 512 << 10, 112 << 10, 224 << 10, 256 << 10, 64 << 10,
-                         4,  32,        16,        64,        64 << 10};
-constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8 << 10, 8, 4, 2, 128, 64 << 10};
+                         4,  32,        16,        64,        64 << 10,  32 << 20};
+constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8 << 10,
+                         8, 4,        2,       128,      64 << 10, 1 << 20};
 
 constexpr uint32_t kSlicesPerChunk = 2;
 constexpr int64_t kSlotGrain = 512;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
 // Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
 constexpr uint64_t kDirectBytes = 256 << 10;
-// The same for shares over LL128, which are faster below this size on 2 H200
-// (docs/results/2026-11-22-in-place.md).
-constexpr uint64_t kWideOfferBytes = 32 << 20;
 
 constexpr auto kSmaller = [](int64_t a, int64_t b) { return std::min(a, b); };
 constexpr auto kLarger = [](int64_t a, int64_t b) { return std::max(a, b); };
@@ -324,7 +324,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts = tuning::factsOf(decision.joined);
   tuning::setLimits(allReach, input.facts);
   config.wide = input.facts.wide;
-  config.wideOfferBytes = kWideOfferBytes;
+  config.wideOfferBytes = defaults.wideOfferBytes;
   config.directLineBits = input.facts.reachAll ? tuning::directLineBits(config.ranks) : 0;
   decision.nodes = decision.joined.nodes();
   const auto isUsed = [transports](TransportKind kind) {

@@ -38,10 +38,6 @@ void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
     }
     if (offered.outputBytes > 0) {
       call.window = windows_->find(call.output, offered.outputBytes, -1, captured);
-    } else if (plan::offersOutput(config_, call)) {
-      if (call.call == plan::Call::broadcast && call.peer == rank()) continue;
-      call.window = windows_->find(call.output, call.call == plan::Call::allGather ? all : bytes,
-                                   -1, captured);
     }
     if (bytes < config_.directBytes) continue;
     switch (call.call) {

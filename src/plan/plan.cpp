@@ -150,6 +150,21 @@ void cut(const CommConfig& config, uint64_t chunkBytes, CollectiveWork& work) {
   work.sliceElements = static_cast<uint32_t>(std::min<uint64_t>(slice, slotBytes)) / size;
 }
 
+// Says whether the receivers of a call's result offer their outputs, if the path of the call can
+// use them.
+bool offersOutput(const CommConfig& config, const Task& task) {
+  const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
+  switch (task.call) {
+    case Call::allReduce:
+    case Call::broadcast:
+      return bytes >= config.directBytes;
+    case Call::allGather:
+      return bytes * static_cast<uint64_t>(config.ranks) >= config.directBytes;
+    default:
+      return false;
+  }
+}
+
 // A collective and what carries it.
 struct ChosenCall {
   const Task* task;
@@ -264,35 +279,26 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
 
 }  // namespace
 
-bool offersOutput(const CommConfig& config, const Task& task) {
-  const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
-  switch (task.call) {
-    case Call::allReduce:
-    case Call::broadcast:
-      return bytes >= config.directBytes;
-    case Call::allGather:
-      return bytes * static_cast<uint64_t>(config.ranks) >= config.directBytes;
-    default:
-      return false;
-  }
-}
-
 OfferedBuffers buffersOffered(const CommConfig& config, const Task& task) {
   OfferedBuffers offered;
   const uint64_t bytes = shareBytes(task);
-  if (isMessage(task.call) || bytes < config.wideOfferBytes) return offered;
+  const bool hasResult = offersOutput(config, task);
+  if (isMessage(task.call) || (!hasResult && bytes < config.wideOfferBytes)) return offered;
   const tuning::Choice choice = choiceOf(config, task);
-  if (!isWide(choice)) return offered;
-  const WideLaunch launch = wideLaunch(config, task, choice.algorithm);
-  const device::DirectWork& work = launch.arguments.work;
-  if (!launch.arguments.offers) return offered;
   const uint64_t all = bytes * static_cast<uint64_t>(config.ranks);
-  if (work.reduces && work.to != 0) {
-    offered.inputBytes = task.call == Call::reduceScatter ? all : bytes;
+  bool offersInput = false, offersResult = false;
+  if (isWide(choice)) {
+    const WideLaunch launch = wideLaunch(config, task, choice.algorithm);
+    const device::DirectWork& work = launch.arguments.work;
+    if (!launch.arguments.offers) return offered;
+    offersInput = work.reduces && work.to != 0;
+    offersResult = (!work.reduces || launch.arguments.twoShot) && work.from != 0;
+  } else {
+    const bool isRoot = task.call == Call::broadcast && task.peer == config.rank;
+    offersResult = hasResult && choice.protocol == device::Protocol::simple && !isRoot;
   }
-  if ((!work.reduces || launch.arguments.twoShot) && work.from != 0) {
-    offered.outputBytes = task.call == Call::allGather ? all : bytes;
-  }
+  if (offersInput) offered.inputBytes = task.call == Call::reduceScatter ? all : bytes;
+  if (offersResult) offered.outputBytes = task.call == Call::allGather ? all : bytes;
   return offered;
 }
 

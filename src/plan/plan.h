@@ -151,11 +151,7 @@ struct Plan {
   Needs needs;
 };
 
-// Says whether the receivers of a call's result offer their outputs, if the path of the call can
-// use them.
-bool offersOutput(const CommConfig& config, const Task& task);
-
-// Which buffers of this rank a call offers over LL128, whole.
+// Which buffers of this rank a collective offers to other ranks, whole.
 struct OfferedBuffers {
   uint64_t inputBytes = 0, outputBytes = 0;
 };

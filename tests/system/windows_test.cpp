@@ -123,45 +123,60 @@ TEST(Windows, AreMappedAfterTheFirstCallAndUnmappedSoonAfterTheMemoryIsFreed) {
   });
 }
 
-// All-reduce, all-gather and broadcast, before and after the outputs are mapped.
-TEST(Windows, TakeTheResultsOfCollectives) {
-  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+// Every collective of the two kinds of algorithms, before and after the buffers are mapped.
+void testCollectives(bool direct) {
+  const auto body = [direct](int process, Exchanger& exchanger, const Meeting& meeting) {
     const auto rank = static_cast<uint32_t>(process);
-    const size_t count = kBytes / sizeof(uint32_t) + 3;
+    const size_t count = kBytes / sizeof(uint32_t) + 8, half = count / 2;
+    const size_t inputBytes = bytesOf(1 - process, 1), outputBytes = 2 * bytesOf(1 - process);
     DeviceBuffer in(process, bytesOf(process, 1)), out(process, 2 * bytesOf(process));
     const auto inputOf = [](uint32_t r, size_t i) {
       return static_cast<uint32_t>(i * 7 + 1) * (r + 1);
     };
     auto* input = reinterpret_cast<uint32_t*>(in.as<std::byte>());
     for (size_t i = 0; i < count; i++) input[i] = inputOf(rank, i);
-    for (int round = 0; round < 6; round++) {
+    const int calls = direct ? 5 : 3;
+    for (int round = 0; round < 2 * calls; round++) {
       // Not aligned as the input is.
       auto* output = reinterpret_cast<uint32_t*>(out.as()) + (round % 2 == 0 ? 0 : 1);
-      const int call = round % 3;
+      const int call = round % calls;
       check(unisonoHostMemset(output, 0xee, 2 * kBytes + 64));
-      if (call == 0) {
-        check(ncclAllReduce(input, output, count, ncclUint32, ncclSum, exchanger.comm(),
-                            exchanger.stream()));
-      } else if (call == 1) {
-        check(
-            ncclAllGather(input, output, count, ncclUint32, exchanger.comm(), exchanger.stream()));
-      } else {
-        check(ncclBroadcast(input, output, count, ncclUint32, 1, exchanger.comm(),
-                            exchanger.stream()));
+      const ncclComm_t comm = exchanger.comm();
+      const cudaStream_t stream = exchanger.stream();
+      if (call == 0) check(ncclAllReduce(input, output, count, ncclUint32, ncclSum, comm, stream));
+      if (call == 1) check(ncclAllGather(input, output, count, ncclUint32, comm, stream));
+      if (call == 2) check(ncclBroadcast(input, output, count, ncclUint32, 1, comm, stream));
+      if (call == 3) {
+        check(ncclReduceScatter(input, output, half, ncclUint32, ncclSum, comm, stream));
       }
+      if (call == 4) check(ncclReduce(input, output, count, ncclUint32, ncclSum, 0, comm, stream));
       exchanger.synchronize();
       size_t wrong = 0;
       for (size_t i = 0; i < count; i++) {
         const uint32_t first = inputOf(0, i), second = inputOf(1, i);
+        const size_t part = rank * half + i;
         wrong += call == 0 && output[i] != first + second ? 1 : 0;
         wrong += call == 1 && (output[i] != first || output[count + i] != second) ? 1 : 0;
         wrong += call == 2 && output[i] != second ? 1 : 0;
+        wrong += call == 3 && i < half && output[i] != inputOf(0, part) + inputOf(1, part) ? 1 : 0;
+        wrong += call == 4 && rank == 0 && output[i] != first + second ? 1 : 0;
       }
       EXPECT_EQ(wrong, 0u) << "call " << call << " of round " << round;
-      EXPECT_TRUE(waitForMappings(2 * bytesOf(1 - process), 1));
+      EXPECT_TRUE(waitForMappings(outputBytes, 1));
+      EXPECT_TRUE(!direct || waitForMappings(inputBytes, 1));
       meeting.wait(process);
     }
+  };
+  inTwoProcesses(body, [direct] {
+    ::setenv("NCCL_ALGO", direct ? "Direct,TwoShot" : "Ring", 1);
+    ::setenv("NCCL_PROTO", direct ? "LL128" : "Simple", 1);
   });
+}
+TEST(Windows, TakeTheResultsOfCollectives) {
+  testCollectives(false);
+}
+TEST(Windows, AreUsedByDirectCollectives) {
+  testCollectives(true);
 }
 
 TEST(Windows, MemoryThatIsAllocatedAgainIsAnotherWindow) {

@@ -242,6 +242,34 @@ TEST(DirectPlan, CallsOverLl128HaveALaunchEach) {
   EXPECT_NE(plan.needs.direct, 0);
 }
 
+// Every call is of 1 MiB, or of a share of it.
+TEST(DirectPlan, OffersTheBuffersThatThePathUses) {
+  const auto offered = [](const char* algorithms, const char* protocols, Call call, int rank = 0,
+                          device::Reduction reduction = device::Reduction::sum) {
+    CommConfig config = wideConfig(rank, 4, algorithms, protocols);
+    config.directBytes = 256 << 10;
+    config.wideOfferBytes = 128 << 10;
+    Task task = taskOf(call, 1 << 20, device::DataType::uint8, 1);
+    task.reduction.reduction = reduction;
+    const OfferedBuffers buffers = buffersOffered(config, task);
+    return std::pair(buffers.inputBytes >> 20, buffers.outputBytes >> 20);
+  };
+  using Bytes = std::pair<uint64_t, uint64_t>;
+  EXPECT_EQ(offered("twoshot", "LL128", Call::allReduce), Bytes(1, 1));
+  EXPECT_EQ(offered("direct", "LL128", Call::allReduce), Bytes(0, 0));
+  EXPECT_EQ(offered("direct", "LL128", Call::reduceScatter), Bytes(4, 0));
+  EXPECT_EQ(offered("direct", "LL128", Call::allGather), Bytes(0, 4));
+  EXPECT_EQ(offered("direct", "LL128", Call::broadcast), Bytes(0, 1));
+  EXPECT_EQ(offered("direct", "LL128", Call::broadcast, 1), Bytes(0, 0)) << "the root";
+  EXPECT_EQ(offered("direct", "LL128", Call::reduce), Bytes(1, 0));
+  EXPECT_EQ(offered("direct", "LL128", Call::reduce, 1), Bytes(0, 0)) << "the root";
+  EXPECT_EQ(offered("direct", "LL128", Call::reduceScatter, 0, device::Reduction::preMulSum),
+            Bytes(0, 0));
+  EXPECT_EQ(offered("ring", "Simple", Call::allReduce), Bytes(0, 1));
+  EXPECT_EQ(offered("ring", "LL", Call::allReduce), Bytes(0, 0));
+  EXPECT_EQ(offered("ring", "Simple", Call::reduceScatter), Bytes(0, 0));
+}
+
 TEST(DirectPlan, PartsOfTwoShotsCoverTheBuffer) {
   for (const uint64_t count : {1u, 31u, 33u, 1000u, 100'000u}) {
     const Plan plan = makePlan(wideConfig(2, 3, "twoshot", "LL128"),
