@@ -388,12 +388,16 @@ class BufferExchange {
     };
     if (!waitUntil(arguments_.abortFlag, subject, isThere)) {
       fail(peer, buffer);
-      if (withdraw(peer)) return;
+      if (!canUseBuffers(peer) || withdraw(peer)) return;
       waitWhileAlive(subject, isThere);
     }
     noteWrite(&buffers_[peer].answer, sizeof(uint64_t));
     buffers_[peer].answer = seen;
     storeRelaxed(answer, uint64_t{0});
+  }
+  // Links to other peers may lack the atomic operations that withdraw() needs.
+  UNISONO_DEVICE bool canUseBuffers(int peer) const {
+    return covers(arguments_.memory.byAddress, peer) || covers(arguments_.memory.byWindow, peer);
   }
   // Says whether the peer had taken nothing.
   UNISONO_DEVICE bool withdraw(int peer) const {

@@ -8,8 +8,8 @@
 
 namespace unisono::transport {
 
-// InfiniBand and RoCE through libibverbs. Null where there is no port that the settings allow;
-// `problem` then says why. Unless `isNamed`, the library is loaded only where the kernel has
+// Opens InfiniBand and RoCE through libibverbs. Returns null if the settings leave no usable port,
+// and says why in `problem`. Unless `isNamed`, the library is loaded only where the kernel has
 // adapters. `trafficClass` is that of the communicator, -1 without one.
 std::shared_ptr<const NetworkDriver> openVerbs(const Settings& settings, bool isNamed,
                                                int trafficClass, std::string& problem);
