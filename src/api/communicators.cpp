@@ -10,11 +10,13 @@
 #include "api/arguments.h"
 #include "api/boundary.h"
 #include "api/config.h"
+#include "api/in_group.h"
 #include "base/log.h"
 #include "comm/group.h"
 #include "comm/make.h"
 
 using namespace unisono;
+using api::inGroup;
 using comm::CallGroup;
 using comm::Handle;
 using comm::HandleId;
@@ -73,17 +75,6 @@ void addInit(ncclComm_t* comm, int device, bool blocking, Handle::InitFunction m
   auto& runtime = runtime::Runtime::get();
   *slotOf(comm) = comm::registerHandle(std::make_shared<Handle>(runtime, device, blocking));
   CallGroup::current().add(slotOf(comm), std::move(make), isMember);
-}
-
-// Runs `body`, which adds to the group, as a group of its own or inside the caller's.
-template <typename Body>
-ncclResult_t inGroup(Body body) {
-  return api::guarded([&]() -> ncclResult_t {
-    CallGroup& group = CallGroup::current();
-    group.start();
-    group.attempt(body);
-    return group.end() ? ncclSuccess : ncclInProgress;
-  });
 }
 
 bootstrap::UniqueId unpack(const ncclUniqueId& id) {

@@ -5,7 +5,7 @@
 
 #include "api/aliases.h"
 #include "api/arguments.h"
-#include "api/boundary.h"
+#include "api/in_group.h"
 #include "base/fork.h"
 #include "comm/registry.h"
 
@@ -25,15 +25,48 @@ auto& allocations() {
   return *map;
 }
 
-// A handle of ncclCommRegister is the address of an entry.
+// A handle of ncclCommRegister or ncclCommWindowRegister is the address of an entry.
 struct Registration {
   ncclComm_t communicator;
   std::shared_ptr<void> memory;
+  void* buffer;
+  bool isWindow;
 };
 auto& registrations() {
   static auto* set = new std::set<Registration*>;
   return *set;
 }
+
+Registration* add(Registration registration) {
+  const std::lock_guard lock(mutex);
+  return *registrations().insert(new Registration(std::move(registration))).first;
+}
+
+// With the lock held. Throws unless the handle is one of this communicator and this kind.
+auto find(ncclComm_t comm, void* handle, bool isWindow) {
+  auto entry = registrations().find(static_cast<Registration*>(handle));
+  if (entry != registrations().end() && (*entry)->communicator == comm &&
+      (*entry)->isWindow == isWindow) {
+    return entry;
+  }
+  throw invalidUsage("{} is not a {} of this communicator", handle,
+                     isWindow ? "window" : "registration")
+      .remedy(fmt::format("Pass a handle that {} returned for this communicator, once",
+                          isWindow ? "ncclCommWindowRegister" : "ncclCommRegister"));
+}
+
+void removeRegistration(ncclComm_t comm, void* handle, bool isWindow) {
+  comm::findHandle(comm);
+  const std::lock_guard lock(mutex);
+  const auto entry = find(comm, handle, isWindow);
+  delete *entry;
+  registrations().erase(entry);
+}
+
+// Flags of 2.28.9, and of versions up to 2.32 whose meaning every transfer here has: stores of
+// one-sided operations would be ordered.
+constexpr int kStrictOrdering = 0x02;
+constexpr int kWindowFlags = NCCL_WIN_COLL_SYMMETRIC | kStrictOrdering;
 
 }  // namespace
 
@@ -75,24 +108,62 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buff, size_t size, vo
     api::checkNotNull(handle, "handle");
     const auto communicator = comm::findHandle(comm)->communicator();
     api::checkBuffer(*communicator, buff, size, device::DataType::uint8, "buff");
-    auto memory = communicator->registerMemory(buff, size);
-    std::lock_guard lock(mutex);
-    *handle = *registrations().insert(new Registration{comm, std::move(memory)}).first;
+    *handle = add({comm, communicator->registerMemory(buff, size), buff, false});
   });
 }
 
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
   return api::guarded([&] {
-    comm::findHandle(comm);
-    if (handle == nullptr) return;
-    std::lock_guard lock(mutex);
-    auto entry = registrations().find(static_cast<Registration*>(handle));
-    if (entry == registrations().end() || (*entry)->communicator != comm) {
-      throw invalidUsage("{} is not a registration of this communicator", handle)
-          .remedy("Pass a handle that ncclCommRegister returned for this communicator, once");
+    if (handle == nullptr) {
+      comm::findHandle(comm);
+    } else {
+      removeRegistration(comm, handle, false);
     }
-    delete *entry;
-    registrations().erase(entry);
+  });
+}
+
+// As with NCCL, nothing is done for a buffer of no bytes, not even together with other ranks.
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, ncclWindow_t* win,
+                                    int winFlags) {
+  return api::inGroup([&] {
+    api::checkNotNull(win, "win");
+    const auto communicator = comm::findHandle(comm)->getActive();
+    if ((winFlags & ~kWindowFlags) != 0) {
+      throw invalidArgument("winFlags is {:#x}, which has unknown bits", winFlags)
+          .remedy("Pass NCCL_WIN_DEFAULT or NCCL_WIN_COLL_SYMMETRIC");
+    }
+    *win = nullptr;
+    if (buff == nullptr || size == 0) return;
+    api::checkBuffer(*communicator, buff, size, device::DataType::uint8, "buff");
+    if (reinterpret_cast<uintptr_t>(buff) % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
+      throw invalidArgument("buff ({}) is not a multiple of {} bytes", buff,
+                            NCCL_WIN_REQUIRED_ALIGNMENT)
+          .rank(communicator->rank())
+          .remedy("Pass the start of what ncclMemAlloc returned, or of a page in it");
+    }
+    comm::CallGroup::current().addRegister(
+        comm, buff, size, [comm, buff, win](std::shared_ptr<void> memory) {
+          *win = reinterpret_cast<ncclWindow_t>(add({comm, std::move(memory), buff, true}));
+        });
+  });
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
+  return api::guarded([&] {
+    if (win != nullptr) removeRegistration(comm, win, true);
+  });
+}
+
+// Declared in nccl_device.h, since 2.29.
+__attribute__((visibility("default"))) ncclResult_t ncclWinGetUserPtr(ncclComm_t comm,
+                                                                      ncclWindow_t win,
+                                                                      void** outUserPtr) {
+  return api::guarded([&] {
+    api::checkNotNull(outUserPtr, "outUserPtr");
+    api::checkNotNull(win, "win");
+    comm::findHandle(comm);
+    const std::lock_guard lock(mutex);
+    *outUserPtr = (*find(comm, win, true))->buffer;
   });
 }
 
@@ -102,3 +173,6 @@ UNISONO_ALIAS(ncclMemAlloc);
 UNISONO_ALIAS(ncclMemFree);
 UNISONO_ALIAS(ncclCommRegister);
 UNISONO_ALIAS(ncclCommDeregister);
+UNISONO_ALIAS(ncclCommWindowRegister);
+UNISONO_ALIAS(ncclCommWindowDeregister);
+UNISONO_ALIAS(ncclWinGetUserPtr);

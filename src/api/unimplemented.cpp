@@ -9,27 +9,8 @@
 
 using unisono::api::notImplemented;
 
-// ---- Declared in nccl.h ----
-
-extern "C" {
-
-ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int) {
-  return notImplemented("ncclCommWindowRegister");
-}
-
-// There are no windows but NULL, which needs no deregistration.
-ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t window) {
-  return window == nullptr ? ncclSuccess : notImplemented("ncclCommWindowDeregister");
-}
-
-}  // extern "C"
-
-UNISONO_ALIAS(ncclCommWindowRegister);
-UNISONO_ALIAS(ncclCommWindowDeregister);
-
-// ---- Declared in the header of the device API, or only since 2.29 ----
-//
-// nccl.h is that of 2.28.9 and does not declare these. None of them uses its arguments, so they are
+// nccl.h is that of 2.28.9 and does not declare these, which are in the header of the device API or
+// newer. None of them uses its arguments, so they are
 // defined without any: in the calling conventions of x86-64 and AArch64 the caller creates and
 // removes the arguments, so that a call is safe whatever a program passes.
 
@@ -59,9 +40,6 @@ UNISONO_NOT_IMPLEMENTED(ncclGinOutboxCreateRequirement);
 UNISONO_NOT_IMPLEMENTED(ncclLLA2ACreateRequirement);
 UNISONO_NOT_IMPLEMENTED(ncclLsaBarrierCreateRequirement);
 
-// Life and properties of a communicator.
-UNISONO_NOT_IMPLEMENTED(ncclCommQueryProperties);
-
 // Addresses inside a window.
 UNISONO_NOT_IMPLEMENTED(ncclGetCftDeviceLeInfo);
 UNISONO_NOT_IMPLEMENTED(ncclGetLsaDevicePointer);
@@ -70,7 +48,6 @@ UNISONO_NOT_IMPLEMENTED(ncclGetMultimemDeviceLeInfo);
 UNISONO_NOT_IMPLEMENTED(ncclGetMultimemDevicePointer);
 UNISONO_NOT_IMPLEMENTED(ncclGetPeerDeviceLeInfo);
 UNISONO_NOT_IMPLEMENTED(ncclGetPeerDevicePointer);
-UNISONO_NOT_IMPLEMENTED(ncclWinGetUserPtr);
 
 // One-sided communication.
 UNISONO_NOT_IMPLEMENTED(ncclPutSignal);
@@ -137,15 +114,9 @@ ncclTeam ncclTeamLsa() {
 ncclTeam ncclTeamRail() {
   return emptyTeam("ncclTeamRail");
 }
-ncclTeam ncclTeamWorld() {
-  return emptyTeam("ncclTeamWorld");
-}
 
 int ncclTeamRankToLsa() {
   return noRank("ncclTeamRankToLsa");
-}
-int ncclTeamRankToWorld() {
-  return noRank("ncclTeamRankToWorld");
 }
 
 int ncclLLA2ACalcSlots() {
@@ -164,8 +135,6 @@ UNISONO_ALIAS(ncclTeamCft);
 UNISONO_ALIAS(ncclTeamCftMultimem);
 UNISONO_ALIAS(ncclTeamLsa);
 UNISONO_ALIAS(ncclTeamRail);
-UNISONO_ALIAS(ncclTeamWorld);
 UNISONO_ALIAS(ncclTeamRankToLsa);
-UNISONO_ALIAS(ncclTeamRankToWorld);
 UNISONO_ALIAS(ncclLLA2ACalcSlots);
 UNISONO_ALIAS(ncclParamDumpAll);

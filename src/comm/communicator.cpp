@@ -175,11 +175,30 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
 }
 
 std::shared_ptr<void> Communicator::registerMemory(const void* address, uint64_t bytes) {
-  const uint64_t window = windows_ == nullptr ? 0 : windows_->registerMemory(address, bytes);
+  return keepWindow(windows_ == nullptr ? 0 : windows_->registerMemory(address, bytes));
+}
+
+std::shared_ptr<void> Communicator::keepWindow(uint64_t window) {
   if (window == 0) return nullptr;
   return std::shared_ptr<void>(windows_.get(), [weak = std::weak_ptr(windows_), window](void*) {
     if (const auto windows = weak.lock()) windows->unregisterMemory(window);
   });
+}
+
+std::shared_ptr<void> Communicator::registerTogether(const void* address, uint64_t bytes) {
+  const runtime::DeviceScope scope(runtime_, device_);
+  const auto ended = [this] { return health_->hasFailed() || abort_->raised(); };
+  const uint64_t own = windows_ == nullptr ? 0 : windows_->registerMemory(address, bytes);
+  std::shared_ptr<void> memory = keepWindow(own);
+  const bool isShared = own != 0 && windows_->awaitAnnounced(own, ended);
+  const std::vector<uint64_t> all = bootstrap_->allGather(isShared ? own : uint64_t{0});
+  for (size_t peer = 0; windows_ != nullptr && peer < all.size(); peer++) {
+    if (all[peer] != 0) windows_->awaitMapped(static_cast<int>(peer), all[peer], ended);
+  }
+  bootstrap_->barrier();
+  logInfo("{}: window of {} bytes at {}, {}", description(), bytes, address,
+          isShared ? "mapped by its peers" : "not mapped by other processes");
+  return memory;
 }
 
 void Communicator::finish() {

@@ -115,6 +115,9 @@ class Communicator {
   // Lets the peers map a buffer now, not after the first call that uses it, until the returned
   // object goes. Null if peers cannot map it.
   std::shared_ptr<void> registerMemory(const void* address, uint64_t bytes);
+  // The same for a buffer of every rank: returns when the peers have mapped all that they can.
+  // Collective, in the order of turns().
+  std::shared_ptr<void> registerTogether(const void* address, uint64_t bytes);
 
   // Waits until everything that this communicator launched is done, or until an abort. Work of
   // others on the device is waited for only where a graph may hold launches of ours.
@@ -165,6 +168,7 @@ class Communicator {
   std::optional<diagnose::Progress> readProgress();
   std::optional<std::vector<diagnose::Link>> readLinks();
   static void release(Communicator* communicator) noexcept;
+  std::shared_ptr<void> keepWindow(uint64_t window);
   std::shared_ptr<void> streamBehindLaunches();
   void findWindows(std::vector<plan::Task>& calls, bool captured);
   void stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared);

@@ -89,8 +89,18 @@ void CallGroup::add(HandleId communicator, const StreamTask& task) {
 
 void CallGroup::addSuspend(HandleId communicator, bool suspends) {
   auto handle = findHandle(communicator);
-  auto turn = handle->beginSuspend(suspends);
-  suspendJobs_.push_back({std::move(handle), suspends, std::move(turn)});
+  togetherJobs_.push_back({handle, true, [handle, suspends, turn = handle->beginSuspend(suspends)] {
+                             handle->finishSuspend(suspends, *turn);
+                           }});
+}
+
+void CallGroup::addRegister(HandleId communicator, const void* address, uint64_t bytes,
+                            RegisteredFunction done) {
+  auto handle = findHandle(communicator);
+  togetherJobs_.push_back(
+      {handle, false, [=, turn = handle->beginRegister(), done = std::move(done)] {
+         done(handle->finishRegister(address, bytes, *turn));
+       }});
 }
 
 void CallGroup::refuse(const Error& error) {
@@ -108,14 +118,14 @@ bool CallGroup::end() {
   if (--depth_ > 0) return true;
   // Whatever happens, the next group of this thread starts empty.
   auto initJobs = std::exchange(initJobs_, {});
-  auto suspendJobs = std::exchange(suspendJobs_, {});
+  auto togetherJobs = std::exchange(togetherJobs_, {});
   auto calls = std::exchange(calls_, {});
   auto error = std::exchange(error_, {});
   const ProfiledReturn profiledReturn(calls);
   try {
     if (error) throw *error;
-    checkBlocking(initJobs, suspendJobs, calls);
-    checkSuspends(initJobs, suspendJobs, calls);
+    checkBlocking(initJobs, togetherJobs, calls);
+    checkTogether(initJobs, togetherJobs, calls);
     // One of them may have been aborted since its call was added.
     for (const Calls& entry : calls) entry.handle->getActive();
     for (Calls& entry : calls) {
@@ -124,9 +134,8 @@ bool CallGroup::end() {
       entry.prepared.profile = entry.profile;
     }
     const bool initialized = initAll(initJobs);
-    const bool complete = suspendAll(suspendJobs) && initialized;
     for (Calls& entry : calls) entry.communicator->enter(entry.tasks, entry.prepared);
-    return runAll(std::move(calls)) && complete;
+    return runAll(std::move(calls), togetherJobs) && initialized;
   } catch (...) {
     drop(initJobs);
     throw;
@@ -144,18 +153,18 @@ void CallGroup::discard() {
   if (depth_ == 0 || --depth_ > 0) return;
   drop(initJobs_);
   initJobs_.clear();
-  suspendJobs_.clear();
+  togetherJobs_.clear();
   calls_.clear();
   error_.reset();
 }
 
 // A nonblocking communicator must not wait for what a blocking one waits for.
 void CallGroup::checkBlocking(const std::vector<InitJob>& initJobs,
-                              const std::vector<SuspendJob>& suspendJobs,
+                              const std::vector<TogetherJob>& togetherJobs,
                               const std::vector<Calls>& calls) {
   bool blocking = false, nonblocking = false;
   for (const auto& entry : initJobs) (entry.handle->blocking() ? blocking : nonblocking) = true;
-  for (const auto& entry : suspendJobs) (entry.handle->blocking() ? blocking : nonblocking) = true;
+  for (const auto& entry : togetherJobs) (entry.handle->blocking() ? blocking : nonblocking) = true;
   for (const auto& entry : calls) (entry.handle->blocking() ? blocking : nonblocking) = true;
   if (blocking && nonblocking) {
     throw invalidArgument("The group has both blocking and nonblocking communicators")
@@ -163,18 +172,22 @@ void CallGroup::checkBlocking(const std::vector<InitJob>& initJobs,
   }
 }
 
-// A call on a communicator that the same group suspends has no connections, and a split would wait
-// for the suspension, which comes after it.
-void CallGroup::checkSuspends(const std::vector<InitJob>& initJobs,
-                              const std::vector<SuspendJob>& suspendJobs,
+// A call on a communicator that the same group suspends has no connections. A split would wait for
+// what comes after it.
+void CallGroup::checkTogether(const std::vector<InitJob>& initJobs,
+                              const std::vector<TogetherJob>& togetherJobs,
                               const std::vector<Calls>& calls) {
-  for (const SuspendJob& job : suspendJobs) {
+  for (const TogetherJob& job : togetherJobs) {
     const auto isSame = [&](const auto& other) { return other.handle == job.handle; };
-    if (!initJobs.empty() || std::ranges::any_of(calls, isSame) ||
-        std::ranges::count_if(suspendJobs, isSame) > 1) {
+    if (job.isAlone && (!initJobs.empty() || std::ranges::any_of(calls, isSame) ||
+                        std::ranges::count_if(togetherJobs, isSame) > 1)) {
       throw invalidUsage(
           "A group suspends or resumes a communicator, and makes other calls on it or makes others")
           .remedy("Call ncclCommSuspend and ncclCommResume in groups of their own");
+    }
+    if (!initJobs.empty()) {
+      throw invalidUsage("A group registers a window and makes communicators")
+          .remedy("Call ncclCommWindowRegister in another group");
     }
   }
 }
@@ -202,46 +215,44 @@ bool CallGroup::initAll(std::vector<InitJob>& initJobs) {
   return complete;
 }
 
-bool CallGroup::suspendAll(const std::vector<SuspendJob>& suspendJobs) {
-  bool complete = true;
-  std::vector<std::function<void()>> jobs;
-  for (const SuspendJob& job : suspendJobs) {
-    if (job.handle->blocking()) {
-      jobs.emplace_back([&job] { job.handle->finishSuspend(job.suspends, *job.turn); });
-      continue;
-    }
-    complete = false;
-    job.handle->setBackground(Background::start("unisono-suspend", [job] {
-      try {
-        job.handle->finishSuspend(job.suspends, *job.turn);
-      } catch (const std::exception& error) {
-        job.handle->fail(asError(error));
-      }
-    }));
-  }
-  runTogether(jobs);
-  return complete;
-}
-
-bool CallGroup::runAll(std::vector<Calls> calls) {
+bool CallGroup::runAll(std::vector<Calls> calls, const std::vector<TogetherJob>& togetherJobs) {
+  if (calls.empty() && togetherJobs.empty()) return true;
   const bool connected = std::all_of(calls.begin(), calls.end(), [](const Calls& entry) {
     return entry.communicator->isConnected(entry.prepared);
   });
-  if (connected || calls.front().handle->blocking()) {
+  const bool blocking =
+      (calls.empty() ? togetherJobs.front().handle : calls.front().handle)->blocking();
+  if (blocking || (connected && togetherJobs.empty())) {
+    std::vector<std::function<void()>> jobs;
+    for (const TogetherJob& job : togetherJobs) jobs.push_back(job.run);
+    runTogether(jobs);
     if (!connected) connectAll(calls);
     launchAll(calls);
     return true;
   }
   std::vector<std::shared_ptr<Handle>> handles;
+  for (const TogetherJob& job : togetherJobs) handles.push_back(job.handle);
   for (const Calls& entry : calls) handles.push_back(entry.handle);
-  const auto operation = Background::start("unisono-connect", [calls = std::move(calls)]() mutable {
-    try {
-      connectAll(calls);
-      launchAll(calls);
-    } catch (const std::exception& error) {
-      for (Calls& entry : calls) entry.handle->fail(asError(error));
-    }
-  });
+  const auto operation =
+      Background::start("unisono-connect", [calls = std::move(calls), togetherJobs]() mutable {
+        try {
+          std::vector<std::function<void()>> jobs;
+          for (const TogetherJob& job : togetherJobs) {
+            jobs.emplace_back([&job] {
+              try {
+                job.run();
+              } catch (const std::exception& error) {
+                throw job.handle->fail(asError(error));
+              }
+            });
+          }
+          runTogether(jobs);
+          connectAll(calls);
+          launchAll(calls);
+        } catch (const std::exception& error) {
+          for (Calls& entry : calls) entry.handle->fail(asError(error));
+        }
+      });
   for (const auto& handle : handles) handle->setBackground(operation);
   return false;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -42,6 +43,11 @@ class CallGroup {
   void add(HandleId communicator, const StreamTask& task);
   // Suspends or resumes a communicator, before the calls of the group.
   void addSuspend(HandleId communicator, bool suspends);
+  // Registers a buffer of each rank, before the calls of the group. `done` gets what keeps it
+  // registered, on any thread.
+  using RegisteredFunction = std::function<void(std::shared_ptr<void>)>;
+  void addRegister(HandleId communicator, const void* address, uint64_t bytes,
+                   RegisteredFunction done);
 
   // Runs `body`, a call of this group. If it throws, the group will fail with that error; inside
   // another group the level of the call is closed and the error thrown at once.
@@ -73,23 +79,23 @@ class CallGroup {
 
   class ProfiledReturn;
 
-  struct SuspendJob {
+  // What all ranks of a communicator do together on the CPU.
+  struct TogetherJob {
     std::shared_ptr<Handle> handle;
-    bool suspends;
-    std::shared_ptr<Turns::Turn> turn;
+    bool isAlone;  // refuses other calls in its group
+    std::function<void()> run;
   };
 
   void refuse(const Error& error);
   static void drop(std::vector<InitJob>& initJobs);
   static void checkBlocking(const std::vector<InitJob>& initJobs,
-                            const std::vector<SuspendJob>& suspendJobs,
+                            const std::vector<TogetherJob>& togetherJobs,
                             const std::vector<Calls>& calls);
-  static void checkSuspends(const std::vector<InitJob>& initJobs,
-                            const std::vector<SuspendJob>& suspendJobs,
+  static void checkTogether(const std::vector<InitJob>& initJobs,
+                            const std::vector<TogetherJob>& togetherJobs,
                             const std::vector<Calls>& calls);
   static bool initAll(std::vector<InitJob>& initJobs);
-  static bool suspendAll(const std::vector<SuspendJob>& suspendJobs);
-  static bool runAll(std::vector<Calls> calls);
+  static bool runAll(std::vector<Calls> calls, const std::vector<TogetherJob>& togetherJobs);
   static void connectAll(std::vector<Calls>& calls);
   static void launchAll(std::vector<Calls>& calls);
   static Error failAll(std::vector<Calls>& calls, const Calls& cause, const Error& error);
@@ -97,7 +103,7 @@ class CallGroup {
   int depth_ = 0;
   std::optional<Error> error_;
   std::vector<InitJob> initJobs_;
-  std::vector<SuspendJob> suspendJobs_;
+  std::vector<TogetherJob> togetherJobs_;
   std::vector<Calls> calls_;
 };
 

@@ -144,6 +144,15 @@ uint64_t fabricOf(const std::string& busId) {
   return fabric ? fabric->hash() : 0;
 }
 
+int driverDeviceOf(const std::string& busId, int otherwise) {
+  if (runtime::Runtime::get().backend() == runtime::Backend::host || nvml() == nullptr) {
+    return otherwise;
+  }
+  const std::vector<topology::BusId> gpus = nvml()->gpus();
+  const auto found = std::ranges::find(gpus, topology::parseBusId(busId));
+  return found == gpus.end() ? otherwise : static_cast<int>(found - gpus.begin());
+}
+
 void visitGpus(XmlNode& node, const std::function<void(XmlNode& pci, XmlNode& gpu)>& visit) {
   for (XmlNode& child : node.children) {
     if (node.name == "pci" && child.name == "gpu") visit(node, child);

@@ -30,6 +30,9 @@ using Ports = std::optional<std::vector<detect::NicPort>>;
 // The NVLink fabric across hosts that a GPU has joined, as RankFacts tells it.
 uint64_t fabricOf(const std::string& busId);
 
+// The number of a GPU in the driver's management library, or `otherwise` without that.
+int driverDeviceOf(const std::string& busId, int otherwise);
+
 // The GPUs of the node of `rank`, by bus id.
 std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, const Hosts& hosts,
                                       int rank);

@@ -104,13 +104,31 @@ std::shared_ptr<Turns::Turn> Handle::beginSuspend(bool suspends) {
   return made->turns().announce();
 }
 
-void Handle::finishSuspend(bool suspends, Turns::Turn& turn) {
-  std::unique_lock lock(mutex_);
-  const std::shared_ptr<Communicator> made = communicator_;
-  lock.unlock();
+std::shared_ptr<Turns::Turn> Handle::beginRegister() {
+  return getActive()->turns().announce();
+}
+
+std::shared_ptr<Communicator> Handle::awaitTurn(Turns::Turn& turn) {
+  std::shared_ptr<Communicator> made;
+  {
+    const std::lock_guard lock(mutex_);
+    made = communicator_;
+  }
   if (!turn.await([&] { return health_->signal().raised(); })) {
     throw invalidUsage("The communicator was aborted").rank(made->rank());
   }
+  return made;
+}
+
+std::shared_ptr<void> Handle::finishRegister(const void* address, uint64_t bytes,
+                                             Turns::Turn& turn) {
+  auto memory = awaitTurn(turn)->registerTogether(address, bytes);
+  turn.end();
+  return memory;
+}
+
+void Handle::finishSuspend(bool suspends, Turns::Turn& turn) {
+  const std::shared_ptr<Communicator> made = awaitTurn(turn);
   logInfo("{}: {}", made->description(), suspends ? "suspend" : "resume");
   if (suspends) made->prepareToSuspend();
   try {
@@ -119,7 +137,7 @@ void Handle::finishSuspend(bool suspends, Turns::Turn& turn) {
     throw fail(asError(error));
   }
   turn.end();
-  lock.lock();
+  const std::lock_guard lock(mutex_);
   suspended_ = suspends;
 }
 

@@ -52,11 +52,17 @@ class Handle : public std::enable_shared_from_this<Handle> {
   // but can be split, shrunk and destroyed. Throws Error(invalidArgument) after ncclCommFinalize
   // and, unless `again`, the second time.
   void stop(bool again);
-  // ncclCommSuspend and ncclCommResume, for CallGroup: `begin` on the thread of the call, `finish`
-  // on any thread, together with the other ranks. Throw Error(invalidUsage) in the wrong state and,
-  // when calls were captured, on all ranks; after another error the communicator has failed.
+  // What all ranks do together on the CPU, for CallGroup: `begin` on the thread of the call,
+  // `finish` on any thread, together with the other ranks. Throw Error(invalidUsage) in the wrong
+  // state.
+  //
+  // ncclCommSuspend and ncclCommResume are refused on all ranks when calls were captured; after
+  // another error the communicator has failed.
   std::shared_ptr<Turns::Turn> beginSuspend(bool suspends);
   void finishSuspend(bool suspends, Turns::Turn& turn);
+  // ncclCommWindowRegister. `finish` returns what keeps the buffer registered; it may be null.
+  std::shared_ptr<Turns::Turn> beginRegister();
+  std::shared_ptr<void> finishRegister(const void* address, uint64_t bytes, Turns::Turn& turn);
   bool isSuspended() const;
   // Launches unless the communicator has failed or was aborted: throws that error.
   void launch(Communicator::Prepared& prepared);
@@ -79,6 +85,7 @@ class Handle : public std::enable_shared_from_this<Handle> {
   std::string description() const;
 
  private:
+  std::shared_ptr<Communicator> awaitTurn(Turns::Turn& turn);
   bool inProgress() const;  // with the lock held
   bool isIdle(const std::unique_lock<std::mutex>& lock) const noexcept;
 

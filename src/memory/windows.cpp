@@ -20,6 +20,8 @@ constexpr uint64_t kTag = 1;
 constexpr std::chrono::milliseconds kLookInterval = 200ms, kUsersInterval = 1ms;
 // Only windows that were not used for so long make room for others.
 constexpr std::chrono::seconds kIdle{1};
+// Mappers take milliseconds. What is not mapped by then is copied.
+constexpr std::chrono::seconds kLongestWait{5};
 
 size_t indexOf(uint64_t window) {
   return window % device::kWindowSlots;
@@ -108,6 +110,36 @@ void Windows::unregisterMemory(uint64_t id) {
     own_.erase(found);
   }
   wake_(shared_from_this());
+}
+
+template <typename Ready>
+void Windows::await(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ended,
+                    Ready ready) {
+  const Clock::time_point deadline = Clock::now() + kLongestWait;
+  while (!ready() && !closed_ && !ended() && Clock::now() < deadline) {
+    answeredChanged_.wait_for(lock, 20ms);
+  }
+}
+
+bool Windows::awaitAnnounced(uint64_t id, const std::function<bool()>& ended) {
+  std::unique_lock lock(mutex_);
+  const auto find = [&]() -> const OwnWindow* {
+    const auto found = std::find_if(own_.begin(), own_.end(),
+                                    [id](const auto& entry) { return entry.second.id == id; });
+    return id == 0 || found == own_.end() ? nullptr : &found->second;
+  };
+  await(lock, ended, [&] {
+    const OwnWindow* window = find();
+    return window == nullptr || window->told == window->wanted;
+  });
+  const OwnWindow* window = find();
+  return window != nullptr && window->told == window->wanted;
+}
+
+void Windows::awaitMapped(int peer, uint64_t id, const std::function<bool()>& ended) {
+  if (!options_.peers[static_cast<size_t>(peer)]) return;
+  std::unique_lock lock(mutex_);
+  await(lock, ended, [&] { return answered_[{peer, indexOf(id)}] >= id; });
 }
 
 // With the lock held, as the functions below. Returns the window of an allocation, which may be one
@@ -278,6 +310,7 @@ void Windows::announce() {
     }
     for (const size_t peer : to) send(static_cast<int>(peer), message);
   }
+  if (!news.empty()) answeredChanged_.notify_all();
 }
 
 void Windows::send(int peer, const WindowMessage& message) {
@@ -303,6 +336,9 @@ void Windows::receive() {
     std::memcpy(&message, bytes.data(), sizeof(message));
     if (message.maps != 0) {
       map(peer, message);
+      const std::lock_guard lock(mutex_);
+      answered_[{peer, indexOf(message.window)}] = message.window;
+      answeredChanged_.notify_all();
       continue;
     }
     std::erase_if(waiting_, [&, from = peer](const auto& entry) {
@@ -381,6 +417,7 @@ void Windows::close(bool aborted) {
     own_.clear();
     retired.swap(retired_);
     inbox_.clear();
+    answeredChanged_.notify_all();
   }
   for (const RetiredWindow& window : retired) {
     for (size_t peer = 0; !aborted && peer < window.told.size(); peer++) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -52,6 +53,13 @@ class Windows : public std::enable_shared_from_this<Windows> {
   uint64_t registerMemory(const void* address, uint64_t bytes);
   void unregisterMemory(uint64_t window);
 
+  // For ranks that want to know that a window is in use from now on. Both wait for mappers, until
+  // `ended` returns true or a few seconds have passed. The owner: returns whether peers were told
+  // of the window; they are not if its memory cannot be shared. A peer: returns when it has mapped
+  // the window, or has found out that it cannot do so now.
+  bool awaitAnnounced(uint64_t window, const std::function<bool()>& ended);
+  void awaitMapped(int peer, uint64_t window, const std::function<bool()>& ended);
+
   // Only for the mapper: does what there is to do, and returns when it wants to be called again;
   // nothing if there are no windows.
   std::optional<std::chrono::milliseconds> work();
@@ -98,6 +106,8 @@ class Windows : public std::enable_shared_from_this<Windows> {
 
   OwnWindow* findOwn(const runtime::Allocation& allocation);
   bool tell(OwnWindow& window, int peer);
+  template <typename Ready>
+  void await(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ended, Ready ready);
   bool makeRoom(uint64_t bytes);
   void retire(const OwnWindow& window);
   void findFreed();
@@ -124,6 +134,8 @@ class Windows : public std::enable_shared_from_this<Windows> {
   uint64_t generation_ = 0;
   std::vector<RetiredWindow> retired_;
   std::deque<std::pair<int, std::vector<std::byte>>> inbox_;
+  std::map<WindowEntry, uint64_t> answered_;  // the last window there that was mapped, or was not
+  std::condition_variable answeredChanged_;   // the same for what was told
   bool closed_ = false;
 
   std::mutex bootstrapMutex_;  // held while messages are sent

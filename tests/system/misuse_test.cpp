@@ -154,6 +154,109 @@ TEST_F(Misuse, Registrations) {
   EXPECT_OK(ncclCommWindowDeregister(ranks.comm(0), nullptr));
 }
 
+TEST_F(Misuse, Windows) {
+  const ncclComm_t comm = ranks.comm(0);
+  int host[16] = {};
+  ncclWindow_t window = nullptr;
+  const auto add = [&](void* buffer, size_t bytes, int flags) {
+    return ncclCommWindowRegister(comm, buffer, bytes, &window, flags);
+  };
+  EXPECT_FAILED(ncclCommWindowRegister(comm, mine.as(), 16, nullptr, NCCL_WIN_DEFAULT),
+                ncclInvalidArgument, "win is null");
+  EXPECT_FAILED(ncclCommWindowRegister(nullptr, mine.as(), 16, &window, NCCL_WIN_DEFAULT),
+                ncclInvalidArgument, "communicator is null");
+  for (const int flags : {4, -1, 1 << 30}) {
+    EXPECT_FAILED(add(mine.as(), 16, flags), ncclInvalidArgument, "winFlags");
+  }
+  EXPECT_FAILED(add(mine.as() + 16, 16, 0), ncclInvalidArgument, "multiple of 4096");
+  EXPECT_FAILED(add(host, sizeof(host), 0), ncclInvalidArgument, "not memory that the device");
+  // Nothing to register, and no other rank is waited for.
+  EXPECT_OK(add(nullptr, 16, 0));
+  EXPECT_OK(add(mine.as(), 0, 0));
+  EXPECT_EQ(window, nullptr);
+
+  // All ranks by one thread, in a group, as one window with NCCL's other flag and one without.
+  ncclWindow_t windows[2] = {};
+  for (const int flags : {NCCL_WIN_DEFAULT, NCCL_WIN_COLL_SYMMETRIC}) {
+    ranks.inGroup([&](int rank) {
+      auto* buffer = rank == 0 ? mine.as() : others.as();
+      EXPECT_OK(ncclCommWindowRegister(ranks.comm(rank), buffer, 16, &windows[rank], flags));
+    });
+    EXPECT_NE(windows[0], nullptr);
+    EXPECT_FAILED(ncclCommWindowDeregister(comm, windows[1]), ncclInvalidUsage, "not a window");
+    EXPECT_FAILED(ncclCommDeregister(comm, windows[0]), ncclInvalidUsage, "not a registration");
+    for (int rank = 0; rank < 2; rank++) {
+      EXPECT_OK(ncclCommWindowDeregister(ranks.comm(rank), windows[rank]));
+    }
+    EXPECT_FAILED(ncclCommWindowDeregister(comm, windows[0]), ncclInvalidUsage, "not a window");
+  }
+
+  // With the calls of a group, but not with those that make communicators.
+  ranks.inGroup([&](int rank) {
+    int* buffer = (rank == 0 ? mine : others).as<int>();
+    EXPECT_OK(ncclCommWindowRegister(ranks.comm(rank), buffer, 64, &windows[rank], 0));
+    EXPECT_OK(
+        ncclAllReduce(buffer, buffer, 16, ncclInt, ncclSum, ranks.comm(rank), ranks.stream(rank)));
+  });
+  ranks.synchronize();
+  for (int rank = 0; rank < 2; rank++) {
+    EXPECT_OK(ncclCommWindowDeregister(ranks.comm(rank), windows[rank]));
+  }
+  ncclComm_t split = nullptr;
+  EXPECT_OK(ncclGroupStart());
+  EXPECT_OK(add(mine.as(), 16, 0));
+  EXPECT_OK(ncclCommSplit(comm, 0, 0, &split, nullptr));
+  EXPECT_FAILED(ncclGroupEnd(), ncclInvalidUsage, "window");
+}
+
+// What NCCL's headers since 2.29 declare.
+struct Properties {
+  size_t size;
+  unsigned magic, version;
+  int rank, ranks, device, driverDevice;
+  bool hasDeviceApi, hasMulticast;
+  int fields[4];
+};
+struct Team {
+  int ranks, rank, stride;
+};
+extern "C" ncclResult_t ncclCommQueryProperties(ncclComm_t comm, Properties* props);
+extern "C" Team ncclTeamWorld(ncclComm_t comm);
+extern "C" int ncclTeamRankToWorld(ncclComm_t comm, Team team, int rank);
+
+TEST_F(Misuse, Properties) {
+  Properties asked[2];
+  // The size of 2.29.2, of 2.30, and one of a later version.
+  for (const size_t size : {size_t{40}, size_t{56}, sizeof(asked)}) {
+    std::memset(asked, 0x5a, sizeof(asked));
+    asked[0].size = size;
+    asked[0].magic = 0xcafebeef;
+    asked[0].version = 23007;
+    ASSERT_OK(ncclCommQueryProperties(ranks.comm(1), &asked[0]));
+    EXPECT_EQ(asked[0].size, size);
+    EXPECT_EQ(asked[0].version, 23007u);
+    EXPECT_EQ(asked[0].rank, 1);
+    EXPECT_EQ(asked[0].ranks, 2);
+    EXPECT_EQ(asked[0].device, ranks.device(1));
+    EXPECT_FALSE(asked[0].hasDeviceApi || asked[0].hasMulticast);
+    if (size >= 56) {
+      EXPECT_EQ(asked[0].fields[1], 2) << "teams that load and store";
+    }
+    const auto* bytes = reinterpret_cast<const unsigned char*>(asked);
+    for (size_t i = 56; i < sizeof(asked); i++) EXPECT_EQ(bytes[i], i < size ? 0 : 0x5a) << i;
+    for (size_t i = size; i < 56; i++) EXPECT_EQ(bytes[i], 0x5a) << i;
+  }
+  EXPECT_FAILED(ncclCommQueryProperties(ranks.comm(0), nullptr), ncclInvalidArgument, "null");
+  asked[0].magic = 1;
+  EXPECT_FAILED(ncclCommQueryProperties(ranks.comm(0), &asked[0]), ncclInvalidUsage, "initialized");
+  const Team world = ncclTeamWorld(ranks.comm(1));
+  EXPECT_EQ(world.ranks, 2);
+  EXPECT_EQ(world.rank, 1);
+  EXPECT_EQ(world.stride, 1);
+  EXPECT_EQ(ncclTeamRankToWorld(ranks.comm(1), world, 0), 0);
+  EXPECT_EQ(ncclTeamRankToWorld(nullptr, world, 0), -1);
+}
+
 TEST_F(Misuse, Operators) {
   float factor = 2;
   void* b = mine.as();

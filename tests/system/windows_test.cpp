@@ -13,6 +13,9 @@
 
 // Buffers of the application that a rank of another process maps (docs/decisions/0009-windows.md).
 // What a process has mapped shows in its address space: buffers of the two have different sizes.
+// Of NCCL's header since 2.29.
+extern "C" ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** outUserPtr);
+
 namespace unisono::system_test {
 namespace {
 
@@ -288,6 +291,108 @@ TEST(Windows, OfRegisteredBuffersAreMappedBeforeTheFirstCall) {
     into = DeviceBuffer();
     EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 0));
     check(ncclCommDeregister(exchanger.comm(), handles[0]));
+  });
+}
+
+// Both ranks register two buffers in one group, on the communicator that it gets.
+void registerTwo(ncclComm_t comm, const DeviceBuffer (&buffers)[2], ncclWindow_t (&windows)[2]) {
+  check(ncclGroupStart());
+  for (int i = 0; i < 2; i++) {
+    check(ncclCommWindowRegister(comm, buffers[i].as(), buffers[i].bytes(), &windows[i],
+                                 NCCL_WIN_COLL_SYMMETRIC));
+  }
+  checkFinished(comm, ncclGroupEnd());
+}
+
+TEST(Windows, OfTheApiAreMappedWhenTheCallReturns) {
+  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+    const DeviceBuffer into[2] = {{process, bytesOf(process)}, {process, bytesOf(process, 1)}};
+    const int other = 1 - process;
+    for (int round = 0; round < 3; round++) {
+      ncclWindow_t windows[2] = {};
+      const Clock::time_point start = Clock::now();
+      registerTwo(exchanger.comm(), into, windows);
+      EXPECT_LT(Clock::now() - start, 4s);
+      for (int i = 0; i < 2; i++) {
+        EXPECT_EQ(mappingsOf(bytesOf(other, i)), 1) << "buffer " << i << " of round " << round;
+        void* address = nullptr;
+        check(ncclWinGetUserPtr(exchanger.comm(), windows[i], &address));
+        EXPECT_EQ(address, into[i].as());
+      }
+      meeting.wait(process);
+      exchanger.exchange(into[0]);
+      check(ncclCommWindowDeregister(exchanger.comm(), windows[0]));
+      EXPECT_TRUE(waitForMappings(bytesOf(other, 0), 0));
+      EXPECT_EQ(mappingsOf(bytesOf(other, 1)), 1);
+      meeting.wait(process);
+      exchanger.exchange(into[1]);
+      check(ncclCommWindowDeregister(exchanger.comm(), windows[1]));
+      EXPECT_TRUE(waitForMappings(bytesOf(other, 1), 0));
+      meeting.wait(process);
+    }
+  });
+}
+
+TEST(Windows, OfTheApiWorkWhereNothingIsMapped) {
+  for (const char* bytes : {"0", "1000000"}) {
+    inTwoProcesses(
+        [](int process, Exchanger& exchanger, const Meeting&) {
+          const DeviceBuffer into[2] = {{process, bytesOf(process)},
+                                        {process, bytesOf(process, 1)}};
+          ncclWindow_t windows[2] = {};
+          registerTwo(exchanger.comm(), into, windows);
+          EXPECT_EQ(mappingsOf(bytesOf(1 - process)), 0);
+          for (int i = 0; i < 2; i++) {
+            exchanger.exchange(into[i]);
+            check(ncclCommWindowDeregister(exchanger.comm(), windows[i]));
+          }
+        },
+        [bytes] {
+          ::setenv(bytes[0] == '0' ? "UNISONO_ZERO_COPY" : "UNISONO_ZERO_COPY_BYTES", bytes, 1);
+        });
+  }
+}
+
+TEST(Windows, OfANonblockingCommunicatorAreRegisteredInTheBackground) {
+  const Pipe pipe;
+  const Meeting meeting;
+  const std::vector<int> results = runChildren(2, [&](int process) {
+    check(unisonoHostSetDevice(process));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = nullptr;
+    const ncclUniqueId id = sharedId(pipe, process, 2);
+    const ncclResult_t started = ncclCommInitRankConfig(&comm, 2, id, process, &config);
+    checkFinished(comm, started);
+    const DeviceBuffer into[2] = {{process, bytesOf(process)}, {process, bytesOf(process, 1)}};
+    ncclWindow_t windows[2] = {};
+    registerTwo(comm, into, windows);
+    for (int i = 0; i < 2; i++) EXPECT_EQ(mappingsOf(bytesOf(1 - process, i)), 1);
+    meeting.wait(process);
+    for (ncclWindow_t window : windows) check(ncclCommWindowDeregister(comm, window));
+    checkFinished(comm, ncclCommFinalize(comm));
+    check(ncclCommDestroy(comm));
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0}));
+}
+
+TEST(Windows, OfTheApiAreNotWaitedForWithoutEndWhenAnotherRankAborts) {
+  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+    const DeviceBuffer into(process, bytesOf(process));
+    meeting.wait(process);
+    if (process == 1) {
+      check(ncclCommAbort(exchanger.comm()));
+    } else {
+      ncclWindow_t window = nullptr;
+      EXPECT_NE(ncclCommWindowRegister(exchanger.comm(), into.as(), into.bytes(), &window,
+                                       NCCL_WIN_COLL_SYMMETRIC),
+                ncclSuccess);
+      EXPECT_EQ(window, nullptr);
+      EXPECT_STRNE(ncclGetLastError(nullptr), "");
+      check(ncclCommAbort(exchanger.comm()));
+    }
+    meeting.wait(process);
+    std::_Exit(::testing::Test::HasFailure() ? 1 : 0);  // the communicator was aborted
   });
 }
 

@@ -49,15 +49,11 @@ WITH_TWIN(ncclResult_t, ncclLsaBarrierCreateRequirement, Team, int, void*, void*
 WITH_TWIN(int, ncclLLA2ACalcSlots, int, int);
 WITH_TWIN(Team, ncclTeamLsa, ncclComm_t);
 WITH_TWIN(Team, ncclTeamRail, ncclComm_t);
-WITH_TWIN(Team, ncclTeamWorld, ncclComm_t);
 WITH_TWIN(int, ncclTeamRankToLsa, ncclComm_t, Team, int);
-WITH_TWIN(int, ncclTeamRankToWorld, ncclComm_t, Team, int);
-WITH_TWIN(ncclResult_t, ncclCommQueryProperties, ncclComm_t, void*);
 WITH_TWIN(ncclResult_t, ncclGetLsaDevicePointer, ncclWindow_t, size_t, int, void**);
 WITH_TWIN(ncclResult_t, ncclGetLsaMultimemDevicePointer, ncclWindow_t, size_t, void**);
 WITH_TWIN(ncclResult_t, ncclGetMultimemDevicePointer, ncclWindow_t, size_t, MultimemHandle, void**);
 WITH_TWIN(ncclResult_t, ncclGetPeerDevicePointer, ncclWindow_t, size_t, int, void**);
-WITH_TWIN(ncclResult_t, ncclWinGetUserPtr, ncclComm_t, ncclWindow_t, void**);
 WITH_TWIN(ncclResult_t, ncclPutSignal, const void*, size_t, ncclDataType_t, int, ncclWindow_t,
           size_t, int, int, unsigned, ncclComm_t, cudaStream_t);
 WITH_TWIN(ncclResult_t, ncclSignal, int, int, int, unsigned, ncclComm_t, cudaStream_t);
@@ -131,18 +127,7 @@ class ApiUnimplemented : public testing::Test {
     EXPECT_EQ(reinterpret_cast<void*>(name), reinterpret_cast<void*>(p##name)) << #name; \
   } while (false)
 
-TEST_F(ApiUnimplemented, Communicators) {
-  EXPECT_NOT_IMPLEMENTED(ncclCommQueryProperties, nullptr, out<void>());
-}
-
 TEST_F(ApiUnimplemented, Windows) {
-  EXPECT_NOT_IMPLEMENTED(ncclCommWindowRegister, nullptr, out<void>(), 4096, out<ncclWindow_t>(),
-                         NCCL_WIN_DEFAULT);
-  EXPECT_NOT_IMPLEMENTED(ncclCommWindowDeregister, nullptr,
-                         reinterpret_cast<ncclWindow_t>(out<void>()));
-  reported.clear();
-  EXPECT_EQ(ncclCommWindowDeregister(nullptr, nullptr), ncclSuccess);
-  EXPECT_TRUE(reported.empty());
   const Team team = {8, 3, 1};
   EXPECT_NOT_IMPLEMENTED(ncclGetCftDeviceLeInfo, nullptr, 8, 1, team, out<void>(), out<size_t>());
   EXPECT_NOT_IMPLEMENTED(ncclGetMultimemDeviceLeInfo, nullptr, 8, out<void>(), out<size_t>());
@@ -152,7 +137,6 @@ TEST_F(ApiUnimplemented, Windows) {
   EXPECT_NOT_IMPLEMENTED(ncclGetMultimemDevicePointer, nullptr, 8, MultimemHandle{nullptr},
                          out<void*>());
   EXPECT_NOT_IMPLEMENTED(ncclGetPeerDevicePointer, nullptr, 8, 1, out<void*>());
-  EXPECT_NOT_IMPLEMENTED(ncclWinGetUserPtr, nullptr, nullptr, out<void*>());
 }
 
 TEST_F(ApiUnimplemented, CollectivesWithAConfiguration) {
@@ -212,8 +196,7 @@ TEST_F(ApiUnimplemented, Parameters) {
 // The functions without a status report all the same, and give what no working call gives.
 TEST_F(ApiUnimplemented, ThoseWithoutAStatus) {
   const Team team = {8, 3, 1};
-  for (auto function :
-       {ncclTeamLsa, ncclTeamRail, ncclTeamWorld, pncclTeamLsa, pncclTeamRail, pncclTeamWorld}) {
+  for (auto function : {ncclTeamLsa, ncclTeamRail, pncclTeamLsa, pncclTeamRail}) {
     const Team empty = function(nullptr);
     EXPECT_EQ(empty.nRanks, 0);
     EXPECT_EQ(empty.rank, 0);
@@ -225,19 +208,16 @@ TEST_F(ApiUnimplemented, ThoseWithoutAStatus) {
   }
   EXPECT_EQ(ncclTeamRankToLsa(nullptr, team, 5), -1);
   EXPECT_EQ(pncclTeamRankToLsa(nullptr, team, 5), -1);
-  EXPECT_EQ(ncclTeamRankToWorld(nullptr, team, 5), -1);
-  EXPECT_EQ(pncclTeamRankToWorld(nullptr, team, 5), -1);
   EXPECT_EQ(ncclLLA2ACalcSlots(64, 8), 0);
   EXPECT_EQ(pncclLLA2ACalcSlots(64, 8), 0);
   ncclParamDumpAll();
   pncclParamDumpAll();
   EXPECT_EQ(reported,
             (std::vector<std::string>{
-                "ncclTeamLsa", "ncclTeamRail", "ncclTeamWorld", "ncclTeamLsa", "ncclTeamRail",
-                "ncclTeamWorld", "ncclTeamCft", "ncclTeamCft", "ncclTeamCftMultimem",
-                "ncclTeamCftMultimem", "ncclTeamRankToLsa", "ncclTeamRankToLsa",
-                "ncclTeamRankToWorld", "ncclTeamRankToWorld", "ncclLLA2ACalcSlots",
-                "ncclLLA2ACalcSlots", "ncclParamDumpAll", "ncclParamDumpAll"}));
+                "ncclTeamLsa", "ncclTeamRail", "ncclTeamLsa", "ncclTeamRail", "ncclTeamCft",
+                "ncclTeamCft", "ncclTeamCftMultimem", "ncclTeamCftMultimem", "ncclTeamRankToLsa",
+                "ncclTeamRankToLsa", "ncclLLA2ACalcSlots", "ncclLLA2ACalcSlots", "ncclParamDumpAll",
+                "ncclParamDumpAll"}));
 }
 
 }  // namespace
