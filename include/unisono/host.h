@@ -67,6 +67,17 @@ ncclResult_t unisonoHostStreamQuery(cudaStream_t stream);
 // Waits for all streams of the current device and returns the first error among them.
 ncclResult_t unisonoHostDeviceSynchronize(void);
 
+// Graphs, which here are executable as soon as they are captured. Between the first two functions
+// what is queued on `stream`, not the default stream, is put into a graph and does not run; calls
+// of a group must be on that stream alone. The third queues all of the graph's work; memory that it
+// uses must live until it has run for the last time.
+typedef struct unisonoHostGraph* unisonoHostGraph_t;
+ncclResult_t unisonoHostStreamBeginCapture(cudaStream_t stream);
+ncclResult_t unisonoHostStreamEndCapture(cudaStream_t stream, unisonoHostGraph_t* graph);
+ncclResult_t unisonoHostGraphLaunch(unisonoHostGraph_t graph, cudaStream_t stream);
+// Launches that are queued still run.
+ncclResult_t unisonoHostGraphDestroy(unisonoHostGraph_t graph);
+
 // Returns the message of the calling thread's last error in a function of this header, or an empty
 // string. Valid until the thread's next call of such a function.
 const char* unisonoHostGetLastError(void);

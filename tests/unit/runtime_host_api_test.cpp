@@ -71,6 +71,13 @@ TEST_F(HostApiTest, WrongUseGivesACodeAndAText) {
   EXPECT_EQ(unisonoHostStreamSynchronize(stream), ncclInvalidArgument);
   EXPECT_EQ(unisonoHostStreamQuery(stream), ncclInvalidArgument);
   EXPECT_EQ(unisonoHostStreamCreate(nullptr), ncclInvalidArgument);
+  EXPECT_EQ(unisonoHostStreamBeginCapture(nullptr), ncclInvalidUsage);
+  EXPECT_EQ(unisonoHostStreamBeginCapture(stream), ncclInvalidArgument);
+  EXPECT_EQ(unisonoHostStreamEndCapture(nullptr, nullptr), ncclInvalidArgument);
+  auto graph = reinterpret_cast<unisonoHostGraph_t>(&local);
+  EXPECT_EQ(unisonoHostStreamEndCapture(nullptr, &graph), ncclInvalidUsage);
+  EXPECT_EQ(unisonoHostGraphLaunch(graph, nullptr), ncclInvalidArgument);
+  EXPECT_EQ(unisonoHostGraphDestroy(graph), ncclInvalidArgument);
   void* memory = &local;
   EXPECT_EQ(unisonoHostMalloc(&memory, SIZE_MAX), ncclInvalidArgument);
   EXPECT_EQ(unisonoHostMalloc(&memory, SIZE_MAX / 2 - 5000), ncclSystemError);

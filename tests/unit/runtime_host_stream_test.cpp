@@ -46,6 +46,45 @@ TEST_P(HostStreamTest, RunsWorkInOrder) {
   for (int i = 0; i < 100; i++) EXPECT_EQ(log[i], i);
 }
 
+TEST_P(HostStreamTest, GraphsRunWhatWasCapturedAsOftenAsTheyAreLaunched) {
+  auto stream = runtime.createStream(0), other = runtime.createStream(1);
+  auto memory = runtime.allocate(0, 64);
+  auto event = runtime.createEvent(0);
+  std::vector<std::byte> back(64);
+  int next = 0;
+  int log[8] = {};
+  runtime.beginCapture(stream.get());
+  EXPECT_EQ(runtime.captureState(stream.get()), CaptureState::active);
+  EXPECT_THROW(runtime.beginCapture(stream.get()), Error);
+  EXPECT_THROW(runtime.synchronize(stream.get()), Error);
+  EXPECT_THROW(runtime.query(stream.get()), Error);
+  EXPECT_THROW(event->record(stream.get()), Error);
+  for (int i = 0; i < 2; i++) {
+    event->makeGraphWait(stream.get());
+    launch(runtime, stream.get(), "append", append, AppendArguments{&next, log, i});
+    event->recordInGraph(stream.get());
+  }
+  runtime.fillAsync(memory->address(), std::byte{7}, memory->bytes(), stream.get());
+  runtime.copyAsync(back.data(), memory->address(), back.size(), stream.get());
+  const auto graph = runtime.endCapture(stream.get());
+  EXPECT_THROW(runtime.endCapture(stream.get()), Error);
+  EXPECT_EQ(runtime.captureState(stream.get()), CaptureState::none);
+  runtime.synchronize(stream.get());
+  EXPECT_EQ(next, 0) << "capturing runs nothing";
+  EXPECT_TRUE(event->isReached());
+
+  // The event keeps launches on different streams in order.
+  runtime.launchGraph(*graph, stream.get());
+  runtime.launchGraph(*graph, other.get());
+  event->makeWait(stream.get());
+  launch(runtime, stream.get(), "append", append, AppendArguments{&next, log, 9});
+  runtime.synchronize(stream.get());
+  runtime.synchronize(other.get());
+  EXPECT_EQ(std::vector<int>(log, log + next), (std::vector<int>{0, 1, 0, 1, 9}));
+  EXPECT_TRUE(event->isReached());
+  for (std::byte value : back) ASSERT_EQ(value, std::byte{7});
+}
+
 TEST_P(HostStreamTest, CopiesAndFillsKeepOrderWithLaunches) {
   auto memory = runtime.allocate(0, 1 << 16);
   std::vector<std::byte> back(1 << 16);

@@ -21,6 +21,7 @@ struct Owned {
   std::mutex mutex;
   std::map<void*, std::shared_ptr<DeviceMemory>> memory;
   std::map<void*, std::shared_ptr<void>> streams;
+  std::map<void*, std::shared_ptr<HostGraph>> graphs;
 };
 Owned& owned() {
   static auto* instance = new Owned;
@@ -48,6 +49,17 @@ template <typename T>
 T& checked(T* pointer, const char* name) {
   if (pointer == nullptr) throw invalidArgument("{} is null", name);
   return *pointer;
+}
+
+std::shared_ptr<HostGraph> graphOf(unisonoHostGraph_t graph) {
+  std::lock_guard lock(owned().mutex);
+  const auto entry = owned().graphs.find(graph);
+  if (entry == owned().graphs.end()) {
+    throw invalidArgument(
+        "{} was not made by unisonoHostStreamEndCapture, or was destroyed already",
+        static_cast<void*>(graph));
+  }
+  return entry->second;
 }
 
 }  // namespace
@@ -180,6 +192,41 @@ ncclResult_t unisonoHostDeviceSynchronize(void) {
   return guarded([&] {
     HostRuntime& devices = host::runtime();
     devices.synchronizeDevice(devices.currentDevice());
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t unisonoHostStreamBeginCapture(cudaStream_t stream) {
+  return guarded([&] {
+    host::runtime().beginCapture(stream);
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t unisonoHostStreamEndCapture(cudaStream_t stream, unisonoHostGraph_t* graph) {
+  return guarded([&] {
+    checked(graph, "graph");
+    std::shared_ptr<HostGraph> made = host::runtime().endCapture(stream);
+    void* handle = made.get();
+    std::lock_guard lock(owned().mutex);
+    owned().graphs[handle] = std::move(made);
+    *graph = static_cast<unisonoHostGraph_t>(handle);
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t unisonoHostGraphLaunch(unisonoHostGraph_t graph, cudaStream_t stream) {
+  return guarded([&] {
+    host::runtime().launchGraph(*graphOf(graph), stream);
+    return ncclSuccess;
+  });
+}
+
+ncclResult_t unisonoHostGraphDestroy(unisonoHostGraph_t graph) {
+  return guarded([&] {
+    graphOf(graph);
+    std::lock_guard lock(owned().mutex);
+    owned().graphs.erase(graph);
     return ncclSuccess;
   });
 }

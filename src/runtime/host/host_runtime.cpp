@@ -38,30 +38,29 @@ class HostLaunchFlag final : public LaunchFlag {
 
 }  // namespace
 
-// Holds the point that was recorded last; waiting for an event that was never recorded is nothing.
+// Waiting for an event that was never recorded is nothing.
 class HostEvent final : public Event {
  public:
   explicit HostEvent(HostRuntime& runtime) : runtime_(runtime) {}
 
   void record(Stream stream) override {
     auto point = std::make_shared<EventPoint>();
-    std::lock_guard lock(mutex_);
     runtime_.enqueue(RecordOperation{point}, stream);
-    point_ = std::move(point);
+    last_->set(std::move(point));
   }
   void makeWait(Stream stream) override {
-    std::lock_guard lock(mutex_);
-    if (point_ != nullptr) runtime_.enqueue(WaitOperation{point_}, stream);
+    if (auto point = last_->get()) runtime_.enqueue(WaitOperation{std::move(point)}, stream);
   }
   bool isReached() override {
-    std::lock_guard lock(mutex_);
-    return point_ == nullptr || point_->isReached.load(std::memory_order_acquire);
+    const auto point = last_->get();
+    return point == nullptr || point->isReached.load(std::memory_order_acquire);
   }
+  void makeGraphWait(Stream stream) override { runtime_.captureOf(stream)->addWait(last_); }
+  void recordInGraph(Stream stream) override { runtime_.captureOf(stream)->addRecord(last_); }
 
  private:
   HostRuntime& runtime_;
-  std::mutex mutex_;
-  std::shared_ptr<EventPoint> point_;
+  const std::shared_ptr<LastPoint> last_ = std::make_shared<LastPoint>();
 };
 
 class HostTimedPoint final : public TimedPoint {
@@ -234,7 +233,55 @@ void HostRuntime::checkProcess() const {
 
 void HostRuntime::enqueue(Operation operation, Stream stream) {
   checkProcess();
+  if (captureOf(stream) != nullptr) {
+    throw invalidUsage("A stream that is being captured records or waits for an event")
+        .remedy("Capture calls of one stream: the simulated devices have no graphs of several");
+  }
   streamOf(stream)->enqueue(std::move(operation));
+}
+
+// Of each launch of the graph, if the stream is being captured.
+void HostRuntime::enqueueOrCapture(HostGraph::MakeOperation make, Stream stream) {
+  checkProcess();
+  if (const auto capture = captureOf(stream)) return capture->add(std::move(make));
+  streamOf(stream)->enqueue(make());
+}
+
+std::shared_ptr<HostGraph> HostRuntime::captureOf(Stream stream) {
+  const auto found = streamOf(stream);
+  const std::lock_guard lock(streamsMutex_);
+  const auto entry = captures_.find(found.get());
+  return entry == captures_.end() ? nullptr : entry->second;
+}
+
+void HostRuntime::beginCapture(Stream stream) {
+  checkProcess();
+  if (stream == nullptr) throw invalidUsage("The default stream cannot be captured");
+  const auto found = streamOf(stream);
+  const std::lock_guard lock(streamsMutex_);
+  if (!captures_.try_emplace(found.get(), std::make_shared<HostGraph>()).second) {
+    throw invalidUsage("The stream is being captured already");
+  }
+}
+
+std::shared_ptr<HostGraph> HostRuntime::endCapture(Stream stream) {
+  const auto found = streamOf(stream);
+  const std::lock_guard lock(streamsMutex_);
+  auto capture = captures_.extract(found.get());
+  if (capture.empty()) throw invalidUsage("The stream is not being captured");
+  return std::move(capture.mapped());
+}
+
+void HostRuntime::launchGraph(const HostGraph& graph, Stream stream) {
+  checkProcess();
+  refuseCapture(stream);
+  const auto found = streamOf(stream);
+  graph.launch([&](Operation operation) { found->enqueue(std::move(operation)); });
+}
+
+void HostRuntime::refuseCapture(Stream stream) {
+  if (captureOf(stream) == nullptr) return;
+  throw invalidUsage("The stream is being captured").remedy("End its capture first");
 }
 
 void HostRuntime::copyAsync(void* destination, const void* source, size_t bytes, Stream stream) {
@@ -247,19 +294,30 @@ void HostRuntime::copyAsync(void* destination, const void* source, size_t bytes,
     isBroken =
         passesBrokenLink(destination, bytes, device) || passesBrokenLink(source, bytes, device);
   }
-  enqueue(CopyOperation{destination, source, bytes, isBroken}, stream);
+  const CopyOperation copy{destination, source, bytes, isBroken};
+  enqueueOrCapture([copy]() -> Operation { return copy; }, stream);
 }
 
 void HostRuntime::fillAsync(void* destination, std::byte value, size_t bytes, Stream stream) {
   if (bytes > 0 && destination == nullptr) {
     throw invalidArgument("{} bytes at a null address cannot be set", bytes);
   }
-  enqueue(FillOperation{destination, value, bytes}, stream);
+  const FillOperation fill{destination, value, bytes};
+  enqueueOrCapture([fill]() -> Operation { return fill; }, stream);
 }
 
 void HostRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
                          Stream stream) {
-  enqueue(std::make_unique<Launch>(kernel, shape, arguments, executor_->rolesPerGroup()), stream);
+  const int roles = executor_->rolesPerGroup();
+  if (const auto capture = captureOf(stream)) {
+    checkProcess();
+    const auto* bytes = static_cast<const std::byte*>(arguments);
+    const std::vector<std::byte> kept(bytes, bytes + (bytes == nullptr ? 0 : shape.argumentBytes));
+    return capture->add([=]() -> Operation {
+      return std::make_unique<Launch>(kernel, shape, kept.empty() ? nullptr : kept.data(), roles);
+    });
+  }
+  enqueue(std::make_unique<Launch>(kernel, shape, arguments, roles), stream);
 }
 
 std::shared_ptr<void> HostRuntime::createStream(int device) {
@@ -267,6 +325,7 @@ std::shared_ptr<void> HostRuntime::createStream(int device) {
   auto stream = std::make_shared<HostStream>(*executor_, device, deviceAt(device).virtualClock);
   std::lock_guard lock(streamsMutex_);
   std::erase_if(streams_, [](const auto& entry) { return entry.second.expired(); });
+  captures_.erase(stream.get());  // of a stream that ended before its capture
   streams_[stream.get()] = stream;
   return stream;
 }
@@ -283,11 +342,13 @@ std::unique_ptr<TimedPoint> HostRuntime::createTimedPoint(int device) {
 
 void HostRuntime::synchronize(Stream stream) {
   checkProcess();
+  refuseCapture(stream);
   streamOf(stream)->synchronize();
 }
 
 bool HostRuntime::query(Stream stream) {
   checkProcess();
+  refuseCapture(stream);
   return streamOf(stream)->query();
 }
 
@@ -322,8 +383,7 @@ bool HostRuntime::readWords(int, std::span<const uint64_t* const> addresses,
 }
 
 CaptureState HostRuntime::captureState(Stream stream) {
-  streamOf(stream);
-  return CaptureState::none;
+  return captureOf(stream) == nullptr ? CaptureState::none : CaptureState::active;
 }
 
 uint64_t HostRuntime::virtualNanoseconds(int device) {

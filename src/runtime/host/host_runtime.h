@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/host/executor.h"
+#include "runtime/host/graph.h"
 #include "runtime/host/memory.h"
 #include "runtime/host/stream.h"
 #include "runtime/runtime.h"
@@ -72,6 +73,10 @@ class HostRuntime final : public Runtime {
   // Waits for all work of a device.
   void synchronizeDevice(int device);
   void fillAsync(void* destination, std::byte value, size_t bytes, Stream stream);
+  // Graphs of the work of one stream.
+  void beginCapture(Stream stream);
+  std::shared_ptr<HostGraph> endCapture(Stream stream);
+  void launchGraph(const HostGraph& graph, Stream stream);
   // The device that a stream belongs to.
   int deviceOf(Stream stream);
 
@@ -113,6 +118,9 @@ class HostRuntime final : public Runtime {
   bool passesBrokenLink(const void* address, size_t bytes, int device);
   std::shared_ptr<HostStream> streamOf(Stream stream);
   void enqueue(Operation operation, Stream stream);
+  void enqueueOrCapture(HostGraph::MakeOperation make, Stream stream);
+  std::shared_ptr<HostGraph> captureOf(Stream stream);  // null if it is not being captured
+  void refuseCapture(Stream stream);
 
   const int forks_;  // of the process that made this
   // Destroyed last to first: the executor waits for its tasks, which use the rest.
@@ -123,6 +131,7 @@ class HostRuntime final : public Runtime {
   std::vector<BrokenRange> broken_;
   std::mutex streamsMutex_;
   std::map<void*, std::weak_ptr<HostStream>> streams_;
+  std::map<HostStream*, std::shared_ptr<HostGraph>> captures_;  // of streams that are captured
   std::unique_ptr<Executor> executor_;
 };
 
