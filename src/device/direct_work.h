@@ -214,6 +214,7 @@ struct DirectStreamsArguments {
   DirectMemory memory;
   const uint32_t* abortFlag;
   const uint32_t* launchFlag;
+  LaunchMark mark;
   int32_t rank;
   int32_t ranks;
   int32_t lineBits;

@@ -22,6 +22,7 @@ const runtime::Kernel& directKernel(const DirectArguments& arguments);
 const runtime::Kernel& directStreamsKernel();  // DirectStreamsArguments
 const runtime::Kernel& directWideKernel();     // WideArguments
 const runtime::Kernel& changeWindowKernel();   // ChangeWindowArguments, one thread
+const runtime::Kernel& stampKernel();          // StampArguments, one thread
 // All kernels that a communicator of `ranks` ranks may launch.
 std::vector<const runtime::Kernel*> kernelsOf(int ranks);
 // Host tasks that one block of sendReceiveKernel needs.
@@ -35,6 +36,7 @@ const void* collNetDirectCudaFunction();                // in kernels_collective
 const void* multicastCudaFunction();                    // in kernels_multicast.cu
 const void* sendReceiveCudaFunction();
 const void* changeWindowCudaFunction();
+const void* stampCudaFunction();
 // The kernels of one work and of several, in kernels_direct.cu.
 const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec);
 const void* directCopyCudaFunction(int ranks);

@@ -26,6 +26,10 @@ __global__ void change(const __grid_constant__ ChangeWindowArguments arguments) 
   if (threadIdx.x == 0) changeWindow(arguments);
 }
 
+__global__ void stamp(const __grid_constant__ StampArguments arguments) {
+  if (threadIdx.x == 0) stampReplay(arguments);
+}
+
 }  // namespace
 
 const void* sendReceiveCudaFunction() {
@@ -33,6 +37,9 @@ const void* sendReceiveCudaFunction() {
 }
 const void* changeWindowCudaFunction() {
   return reinterpret_cast<const void*>(&change);
+}
+const void* stampCudaFunction() {
+  return reinterpret_cast<const void*>(&stamp);
 }
 
 }  // namespace unisono::device

@@ -122,6 +122,10 @@ void change(const void* arguments, const runtime::HostGroupContext& context) {
   if (context.role == 0) changeWindow(*static_cast<const ChangeWindowArguments*>(arguments));
 }
 
+void stamp(const void* arguments, const runtime::HostGroupContext& context) {
+  if (context.role == 0) stampReplay(*static_cast<const StampArguments*>(arguments));
+}
+
 }  // namespace
 
 namespace {
@@ -198,6 +202,15 @@ const runtime::Kernel& changeWindowKernel() {
   return kernel;
 }
 
+const runtime::Kernel& stampKernel() {
+#ifdef UNISONO_CUDA
+  static const runtime::Kernel kernel{"stamp", stampCudaFunction(), stamp};
+#else
+  static const runtime::Kernel kernel{"stamp", nullptr, stamp};
+#endif
+  return kernel;
+}
+
 namespace {
 
 // The kernels of launches of one work, for some number of ranks.
@@ -248,7 +261,8 @@ const runtime::Kernel& directKernel(const DirectArguments& arguments) {
 }
 
 std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
-  std::vector<const runtime::Kernel*> kernels{&sendReceiveKernel(), &changeWindowKernel()};
+  std::vector<const runtime::Kernel*> kernels{&sendReceiveKernel(), &changeWindowKernel(),
+                                              &stampKernel()};
   forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol>() {
     kernels.push_back(&collectiveKernelOf<kAlgorithm, kProtocol>());
   });

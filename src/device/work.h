@@ -272,15 +272,35 @@ struct SendReceiveWork {
   WindowReference window;  // of the receive buffer
 };
 
-// Where the thread groups of a kernel say what they do, for the CPU: twice the number of their
-// launch, plus 1 when they are done with it. Takes no part in any protocol. `words` is null in
-// launches that are not counted.
+// Where the thread groups of a kernel say what they do, for the CPU. Takes no part in any protocol.
+// `words` is null in launches that nobody watches.
+//   a plain launch     [block][group] = twice the number of the launch, plus 1 when they are done
+//   of a CUDA graph    `number` is kReplayMark: each group adds 1 to the first word when it begins
+//                      and to the second when it is done, at every replay
 struct LaunchMark {
-  uint64_t* words;  // [block][group]
+  uint64_t* words;
   uint64_t number;
 };
+inline constexpr uint64_t kReplayMark = 0;
 inline constexpr int kMarkGroups = 3;
 inline constexpr int kMarkWords = 64 * kMarkGroups;
+
+// When the last replays of captured calls ran, in memory of the host, for a timeline. `number` is
+// that of the entry among all that were ever written, from 1, and 0 while it is being written.
+inline constexpr size_t kReplayTimes = 4096;
+struct ReplayTime {
+  uint64_t number, captured;  // the number of the captured calls
+  uint64_t began, ended;      // nanoseconds of a clock of the device
+};
+struct ReplayTimes {
+  uint64_t began, ended;  // the time of the replay that runs; how many have ended
+  ReplayTime entry[kReplayTimes];
+};
+struct StampArguments {
+  ReplayTimes* times;
+  uint64_t captured;
+  bool begins;
+};
 
 // The launches. Their arguments hold all that a replay of a CUDA graph needs, by value.
 inline constexpr int kMaxCollectiveWorks = 31;

@@ -12,6 +12,7 @@ struct Prepared {
   const runtime::Kernel& kernel;
   runtime::LaunchShape shape;
   const void* arguments;
+  int servers = 0;  // tasks of each block that are no thread groups of the launch
 };
 
 Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
@@ -27,7 +28,8 @@ Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
            .threadsPerBlock = launch.threads,
            .groupsPerBlock = launch.arguments.groups() + (launch.serves ? 1 : 0),
            .argumentBytes = launch.arguments.bytesInUse()},
-          &launch.arguments};
+          &launch.arguments,
+          launch.serves ? 1 : 0};
 }
 
 Prepared prepare(const LaunchContext& context, plan::SendReceiveLaunch& launch) {
@@ -60,6 +62,7 @@ Prepared prepare(const LaunchContext& context, plan::DirectStreamsLaunch& launch
   arguments.memory = *context.direct;
   arguments.abortFlag = context.abortFlag;
   arguments.launchFlag = context.launchFlag;
+  arguments.mark = context.mark;
   return {device::directStreamsKernel(),
           {.blocks = 2 * (arguments.ranks - 1),
            .threadsPerBlock = device::kDirectMaxThreads,
@@ -83,12 +86,13 @@ Prepared prepare(const LaunchContext& context, plan::WideLaunch& launch) {
 
 }  // namespace
 
-void launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch& launch,
-            runtime::Stream stream) {
-  std::visit(
+int launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch& launch,
+           runtime::Stream stream) {
+  return std::visit(
       [&](auto& one) {
         const Prepared prepared = prepare(context, one);
         runtime.launch(prepared.kernel, prepared.shape, prepared.arguments, stream);
+        return prepared.shape.blocks * (prepared.shape.groupsPerBlock - prepared.servers);
       },
       launch);
 }

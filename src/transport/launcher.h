@@ -19,8 +19,8 @@ struct LaunchContext {
   device::LaunchMark mark{};
 };
 
-// Completes the arguments of a launch and enqueues it.
-void launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch& launch,
-            runtime::Stream stream);
+// Completes the arguments of a launch and enqueues it. Returns how many thread groups mark it.
+int launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch& launch,
+           runtime::Stream stream);
 
 }  // namespace unisono::transport

@@ -608,6 +608,7 @@ UNISONO_DEVICE void directCall(const DirectCallArguments& arguments, const Direc
 template <typename Stopped, typename SyncBlock>
 UNISONO_DEVICE void directStreams(const DirectStreamsArguments& arguments, const DirectLane& at,
                                   Stopped stopped, SyncBlock syncBlock) {
+  if (at.lane == 0) markStart(arguments.mark, at.block, 0);
   const DirectLaunch<DirectRanks<2, false>, DirectStreamsArguments> launch(arguments, at);
   const bool runs = !stopped();
   const int peer = at.block / 2;
@@ -616,6 +617,7 @@ UNISONO_DEVICE void directStreams(const DirectStreamsArguments& arguments, const
   } else {
     launch.receiveMessages(peer, runs, syncBlock);
   }
+  if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
 }
 
 // The halves of a work in a launch of several. They are called through tables, so that the compiler
@@ -658,8 +660,8 @@ UNISONO_DEVICE_TABLE ReductionTable<DirectHalf> kReceiveWork =
 template <typename Stopped, typename SyncBlock>
 UNISONO_DEVICE void directGroup(const DirectArguments& arguments, const DirectLane& at,
                                 Stopped stopped, SyncBlock syncBlock) {
-  if (at.lane == 0) markStart(arguments.mark, at.block, 0);
   if (stopped()) return;
+  if (at.lane == 0) markStart(arguments.mark, at.block, 0);
   DirectGroupLaunch launch(arguments, at);
   launch.acknowledge();
   bool going = true;

@@ -348,8 +348,8 @@ class WideExchange {
 template <typename Stopped, typename SyncBlock>
 UNISONO_DEVICE void directWide(const WideArguments& arguments, const DirectLane& at,
                                PeerBuffers* buffers, Stopped stopped, SyncBlock syncBlock) {
-  if (at.lane == 0) markStart(arguments.mark, at.block, 0);
   if (stopped()) return;
+  if (at.lane == 0) markStart(arguments.mark, at.block, 0);
   WideExchange(arguments, at, buffers).run(syncBlock);
   if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
 }

@@ -48,6 +48,9 @@ void storeRelease(T* address, T value) {
 inline void storeForCpu(uint64_t* address, uint64_t value) {
   std::atomic_ref<uint64_t>(*address).store(value, std::memory_order_relaxed);
 }
+inline void addForCpu(uint64_t* address, uint64_t value) {
+  std::atomic_ref<uint64_t>(*address).fetch_add(value, std::memory_order_relaxed);
+}
 // With acquire order.
 template <typename T>
 T exchange(T* address, T value) {
@@ -256,6 +259,9 @@ bool waitUntilAll(const uint32_t* abortFlag, const WaitSubject& subject, Ready r
   return waitUntil(abortFlag, subject, ready);
 }
 inline void syncWarp() {}
+inline uint64_t nanoseconds() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
 // For a wait that is short and must not end before its condition holds, unless the peer has died:
 // the memory that it stored to is safe then.
 template <typename Ready>
