@@ -81,9 +81,14 @@ Communicator::~Communicator() {
 }
 
 void Communicator::leave(std::string_view how) noexcept {
-  bootstrap_->leave(how, [this](int peer) {
-    // Nobody counts how often a graph is launched.
-    return captured_ ? bootstrap::DepartureCounts{} : health_->countsFor(peer);
+  bool isCounted = !captured_;
+  try {
+    isCounted = isCounted || (journal_ != nullptr && readReplays());
+  } catch (const std::exception& error) {
+    logInfo("{}: the device does not say how often graphs ran: {}", description(), error.what());
+  }
+  bootstrap_->leave(how, [&](int peer) {
+    return isCounted ? health_->countsFor(peer) : bootstrap::DepartureCounts{};
   });
 }
 
@@ -116,6 +121,8 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   };
   questions.readProgress = [this] { return readProgress(); };
   questions.readLinks = [this] { return readLinks(); };
+  questions.readReplays = [this] { return readReplays(); };
+  questions.hasAnyoneLeft = [this] { return health_->hasAnyoneLeft(); };
   questions.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
   watched_ = std::make_shared<diagnose::Watched>(journal_, *tables, rank(), description(),
                                                  std::chrono::seconds(settings_.hangSeconds),
@@ -174,6 +181,13 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
   return links;
 }
 
+std::optional<diagnose::Replays> Communicator::readReplays() {
+  Replays::Counts counts;
+  const auto replays = replays_->read(counts);
+  if (replays) health_->noteReplays(counts);
+  return replays;
+}
+
 std::shared_ptr<void> Communicator::registerMemory(const void* address, uint64_t bytes) {
   return keepWindow(windows_ == nullptr ? 0 : windows_->registerMemory(address, bytes));
 }
@@ -214,6 +228,12 @@ void Communicator::finish() {
 
 bool Communicator::isIdle() {
   return lastLaunch_->isReached();
+}
+
+bool Communicator::isReplaying() {
+  if (!captured_ || journal_ == nullptr) return false;
+  const auto replays = readReplays();
+  return !replays || replays->running;
 }
 
 void Communicator::prepareToSuspend() {

@@ -13,6 +13,7 @@
 #include "comm/agreement.h"
 #include "comm/call_profile.h"
 #include "comm/health.h"
+#include "comm/replays.h"
 #include "comm/turns.h"
 #include "diagnose/watchdog.h"
 #include "memory/windows.h"
@@ -93,6 +94,7 @@ class Communicator {
     CallNeeds needs;
     uint64_t firstCall = 0, lastCall = 0;  // in the journal, once they are entered
     bool captured = false;                 // into a graph
+    device::LaunchMark mark{};             // of captured calls
     std::shared_ptr<GroupProfile> profile;
     struct Copy {
       void* to;
@@ -124,6 +126,8 @@ class Communicator {
   void finish();
   // Whether everything that this communicator launched is done. Throws what the device reports.
   bool isIdle();
+  // Whether captured calls run, as far as that is watched; also if the device does not say.
+  bool isReplaying();
   // Tells the other ranks that this one ends now with nothing in progress. `how` follows its name.
   void leave(std::string_view how) noexcept;
 
@@ -162,11 +166,12 @@ class Communicator {
                                                    tuning::CostConstants& constants) const;
   void makeWindows();
   transport::TransportOptions transportOptions();
-  transport::LaunchContext launchContext(uint64_t launch) const;
+  transport::LaunchContext launchContext(const device::LaunchMark& mark) const;
   void watch(const std::vector<RankFacts>& ranks);
   void stopWatching();
   std::optional<diagnose::Progress> readProgress();
   std::optional<std::vector<diagnose::Link>> readLinks();
+  std::optional<diagnose::Replays> readReplays();
   static void release(Communicator* communicator) noexcept;
   std::shared_ptr<void> keepWindow(uint64_t window);
   std::shared_ptr<void> streamBehindLaunches();
@@ -207,6 +212,7 @@ class Communicator {
   std::shared_ptr<diagnose::Watched> watched_;
   std::shared_ptr<CallProfile> profile_;  // null if nobody wants to know
   uint64_t launches_ = 1;                 // the number of the last launch
+  std::unique_ptr<Replays> replays_;
   std::mutex countersMutex_;
   std::vector<transport::Connector::FifoCounters> counters_;  // of the FIFOs that are connected
 

@@ -15,8 +15,13 @@ namespace unisono::comm {
 void Communicator::enter(const std::vector<StreamTask>& tasks, Prepared& prepared) {
   if (journal_ == nullptr) return;
   if (prepared.captured) {
-    // Nobody can say how often a graph is launched.
+    std::vector<plan::Task> calls;
+    for (const StreamTask& task : tasks) {
+      if (task.task.count != 0) calls.push_back(task.task);
+    }
+    if (calls.empty()) return;
     journal_->noteCapture();
+    prepared.mark = replays_->add(calls);
     return;
   }
   for (const StreamTask& task : tasks) {
@@ -165,7 +170,11 @@ void Communicator::connect(const Prepared& prepared) {
 }
 
 void Communicator::launch(Prepared& prepared) {
-  health_->begin(prepared.needs);
+  if (prepared.captured) {
+    health_->check(prepared.needs);  // replays are counted when they run
+  } else {
+    health_->begin(prepared.needs);
+  }
   const bool counts = !prepared.plan.launches.empty() && !prepared.captured;
   const uint64_t launchNumber = counts ? ++launches_ : launches_;
   const auto note = [&] {
@@ -189,17 +198,21 @@ void Communicator::launch(Prepared& prepared) {
   }
   // Only now are all streams of a capture in it.
   if (prepared.captured) lastLaunch_->makeGraphWait(stream);
-  const transport::LaunchContext context = launchContext(counts ? launchNumber : 0);
+  const device::LaunchMark eager{tables_->marks(), launchNumber};
+  const transport::LaunchContext context =
+      launchContext(counts && journal_ != nullptr ? eager : prepared.mark);
+  uint64_t marks = 0;
   if (prepared.profile != nullptr) prepared.profile->beginLaunches(stream, prepared.captured);
   for (const Prepared::Copy& copy : prepared.copies) {
     // A kernel, which looks for an abort first: the user may have freed the memory by the time that
     // a copy of the stream would begin.
     plan::Launch launch = plan::planCopy(config_.channels, copy.to, copy.from, copy.bytes);
-    transport::launch(runtime_, context, launch, stream);
+    marks += static_cast<uint64_t>(transport::launch(runtime_, context, launch, stream));
   }
   for (plan::Launch& launch : prepared.plan.launches) {
-    transport::launch(runtime_, context, launch, stream);
+    marks += static_cast<uint64_t>(transport::launch(runtime_, context, launch, stream));
   }
+  if (prepared.mark.words != nullptr) replays_->setMarks(marks);
   if (prepared.profile != nullptr) prepared.profile->endLaunches(stream);
   if (prepared.streams.size() > 1) {
     join_->record(stream);
@@ -218,15 +231,14 @@ void Communicator::launch(Prepared& prepared) {
   note();
 }
 
-// `launch` is its number, or 0 if it is not counted.
-transport::LaunchContext Communicator::launchContext(uint64_t launch) const {
+transport::LaunchContext Communicator::launchContext(const device::LaunchMark& mark) const {
   return {tables_->address(),
           abort_->waitFlag(),
           abort_->launchFlag(),
           &connector_->direct(),
           &connector_->wide(),
           windows_ == nullptr ? nullptr : windows_->table(),
-          {launch == 0 || journal_ == nullptr ? nullptr : tables_->marks(), launch}};
+          mark};
 }
 
 // A stream that is idle once everything that was launched is done.

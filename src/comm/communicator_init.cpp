@@ -237,6 +237,7 @@ void Communicator::agree(AllFacts ranks) {
     runtime_.prepare(*kernel, device_);
   }
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
+  replays_ = std::make_unique<Replays>(runtime_, device_, arena_);
   peerPlaces_ = bootstrap_->share([&] { return placesOf(*ranks); });
   peerLinks_ = std::move(found.links);
   if (const auto ports = network_->ports()) {

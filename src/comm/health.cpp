@@ -103,7 +103,24 @@ void Health::begin(const CallNeeds& needs) {
 bootstrap::DepartureCounts Health::countsFor(int peer) const {
   if (messages_.empty()) return {0, 0, 0};  // the communicator was never complete
   const MessageCounts& counts = messages_[static_cast<size_t>(peer)];
-  return {collectives_.load(), counts.sends.load(), counts.receives.load()};
+  return {collectives_.load() + replayedCollectives_.load(),
+          counts.sends.load() + counts.replayedSends.load(),
+          counts.receives.load() + counts.replayedReceives.load()};
+}
+
+void Health::noteReplays(const Replays::Counts& counts) {
+  replayedCollectives_.store(counts.collectives);
+  for (const auto& [peer, sends] : counts.sends) {
+    messages_[static_cast<size_t>(peer)].replayedSends.store(sends);
+  }
+  for (const auto& [peer, receives] : counts.receives) {
+    messages_[static_cast<size_t>(peer)].replayedReceives.store(receives);
+  }
+  try {
+    check({});
+  } catch (const Error& error) {
+    fail(error);
+  }
 }
 
 std::optional<Error> Health::unmetNeed(const bootstrap::Departure& departure,

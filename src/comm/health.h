@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "bootstrap/peer_watcher.h"
+#include "comm/replays.h"
 #include "plan/plan.h"
 #include "runtime/runtime.h"
 
@@ -73,24 +74,28 @@ class Health final : public bootstrap::PeerWatcher, public std::enable_shared_fr
   void check(const CallNeeds& needs);
   // Counts calls that are about to be launched. Throws as check().
   void begin(const CallNeeds& needs);
-  // What this rank has launched, from the point of view of `peer`.
+  // Notes what replays of graphs have needed so far, and fails if that is more than a rank which
+  // has left took part in.
+  void noteReplays(const Replays::Counts& counts);
+  // What this rank has launched, with replays as last noted, from the point of view of `peer`.
   bootstrap::DepartureCounts countsFor(int peer) const;
 
   bool hasLeft(int peer) const;
+  bool hasAnyoneLeft() const { return anyoneLeft_.load(); }
 
   void peerFailed(const Error& error) override;
   void peerLeft(const bootstrap::Departure& departure) override;
 
  private:
   struct MessageCounts {
-    std::atomic<uint64_t> sends{0}, receives{0};
+    std::atomic<uint64_t> sends{0}, receives{0}, replayedSends{0}, replayedReceives{0};
   };
   std::optional<Error> unmetNeed(const bootstrap::Departure& departure,
                                  const CallNeeds& more) const;
   void raiseLater();
 
   AbortSignal signal_;
-  std::atomic<uint64_t> collectives_{0};
+  std::atomic<uint64_t> collectives_{0}, replayedCollectives_{0};
   std::vector<MessageCounts> messages_;  // by peer
   std::atomic<bool> anyoneLeft_{false}, failed_{false};
   mutable std::mutex mutex_;

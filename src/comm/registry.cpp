@@ -249,7 +249,7 @@ std::string Handle::lastError() const {
 bool Handle::isIdle(const std::unique_lock<std::mutex>&) const noexcept {
   if (communicator_ == nullptr || launching_ || inProgress()) return false;
   try {
-    return communicator_->isIdle();
+    return communicator_->isIdle() && !communicator_->isReplaying();
   } catch (const std::exception&) {
     return false;
   }

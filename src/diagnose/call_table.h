@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "device/work.h"
 #include "plan/plan.h"
@@ -14,7 +14,7 @@
 // own tables; everybody else only reads them, at any time, so that all that changes is atomic.
 namespace unisono::diagnose {
 
-inline constexpr uint32_t kTableLayout = 5;
+inline constexpr uint32_t kTableLayout = 6;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
@@ -40,10 +40,13 @@ struct ProcessHead {
 };
 static_assert(sizeof(ProcessHead) <= kTableBytes);
 
-// One call of the API on one rank.
+// One call of the API on one rank, or a replay of calls that were captured into a CUDA graph, which
+// the first collective or message of their group stands for.
 struct Call {
-  uint64_t index = 0;     // among all calls of the rank, from 1
-  uint64_t sequence = 0;  // among the collectives, or among the messages to or from `peer`, from 1
+  uint64_t index = 0;  // among all calls of the rank, from 1; of captured groups in a replay
+  // Among the collectives, or among the messages to or from `peer`, from 1. In a replay: of
+  // collectives in replays that have begun, with those of this one.
+  uint64_t sequence = 0;
   plan::Call call = plan::Call::allReduce;
   device::DataType type = device::DataType::int8;
   device::Reduction reduction = device::Reduction::sum;
@@ -51,7 +54,9 @@ struct Call {
   uint64_t count = 0;
   int64_t entered = 0;  // nanoseconds of the steady clock
   uint64_t launch = 0;  // the number of its launch; 0: not launched yet
+  uint64_t replay = 0;  // which one of this captured group, from 1; 0: the call was not captured
 
+  bool isReplay() const { return replay != 0; }
   bool isMessage() const { return call == plan::Call::send || call == plan::Call::receive; }
   bool reduces() const {
     return call == plan::Call::allReduce || call == plan::Call::reduceScatter ||
@@ -69,7 +74,8 @@ struct CallRecord {
   std::atomic<uint64_t> index, sequence, count, launch;
   std::atomic<int64_t> entered;
   std::atomic<uint64_t> kind;  // call, type, reduction: a byte each; then the peer
-  std::array<uint64_t, 2> unused;
+  std::atomic<uint64_t> replay;
+  uint64_t unused;
 };
 static_assert(sizeof(CallRecord) == 64);
 
@@ -98,15 +104,23 @@ struct CallTable {
   std::atomic<uint64_t> started, finished;
   std::atomic<int64_t> changed;
   std::atomic<uint32_t> links;
-  std::atomic<uint32_t> captures;  // 1: calls of graphs, which nobody counts, are missing here
+  std::atomic<uint32_t> captures;  // groups of calls in graphs, which are missing in `calls`
+  std::atomic<uint64_t> replayed;  // collectives in replays that have begun
   std::atomic<uint64_t> counts[plan::kCallKinds];  // of calls of each kind
   std::atomic<int32_t> error;                      // ncclResult_t of the communicator
   std::atomic<uint32_t> aborted, finalized;        // 1: yes
   alignas(64) CallRecord calls[kCalls];
+  CallRecord replay;  // that runs; index 0: none
   LinkRecord link[kLinks];
 };
 static_assert(sizeof(CallTable) <= kTableBytes);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// How far the replays of captured calls are.
+struct Replays {
+  uint64_t collectives = 0;     // in replays that have begun
+  std::optional<Call> running;  // without the time
+};
 
 inline constexpr size_t kSegmentBytes = kTableBytes * (kTables + 1);
 

@@ -53,6 +53,21 @@ void prepare(Tables& all) {
   std::memcpy(head.magic, kMagic, sizeof(kMagic));
 }
 
+// All with release order: who sees one of the new values sees that the index is 0 or new, too.
+void write(CallRecord& record, const Call& call) {
+  record.index.store(0, kRelease);
+  record.sequence.store(call.sequence, kRelease);
+  record.count.store(call.count, kRelease);
+  record.launch.store(call.launch, kRelease);
+  record.entered.store(call.entered, kRelease);
+  record.replay.store(call.replay, kRelease);
+  record.kind.store(static_cast<uint64_t>(call.call) | static_cast<uint64_t>(call.type) << 8 |
+                        static_cast<uint64_t>(call.reduction) << 16 |
+                        static_cast<uint64_t>(static_cast<uint32_t>(call.peer)) << 32,
+                    kRelease);
+  record.index.store(call.index, kRelease);
+}
+
 void storeText(std::atomic<char> (&to)[kNameBytes], std::string_view text) {
   text = text.substr(0, kNameBytes - 1);
   for (size_t i = 0; i < text.size(); i++) to[i].store(text[i], kRelease);
@@ -156,7 +171,8 @@ void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots
   storeText(table_.name, name);
   storeText(table_.network, network);
   for (CallRecord& record : table_.calls) record.index.store(0, kRelease);
-  table_.entered.store(0, kRelease);
+  table_.replay.index.store(0, kRelease);
+  for (auto* number : {&table_.entered, &table_.replayed}) number->store(0, kRelease);
   for (auto* number : {&table_.launched, &table_.started, &table_.finished}) {
     number->store(1, kRelease);
   }
@@ -170,25 +186,26 @@ void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots
   table_.id.store(id, kRelease);
 }
 
+Call callOf(const plan::Task& task) {
+  Call call;
+  call.call = task.call;
+  call.type = task.reduction.type;
+  call.reduction = task.reduction.reduction;
+  call.peer = task.peer;
+  call.count = task.count;
+  return call;
+}
+
 uint64_t Journal::enter(const plan::Task& task) {
   const auto peer = static_cast<size_t>(task.peer);
   const uint64_t sequence = task.call == plan::Call::send      ? ++sends_[peer]
                             : task.call == plan::Call::receive ? ++receives_[peer]
                                                                : ++collectives_;
-  const uint64_t index = ++entered_;
-  CallRecord& record = table_.calls[index % kCalls];
-  // All with release order: who sees one of the new values sees that the index is 0 or new, too.
-  record.index.store(0, kRelease);
-  record.sequence.store(sequence, kRelease);
-  record.count.store(task.count, kRelease);
-  record.launch.store(0, kRelease);
-  record.entered.store(steadyNow(), kRelease);
-  record.kind.store(static_cast<uint64_t>(task.call) |
-                        static_cast<uint64_t>(task.reduction.type) << 8 |
-                        static_cast<uint64_t>(task.reduction.reduction) << 16 |
-                        static_cast<uint64_t>(static_cast<uint32_t>(task.peer)) << 32,
-                    kRelease);
-  record.index.store(index, kRelease);
+  Call call = callOf(task);
+  const uint64_t index = call.index = ++entered_;
+  call.sequence = sequence;
+  call.entered = steadyNow();
+  write(table_.calls[index % kCalls], call);
   table_.entered.store(index, kRelease);
   auto& count = table_.counts[static_cast<size_t>(task.call)];
   count.store(count.load(kRelaxed) + 1, kRelease);
@@ -209,6 +226,7 @@ void Journal::launched(uint64_t first, uint64_t last, uint64_t number) {
 }
 
 bool Journal::isIdle() const {
+  if (table_.replay.index.load(std::memory_order_acquire) != 0) return false;
   const uint64_t last = table_.entered.load(std::memory_order_acquire);
   if (last == 0) return true;
   const uint64_t launch = table_.calls[last % kCalls].launch.load(std::memory_order_acquire);
@@ -221,6 +239,22 @@ void Journal::setProgress(uint64_t started, uint64_t finished, int64_t now) {
   table_.started.store(started, kRelaxed);
   table_.finished.store(finished, kRelaxed);
   table_.changed.store(now, kRelease);
+}
+
+bool Journal::setReplays(const Replays& replays, int64_t now) {
+  table_.replayed.store(replays.collectives, kRelease);
+  CallRecord& record = table_.replay;
+  if (!replays.running) {
+    record.index.store(0, kRelease);
+    return false;
+  }
+  Call call = *replays.running;
+  if (record.index.load(kRelaxed) == call.index && record.replay.load(kRelaxed) == call.replay) {
+    return true;
+  }
+  call.entered = now;
+  write(record, call);
+  return false;
 }
 
 void Journal::setLinks(std::span<const Link> links) {

@@ -41,8 +41,8 @@ class Journal {
 
   // Notes a call, before anything is done for it. Returns its index.
   uint64_t enter(const plan::Task& task);
-  // Notes that calls were captured: from now on the numbers of calls are not those of other ranks.
-  void noteCapture() { table_.captures.store(1, std::memory_order_release); }
+  // Notes a group of captured calls: from now on the numbers of calls are not those of other ranks.
+  void noteCapture() { table_.captures.fetch_add(1, std::memory_order_release); }
   void noteFailure(int32_t error, bool aborted);
   void noteFinalize() { table_.finalized.store(1, std::memory_order_release); }
   // The calls `first` to `last` are in launch `number`.
@@ -51,6 +51,8 @@ class Journal {
   // Whether all calls that were made are done, as far as setProgress() knows.
   bool isIdle() const;
   void setProgress(uint64_t started, uint64_t finished, int64_t now);
+  // Returns whether the same replay runs as when this was called last.
+  bool setReplays(const Replays& replays, int64_t now);
   void setLinks(std::span<const Link> links);
 
   const CallTable& table() const { return table_; }
@@ -74,6 +76,9 @@ void noteSettings(const std::vector<std::pair<std::string, std::string>>& settin
 
 // The segment of this process; null before its first journal.
 std::shared_ptr<runtime::host::MemorySegment> segmentOfThisProcess();
+
+// The arguments of a call.
+Call callOf(const plan::Task& task);
 
 // Nanoseconds of the steady clock, which all processes of a host share.
 int64_t steadyNow();

@@ -20,6 +20,7 @@ std::optional<Call> readCall(const CallRecord& record, int ranks) {
   call.count = record.count.load(kAcquire);
   call.launch = record.launch.load(kAcquire);
   call.entered = record.entered.load(kAcquire);
+  call.replay = record.replay.load(kAcquire);
   const uint64_t kind = record.kind.load(kAcquire);
   if (call.index == 0 || record.index.load(kAcquire) != call.index) return std::nullopt;
   call.call = static_cast<plan::Call>(kind & 0xff);
@@ -96,6 +97,14 @@ std::string describeArguments(const Call& call) {
 }
 
 std::string describe(const Call& call) {
+  if (call.isReplay()) {
+    std::string to;
+    if (call.isMessage()) {
+      to = fmt::format(" {} rank {}", call.call == plan::Call::send ? "to" : "from", call.peer);
+    }
+    return fmt::format("{}{}, replay {} of captured call {}", describeArguments(call), to,
+                       call.replay, call.index);
+  }
   std::string text = fmt::format("{} #{}", nameOf(call.call), call.sequence);
   if (call.isMessage()) {
     text += fmt::format(" {} rank {}", call.call == plan::Call::send ? "to" : "from", call.peer);
@@ -107,6 +116,7 @@ std::string describe(const Call& call) {
 }
 
 const Call* RankView::current() const {
+  if (replay) return &*replay;
   const auto found = std::find_if(calls.begin(), calls.end(),
                                   [this](const Call& call) { return !isFinished(call); });
   return found == calls.end() ? nullptr : &*found;
@@ -117,7 +127,7 @@ bool RankView::isOverrun() const {
 }
 
 int64_t RankView::waitsSince(const Call& call) const {
-  return std::max(call.entered, changed);
+  return call.isReplay() ? call.entered : std::max(call.entered, changed);
 }
 
 const Call* RankView::findCollective(uint64_t sequence) const {
@@ -184,7 +194,9 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
   std::sort(view.calls.begin(), view.calls.end(),
             [](const Call& a, const Call& b) { return a.index < b.index; });
   // After the calls: who sees one that followed a capture must know of the capture.
-  view.captures = table.captures.load(kAcquire) != 0;
+  view.captures = table.captures.load(kAcquire);
+  view.replay = readCall(table.replay, view.ranks);
+  view.replayed = table.replayed.load(kAcquire);
   const size_t links = std::min<size_t>(table.links.load(kAcquire), kLinks);
   for (size_t i = 0; i < links; i++) {
     const uint64_t kind = table.link[i].kind.load(kAcquire);
@@ -234,7 +246,7 @@ bool fitTogether(const Call& a, const Call& b) {
 }
 
 std::optional<Mismatch> findMismatch(const RankView& a, const RankView& b) {
-  if (a.captures || b.captures) return std::nullopt;
+  if (a.captures != 0 || b.captures != 0) return std::nullopt;
   for (const Call& call : a.calls) {
     const Call* other = nullptr;
     if (!call.isMessage()) {

@@ -27,7 +27,9 @@ struct RankView {
   int64_t silentFor = 0;  // nanoseconds since its watchdog looked last
   uint64_t entered = 0, launched = 0, started = 0, finished = 0;
   int64_t changed = 0;
-  bool captures = false;                            // calls of graphs are not among these
+  uint32_t captures = 0;       // groups of calls in graphs, which are not among `calls`
+  uint64_t replayed = 0;       // collectives in replays that have begun
+  std::optional<Call> replay;  // that runs
   std::array<uint64_t, plan::kCallKinds> counts{};  // of all calls, by kind
   int error = 0;                                    // ncclResult_t
   bool isAborted = false, isFinalized = false;
@@ -38,14 +40,17 @@ struct RankView {
 
   // Its watchdog, which looks several times a second, no longer does: its progress is not known.
   bool isSilent() const { return !processState.empty() || silentFor > 2'000'000'000; }
-  bool isFinished(const Call& call) const { return call.launch != 0 && call.launch <= finished; }
+  bool isFinished(const Call& call) const {
+    return !call.isReplay() && call.launch != 0 && call.launch <= finished;
+  }
   // The kernel of the call or, where the table no longer holds that call, of one before it runs.
   bool hasStarted(const Call& call) const {
+    if (call.isReplay()) return true;
     return call.launch != 0 && (call.launch <= started || (isOverrun() && started > finished));
   }
   // It has made so many calls ahead that the table does not hold the one that it is in.
   bool isOverrun() const;
-  // The call that it is in.
+  // The call that it is in. Launches do not overlap, so that calls wait for a replay that runs.
   const Call* current() const;
   // When the current call could begin: when it was made, or when the one before it was done.
   int64_t waitsSince(const Call& call) const;

@@ -47,7 +47,7 @@ class Inquiry {
     if (mine == nullptr) return std::nullopt;
     report_.call = firstOf(*mine);
     report_.rank = owner_;
-    report_.isOverrun = view(owner_).isOverrun();
+    report_.isOverrun = !report_.call.isReplay() && view(owner_).isOverrun();
     report_.seconds = secondsOf(now_ - view(owner_).waitsSince(report_.call));
     sortRanks();
     findWaits();
@@ -69,6 +69,11 @@ class Inquiry {
   }
   // The call of `rank` that belongs to `call`, which `of` has made.
   const Call* counterpart(const Call& call, int of, int rank) const {
+    if (call.isReplay()) {
+      const std::optional<Call>& theirs = view(rank).replay;
+      const bool fits = theirs && (call.isMessage() || theirs->sequence == call.sequence);
+      return fits ? &*theirs : nullptr;
+    }
     if (!call.isMessage()) return view(rank).findCollective(call.sequence);
     if (rank == of) return view(rank).findMessage(call.call, call.peer, call.sequence);
     const bool sends = call.call == plan::Call::send;
@@ -79,6 +84,10 @@ class Inquiry {
   bool hasArrived(const Call& call, int of, int rank) const {
     const RankView& other = view(rank);
     if (!other.isKnown || other.hasLeft) return false;
+    if (call.isReplay()) {
+      // Nobody counts the messages of graphs.
+      return call.isMessage() ? other.replay.has_value() : other.replayed >= call.sequence;
+    }
     if (!call.isMessage()) return other.lastCollective() >= call.sequence;
     if (rank == of) return true;
     const bool sends = call.call == plan::Call::send;
@@ -93,7 +102,7 @@ class Inquiry {
     for (const RankView& other : views_) {
       const Call* current = other.isKnown && !other.hasLeft ? other.current() : nullptr;
       if (current == nullptr || other.isSilent() || current->isMessage() ||
-          current->sequence >= first.sequence) {
+          current->isReplay() != mine.isReplay() || current->sequence >= first.sequence) {
         continue;
       }
       first = *current;
@@ -194,6 +203,8 @@ class Inquiry {
     for (const int rank : participants()) {
       const Call* other = counterpart(report_.call, owner_, rank);
       if (other == nullptr || fitTogether(report_.call, *other)) continue;
+      // Their groups may begin with other messages.
+      if (report_.call.isReplay() && report_.call.isMessage()) continue;
       report_.verdict = Verdict::differentCalls;
       report_.headline = fmt::format("arrived with another call: {}",
                                      describe(Mismatch{owner_, rank, report_.call, *other}));
@@ -370,6 +381,10 @@ class Inquiry {
     if (const Call* current = other.current(); current != nullptr) {
       text += fmt::format(" is in {} since {:.1f} s", describe(*current),
                           secondsOf(now_ - other.waitsSince(*current)));
+    } else if (other.captures != 0) {
+      text += fmt::format(
+          " runs none of its {} captured calls, whose replays have begun {} collectives in all",
+          other.captures, other.replayed);
     } else if (!other.calls.empty()) {
       text += fmt::format(" has finished {}, {:.1f} s ago or less, and made no call since",
                           describe(other.calls.back()), secondsOf(now_ - other.changed));
@@ -486,16 +501,18 @@ std::string Report::json(const RankView& self) const {
   return fmt::format(
       "{{\"unisono_hang\":{{\"verdict\":\"{}\",\"headline\":{},\"communicator\":{},\"id\":\"{:x}\","
       "\"ranks\":{},\"rank\":{},\"call\":\"{}\",\"sequence\":{},\"count\":{},\"type\":\"{}\","
-      "\"reduction\":{},\"peer\":{},\"seconds\":{:.1f},\"not_arrived\":[{}],\"waiting\":[{}],"
+      "\"reduction\":{},\"peer\":{},\"replay\":{},\"seconds\":{:.1f},\"not_arrived\":[{}],"
+      "\"waiting\":[{}],"
       "\"finished\":[{}],\"waits\":[{}],\"cycle\":[{}],\"details\":[{}],\"settings\":[{}],"
       "\"next\":{}}}}}",
       nameOf(verdict), quoteJson(headline), quoteJson(self.name), self.id, self.ranks, rank,
       diagnose::nameOf(call.call), call.sequence, call.count, diagnose::nameOf(call.type),
       call.reduces() ? quoteJson(diagnose::nameOf(call.reduction)) : "null",
-      call.isMessage() || call.hasRoot() ? fmt::format("{}", call.peer) : "null", seconds,
-      fmt::join(missing, ","), fmt::join(waiting, ","), fmt::join(finished, ","),
-      fmt::join(edges, ","), fmt::join(cycle, ","), fmt::join(quoted(details), ","),
-      fmt::join(quoted(settings), ","), quoteJson(next));
+      call.isMessage() || call.hasRoot() ? fmt::format("{}", call.peer) : "null",
+      call.isReplay() ? fmt::format("{}", call.replay) : "null", seconds, fmt::join(missing, ","),
+      fmt::join(waiting, ","), fmt::join(finished, ","), fmt::join(edges, ","),
+      fmt::join(cycle, ","), fmt::join(quoted(details), ","), fmt::join(quoted(settings), ","),
+      quoteJson(next));
 }
 
 }  // namespace unisono::diagnose

@@ -178,6 +178,7 @@ bool Watched::updateProgress(int64_t now) {
     journal_->noteFailure(failure->error, failure->aborted);
     return false;
   }
+  lookAtReplays(now);
   const CallTable& table = journal_->table();
   const uint64_t launched = table.launched.load(kAcquire);
   if (table.finished.load(kAcquire) == launched || questions_.isDone()) {
@@ -217,6 +218,17 @@ void Watched::measure(int64_t now) {
   }
   measured_ = progress;
   unread_ = 0;
+}
+
+// Nothing tells when a graph is launched, so that its kernels' counters are read now and then, and
+// at each look once a replay may need a rank that has left.
+void Watched::lookAtReplays(int64_t now) {
+  if (journal_->table().captures.load(kAcquire) == 0) return;
+  if (now < nextReplays_ && !questions_.hasAnyoneLeft()) return;
+  nextReplays_ = now + patience_ / kReadsPerPatience;
+  const auto replays = questions_.readReplays();
+  if (!replays || !journal_->setReplays(*replays, now)) return;
+  if (const auto links = questions_.readLinks()) journal_->setLinks(*links);
 }
 
 // Every rank compares its collectives with those of the lowest one, and what it sends with what the
@@ -267,11 +279,12 @@ void Watched::reportHang(int64_t now) {
   if (journal_->isIdle()) return;
   const RankView own = peers_->view(rank_, now);
   const Call* current = own.current();
-  if (current == nullptr || current->index == reported_ ||
+  const auto identity = [](const Call& call) { return std::pair(call.index, call.replay); };
+  if (current == nullptr || identity(*current) == reported_ ||
       now - own.waitsSince(*current) < patience_ || !isMeasured()) {
     return;
   }
-  reported_ = current->index;
+  reported_ = identity(*current);
   for (int rank = 0; rank < rank_; rank++) {
     if (reportsInstead(peers_->view(rank, now), now)) return;
   }
@@ -280,7 +293,7 @@ void Watched::reportHang(int64_t now) {
     views.push_back(peers_->view(rank, now));
     peers_->addProcess(views.back(), now);
   }
-  if (!measured_) assumeProgress(views, rank_);
+  if (!measured_ && !current->isReplay()) assumeProgress(views, rank_);
   const RankView& seen = views[static_cast<size_t>(rank_)];
   const auto report = explain(views, rank_, now);
   if (!report) return;

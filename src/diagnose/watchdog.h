@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -77,6 +78,9 @@ struct Questions {
   // Read the device while kernels run. Nothing if it does not answer.
   std::function<std::optional<Progress>()> readProgress;
   std::function<std::optional<std::vector<Link>>()> readLinks;
+  std::function<std::optional<Replays>()> readReplays;
+  // Whether a rank has left, which replays may need.
+  std::function<bool()> hasAnyoneLeft;
   // Makes the communicator fail on all ranks.
   std::function<void(const Error&)> fail;
 };
@@ -100,6 +104,7 @@ class Watched {
   void look();
   bool updateProgress(int64_t now);
   void measure(int64_t now);
+  void lookAtReplays(int64_t now);
   void compareCalls();
   bool isMeasured() const;
   void reportHang(int64_t now);
@@ -120,7 +125,8 @@ class Watched {
   std::vector<int> compared_;         // the ranks whose calls were compared last
   uint64_t comparedCalls_ = 0;        // how many calls they had made
   bool mismatches_ = false;
-  uint64_t reported_ = 0;  // index of the call of the last report
+  int64_t nextReplays_ = 0;
+  std::pair<uint64_t, uint64_t> reported_;  // the call of the last report: its index, its replay
 };
 
 // A thread of the process that looks at all its communicators a few times a second: whether calls

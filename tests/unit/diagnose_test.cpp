@@ -236,6 +236,54 @@ TEST(Calls, AreNotComparedAfterACapture) {
   EXPECT_FALSE(mismatch());
 }
 
+// Ranks 0 and 1 run the second replay of their only captured call, rank 2 has run the first.
+TEST(Report, FollowsReplays) {
+  std::vector<std::shared_ptr<Journal>> journals;
+  for (int rank = 0; rank < 3; rank++) {
+    const auto journal = journals.emplace_back(startedJournal(1, rank, 3));
+    journal->enter(task(plan::Call::allGather, 5));
+    journal->launched(1, 1, 2);
+    journal->setProgress(1, 1, steadyNow());
+    journal->noteCapture();
+    Call captured = callOf(task(plan::Call::allReduce, 10));
+    captured.index = captured.launch = 1;
+    captured.replay = captured.sequence = rank == 2 ? 1 : 2;
+    const Replays running{captured.sequence, captured}, ended{captured.sequence, std::nullopt};
+    const int64_t now = steadyNow();
+    EXPECT_FALSE(journal->setReplays(rank == 2 ? ended : running, now));
+    EXPECT_EQ(journal->setReplays(rank == 2 ? ended : running, now + 1), rank != 2);
+    EXPECT_FALSE(journal->isIdle());
+  }
+  const auto tables = tablesOf(1, journals);
+  std::vector<RankView> views;
+  for (int rank = 0; rank < 3; rank++) views.push_back(tables->view(rank, steadyNow()));
+  const int64_t later = steadyNow() + 5'000'000'000;
+  auto report = explain(views, 1, later);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict, Verdict::notArrived);
+  EXPECT_EQ(describe(report->call), "AllReduce(count 10, int32, sum), replay 2 of captured call 1");
+  EXPECT_EQ(report->missing, std::vector<int>{2});
+  EXPECT_EQ(report->waiting, (std::vector<int>{0, 1}));
+  EXPECT_GE(report->seconds, 5.0) << "since it was first seen";
+
+  // It comes, and they are stuck together; then rank 0 is done with it.
+  journals[2]->setReplays({2, views[0].replay}, steadyNow());
+  views[2] = tables->view(2, steadyNow());
+  EXPECT_EQ(explain(views, 1, later)->verdict, Verdict::inKernel);
+  journals[0]->setReplays({2, std::nullopt}, steadyNow());
+  views[0] = tables->view(0, steadyNow());
+  EXPECT_EQ(explain(views, 1, later)->finished, std::vector<int>{0});
+
+  // It replays another call.
+  Call other = callOf(task(plan::Call::allReduce, 11));
+  other.index = other.launch = 1;
+  other.replay = other.sequence = 2;
+  journals[2]->setReplays({2, std::nullopt}, steadyNow());
+  journals[2]->setReplays({2, other}, steadyNow());
+  views[2] = tables->view(2, steadyNow());
+  EXPECT_EQ(explain(views, 1, later)->verdict, Verdict::differentCalls);
+}
+
 // Rank 0 has launched two calls and its device does not answer; rank 1 has finished the first and
 // not made the second.
 TEST(Report, SaysWhoHasNotArrivedAlsoWhereTheDeviceDoesNotAnswer) {

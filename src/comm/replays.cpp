@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/replays.h"
+
+#include <algorithm>
+
+#include "diagnose/journal.h"
+
+namespace unisono::comm {
+namespace {
+
+constexpr size_t kWords = 2;             // of a group: begun, done
+constexpr size_t kGroupsOfABlock = 256;  // 4 KiB
+
+}  // namespace
+
+device::LaunchMark Replays::add(std::span<const plan::Task> calls) {
+  const std::lock_guard lock(mutex_);
+  if (free_ == 0) {
+    const size_t bytes = kGroupsOfABlock * kWords * sizeof(uint64_t);
+    next_ = reinterpret_cast<uint64_t*>(arena_->allocate(bytes).address);
+    free_ = kGroupsOfABlock;
+  }
+  Group group;
+  const auto isMessage = [](const plan::Task& call) {
+    return call.call == plan::Call::send || call.call == plan::Call::receive;
+  };
+  const auto collective = std::ranges::find_if_not(calls, isMessage);
+  group.call = diagnose::callOf(collective == calls.end() ? calls.front() : *collective);
+  group.call.index = groups_.size() + 1;
+  group.call.launch = 1;
+  for (const plan::Task& call : calls) {
+    if (isMessage(call)) {
+      group.messages.emplace_back(call.peer, call.call == plan::Call::send);
+    } else {
+      group.collectives++;
+    }
+  }
+  group.words = next_;
+  groups_.push_back(std::move(group));
+  free_--;
+  uint64_t* words = std::exchange(next_, next_ + kWords);
+  return {words, device::kReplayMark};
+}
+
+void Replays::setMarks(uint64_t marks) {
+  const std::lock_guard lock(mutex_);
+  groups_.back().marks = marks;
+}
+
+std::optional<diagnose::Replays> Replays::read(Counts& counts) {
+  std::vector<Group> groups;
+  {
+    const std::lock_guard lock(mutex_);
+    groups = groups_;
+  }
+  std::vector<const uint64_t*> addresses;
+  for (const Group& group : groups) {
+    for (size_t word = 0; word < kWords; word++) addresses.push_back(group.words + word);
+  }
+  std::vector<uint64_t> values(addresses.size());
+  if (!runtime_.readWords(device_, addresses, values)) return std::nullopt;
+  diagnose::Replays replays;
+  counts = {};
+  for (size_t i = 0; i < groups.size(); i++) {
+    Group& group = groups[i];
+    if (group.marks == 0) continue;
+    const uint64_t begun = (values[kWords * i] + group.marks - 1) / group.marks;
+    const uint64_t done = values[kWords * i + 1] / group.marks;
+    counts.collectives += begun * group.collectives;
+    for (const auto& [peer, sends] : group.messages) {
+      (sends ? counts.sends : counts.receives)[peer] += begun;
+    }
+    if (done >= begun || replays.running) continue;
+    group.call.replay = begun;
+    replays.running = group.call;
+  }
+  replays.collectives = counts.collectives;
+  if (replays.running) replays.running->sequence = counts.collectives;
+  return replays;
+}
+
+}  // namespace unisono::comm

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "device/work.h"
+#include "diagnose/call_table.h"
+#include "memory/arena.h"
+#include "plan/plan.h"
+#include "runtime/runtime.h"
+
+namespace unisono::comm {
+
+// The groups of calls of a communicator that were captured into CUDA graphs, and how often they
+// were replayed: nobody but the kernels sees a launch of a graph, and these count in memory of the
+// device (device::LaunchMark).
+class Replays {
+ public:
+  Replays(runtime::Runtime& runtime, int device, std::shared_ptr<memory::Arena> arena)
+      : runtime_(runtime), device_(device), arena_(std::move(arena)) {}
+
+  // Where a group that is being captured counts. `calls` may not be empty.
+  device::LaunchMark add(std::span<const plan::Task> calls);
+  // How many thread groups count in a replay of the group that was added last.
+  void setMarks(uint64_t marks);
+
+  // What the calls of all replays that have begun need, as last read.
+  struct Counts {
+    uint64_t collectives = 0;
+    std::map<int, uint64_t> sends, receives;  // by peer
+  };
+  // Reads the counters, while kernels run. Nothing if the device does not answer.
+  std::optional<diagnose::Replays> read(Counts& counts);
+
+ private:
+  struct Group {
+    diagnose::Call call;  // that stands for the group
+    uint64_t collectives = 0;
+    std::vector<std::pair<int, bool>> messages;  // peer, and whether it is sent
+    const uint64_t* words = nullptr;
+    uint64_t marks = 0;  // 0: it is still being captured
+  };
+
+  runtime::Runtime& runtime_;
+  const int device_;
+  const std::shared_ptr<memory::Arena> arena_;
+  std::mutex mutex_;
+  std::vector<Group> groups_;
+  uint64_t* next_ = nullptr;  // of the words that are allocated
+  size_t free_ = 0;           // groups that they are for
+};
+
+}  // namespace unisono::comm
