@@ -10,12 +10,14 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/system.h"
 #include "base/thread.h"
+#include "device/kernels.h"
 #include "diagnose/journal.h"
 #include "diagnose/rank_view.h"
 
@@ -220,6 +222,7 @@ std::shared_ptr<CallProfile> CallProfile::create(runtime::Runtime& runtime,
         {thisThread(), "ncclCommInitRank", "cpu_op", subject.created, steadyNow(),
          fmt::format(R"("Group size": {}, "Rank": {})", subject.config.ranks, rank)});
   }
+  if (profile->timeline_ != nullptr) profile->prepareReplays();
   ProfileThread::get().add(profile);
   return profile;
 }
@@ -284,7 +287,10 @@ void CallProfile::collect() {
     logInfo("{}: times of launches are not told any more: {}", subject_.description, error.what());
     done = running.size();
   }
-  if (timeline_ != nullptr) timeline_->flush();
+  if (timeline_ != nullptr) {
+    reportReplays();
+    timeline_->flush();
+  }
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < done; i++) {
     points_.push_back(std::move(running[i].start));
@@ -329,6 +335,89 @@ void CallProfile::report(const Launches& launches, int64_t start, int64_t end) {
                   fmt::format(R"("device": {}, "stream": {}, "Calls": {}, {})", subject_.device,
                               launches.stream, launches.calls.size(), launches.arguments)});
   timeline_->addArrow(launches.launcher, launches.launched, track, start);
+}
+
+void CallProfile::prepareReplays() {
+  replayTimes_ = runtime_.allocatePinned(sizeof(device::ReplayTimes));
+  clockTimes_ = runtime_.allocatePinned(sizeof(device::ReplayTimes));
+  std::memset(replayTimes_->hostAddress(), 0, sizeof(device::ReplayTimes));
+  std::memset(clockTimes_->hostAddress(), 0, sizeof(device::ReplayTimes));
+  clockStream_ = runtime_.createStream(subject_.device);
+  readClock();
+}
+
+// The clock is read between two looks at the steady one. When the GPU is busy that takes longer,
+// and what was known before is kept; it may even be in a kernel that never ends.
+void CallProfile::readClock() {
+  constexpr int kAttempts = 5;
+  constexpr int64_t kLongest = 1'000'000'000, kKept = 1'000'000, kExact = 20'000;
+  const runtime::DeviceScope scope(runtime_, subject_.device);
+  const auto& times = *static_cast<device::ReplayTimes*>(clockTimes_->hostAddress());
+  const device::StampArguments arguments{
+      static_cast<device::ReplayTimes*>(clockTimes_->deviceAddress()), 0, true};
+  int64_t closest = clockRead_ == 0 ? kLongest : kKept;
+  clockRead_ = steadyNow();
+  for (int i = 0; i < kAttempts && closest > kExact; i++) {
+    if (!runtime_.query(clockStream_.get())) return;
+    const int64_t before = steadyNow();
+    runtime_.launch(device::stampKernel(), {.argumentBytes = sizeof(arguments)}, &arguments,
+                    clockStream_.get());
+    while (!runtime_.query(clockStream_.get())) {
+      if (steadyNow() - before > kLongest) return;
+    }
+    const int64_t after = steadyNow();
+    if (after - before >= closest) continue;
+    closest = after - before;
+    clockOffset_ = before + closest / 2 - static_cast<int64_t>(times.began);
+  }
+}
+
+void CallProfile::stamp(uint64_t captured, bool begins, runtime::Stream stream) {
+  const device::StampArguments arguments{
+      static_cast<device::ReplayTimes*>(replayTimes_->deviceAddress()), captured, begins};
+  runtime_.launch(device::stampKernel(), {.argumentBytes = sizeof(arguments)}, &arguments, stream);
+}
+
+// Those that have ended since the last call.
+void CallProfile::reportReplays() {
+  constexpr int64_t kClockAge = 10'000'000'000;
+  constexpr int64_t kGraphs = -1;  // a thread of the GPU in the timeline
+  auto& times = *static_cast<device::ReplayTimes*>(replayTimes_->hostAddress());
+  const auto read = [](uint64_t& word) {
+    return std::atomic_ref(word).load(std::memory_order_acquire);
+  };
+  for (;;) {
+    device::ReplayTime& entry = times.entry[replaysShown_ % device::kReplayTimes];
+    const uint64_t number = read(entry.number);
+    if (number <= replaysShown_) return;
+    const uint64_t captured = read(entry.captured), began = read(entry.began),
+                   ended = read(entry.ended);
+    if (read(entry.number) != number) continue;
+    if (number != replaysShown_ + 1) {
+      warnOnce(
+          fmt::format("{}: {} replays of graphs are missing in the timeline, as they were "
+                      "shorter than it takes to write them",
+                      subject_.description, number - 1 - replaysShown_));
+      replaysShown_ = number - 1;
+    }
+    if (replaysShown_ == 0) {
+      timeline_->nameThread({subject_.device, kGraphs}, "replays of CUDA graphs");
+    }
+    if (steadyNow() - clockRead_ > kClockAge) readClock();
+    replaysShown_++;
+    Captured calls;
+    {
+      const std::lock_guard lock(mutex_);
+      calls = captured_.at(captured - 1);
+    }
+    timeline_->add({{subject_.device, kGraphs},
+                    calls.name,
+                    "kernel",
+                    static_cast<int64_t>(began) + clockOffset_,
+                    static_cast<int64_t>(ended) + clockOffset_,
+                    fmt::format(R"("device": {}, "Captured call": {}, {})", subject_.device,
+                                captured, calls.arguments)});
+  }
 }
 
 GroupProfile::~GroupProfile() {
@@ -408,10 +497,19 @@ void GroupProfile::beginLaunches(runtime::Stream stream, bool captured) {
     }
     group.launch = plugin.startLaunch(stream, group.api);
   });
-  if (captured) return;
   const size_t others = calls_.size() - 1;
   launches_.name = fmt::format("ncclDevKernel_{}{}", diagnose::nameOf(calls_.front().call),
                                others == 0 ? "" : fmt::format(" and {} more", others));
+  if (captured) {
+    if (profile_->timeline_ == nullptr) return;
+    {
+      const std::lock_guard lock(profile_->mutex_);
+      profile_->captured_.push_back({launches_.name, calls_.front().arguments});
+      captured_ = profile_->captured_.size();
+    }
+    profile_->stamp(captured_, true, stream);
+    return;
+  }
   launches_.arguments = calls_.front().arguments;
   launches_.launcher = thisThread();
   launches_.launched = steadyNow();
@@ -422,6 +520,7 @@ void GroupProfile::beginLaunches(runtime::Stream stream, bool captured) {
 
 void GroupProfile::endLaunches(runtime::Stream stream) {
   stopLaunches();
+  if (captured_ != 0) profile_->stamp(captured_, false, stream);
   if (launches_.start == nullptr) return;
   for (Call& call : calls_) launches_.calls.push_back({call.told.channels, std::move(call.events)});
   launches_.end = profile_->takePoint();

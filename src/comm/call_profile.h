@@ -60,6 +60,11 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
   };
 
   CallProfile(runtime::Runtime& runtime, const Subject& subject);
+  // For replays of captured calls, whose kernels are between two that note the time.
+  void prepareReplays();
+  void readClock();
+  void stamp(uint64_t captured, bool begins, runtime::Stream stream);
+  void reportReplays();
   std::unique_ptr<runtime::TimedPoint> takePoint();
   void addLaunches(Launches launches);
   void report(const Launches& launches, int64_t start, int64_t end);
@@ -80,7 +85,17 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
   std::array<uint64_t, plan::kCallKinds>
       sequences_{};  // calls of each function, by launching thread
 
-  std::mutex collectMutex_;             // taken before the others
+  std::mutex collectMutex_;  // taken before the others
+  // Without a timeline null. collectMutex_ protects what follows, mutex_ the captured calls.
+  std::shared_ptr<runtime::PinnedMemory> replayTimes_, clockTimes_;
+  std::shared_ptr<void> clockStream_;
+  int64_t clockOffset_ = 0;  // from the clock of the device to the steady one
+  int64_t clockRead_ = 0;
+  uint64_t replaysShown_ = 0;
+  struct Captured {
+    std::string name, arguments;
+  };
+  std::vector<Captured> captured_;
   std::vector<uint64_t> namedStreams_;  // collectMutex_ protects it
   std::mutex mutex_;
   std::vector<Launches> running_;
@@ -142,6 +157,7 @@ class GroupProfile {
   bool isLaunching_ = false;
   diagnose::Timeline::Track caller_;
   CallProfile::Launches launches_;
+  uint64_t captured_ = 0;  // the number of these calls among those that were captured; 0: they run
 };
 
 }  // namespace unisono::comm

@@ -155,6 +155,55 @@ TEST(Timeline, OneFileForTheRanksOfAProcess) {
   }
 }
 
+TEST(Timeline, ShowsTheReplaysOfCapturedCalls) {
+  constexpr int kReplays = 3;
+  const TraceFile file("_graph_%r");
+  const Setting trace("UNISONO_TRACE", file.pattern().c_str());
+  double begin = 0, end = 0;
+  {
+    const Ranks ranks(2);
+    onThreads(2, [&](int rank) {
+      const DeviceBuffer buffer(rank, 4000);
+      const cudaStream_t stream = ranks.stream(rank);
+      unisonoHostGraph_t graph = nullptr;
+      check(unisonoHostStreamBeginCapture(stream));
+      for (const size_t count : {1000, 10}) {
+        check(ncclAllReduce(buffer.as(), buffer.as(), count, ncclFloat, ncclSum, ranks.comm(rank),
+                            stream));
+      }
+      check(unisonoHostStreamEndCapture(stream, &graph));
+      const auto now = [] {
+        return static_cast<double>(std::chrono::system_clock::now().time_since_epoch().count());
+      };
+      if (rank == 0) begin = now();
+      for (int i = 0; i < kReplays; i++) check(unisonoHostGraphLaunch(graph, stream));
+      device::synchronize(stream);
+      if (rank == 0) end = now();
+      check(unisonoHostGraphDestroy(graph));
+    });
+  }
+  for (const int rank : {0, 1}) {
+    const json all = file.read(rank);
+    EXPECT_EQ(slicesOf(all, "ncclAllReduce").size(), 2u);
+    const auto kernels = slicesOf(all, "ncclDevKernel_AllReduce");
+    ASSERT_EQ(kernels.size(), 2u * kReplays);
+    // The clock of the device is read between two looks at that of the CPU, which may be far apart.
+    constexpr double kClockError = 500'000;
+    double before =
+        rank == 0 ? (begin - all["baseTimeNanoseconds"].get<double>()) / 1000 - kClockError : 0;
+    for (size_t i = 0; i < kernels.size(); i++) {
+      EXPECT_EQ(kernels[i]["args"]["Captured call"], i % 2 + 1);
+      EXPECT_EQ(kernels[i]["args"]["In msg nelems"], i % 2 == 0 ? 1000 : 10);
+      EXPECT_EQ(kernels[i]["pid"], rank) << "of the device";
+      EXPECT_GE(kernels[i]["ts"].get<double>() + 0.002, before) << "replays do not overlap";
+      before = endOf(kernels[i]);
+    }
+    if (rank == 0) {
+      EXPECT_LE(before, (end - all["baseTimeNanoseconds"].get<double>()) / 1000 + kClockError);
+    }
+  }
+}
+
 // As it is after a kill.
 TEST(Timeline, IsWellFormedWhileTheProcessRuns) {
   const TraceFile file("_running");
