@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Faults on two GPUs, one process each: a rank that is late, stopped, killed or makes another call,
-and communicators that grow, shrink, are suspended or revoked. Prints one line per run with the time
-that passed until the surviving rank knew, and the messages with --verbose. Exit status 1 if a run
-failed.
+"""Faults on two GPUs, one process each: a rank that is late, stopped, killed, gone or makes another
+call, outside and inside CUDA graphs and in a training with DistributedDataParallel, and
+communicators that grow, shrink, are suspended or revoked. Prints one line per run, with the messages
+in case of --verbose, and a table of how long it took until the surviving rank knew and its streams
+had ended. Exit status 1 if a run failed.
 
-A rank is this script again, with --rank. The ranks and the parent communicate through files of one
-folder.
+  faults.py                                       every scenario once
+  faults.py --repeats 5 --limit 240 stopped mismatch killed_small ...
+
+Ranks are forks of this script, which loads PyTorch once but no CUDA, with the library preloaded.
+They and the parent communicate through files of one folder.
 """
 import argparse
+import copy
 import ctypes
+import json
 import os
 import pathlib
 import signal
@@ -17,9 +23,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 INT32, SUM = 2, 0
-PATIENCE = 20.0  # seconds until a run counts as hanging
+PATIENCE = 15.0  # seconds until a run counts as hanging
+LONGEST = 2.0  # seconds in which the error comes and streams end
 FEW, MANY = 1000, 256 << 20  # elements of a one-shot and of a large call
 
 
@@ -58,10 +66,10 @@ class Folder:
 
 
 class Rank:
-    def __init__(self, options):
+    def __init__(self, number, folder, options):
         import torch
-        self.torch, self.number = torch, options.rank
-        self.folder = Folder(options.folder)
+        self.torch, self.number = torch, number
+        self.folder = folder
         torch.cuda.set_device(self.number)
         self.nccl = ctypes.CDLL(options.library)
         self.nccl.ncclGetLastError.restype = ctypes.c_char_p
@@ -115,6 +123,11 @@ class Rank:
         self.check(self.nccl.ncclCommDestroy(self.comm))
 
 
+def measured(**seconds):
+    """For the table at the end."""
+    print("measured " + json.dumps(seconds))
+
+
 # What the ranks do. A line that a rank prints is part of the result.
 
 def rank_late(rank):
@@ -144,7 +157,8 @@ def rank_mismatch(rank):
     rank.sum(rank.few, FEW // (1 + rank.number))
     at, text = rank.wait_for_error()
     rank.torch.cuda.synchronize()
-    print(f"rank {rank.number} after {at - begin:.2f} s: {text}")
+    print(f"rank {rank.number}: {text}")
+    measured(error=at - begin, streams=time.time() - begin)
     rank.check(rank.nccl.ncclCommAbort(rank.comm))
 
 
@@ -161,8 +175,9 @@ def survive(rank):
     rank.check(rank.nccl.ncclCommInitRank(ctypes.byref(rank.comm), 1, identity, 0))
     rank.checked_sum(ranks=1)
     rank.leave()
-    print(f"error after {at - killed:.3f} s, streams ended after {synchronized - killed:.3f} s: "
-          f"{text}")
+    print(text)
+    measured(error=at - killed, streams=synchronized - killed)
+    expect(text, "Rank 1 (process ")
 
 
 def rank_killed_small(rank):
@@ -199,6 +214,113 @@ def rank_killed_graph(rank):
     survive(rank)
 
 
+def captured(rank):
+    """A graph of two calls, which was replayed twice."""
+    rank.check(rank.join())
+    rank.checked_sum()
+    graph = rank.torch.cuda.CUDAGraph()
+    with rank.torch.cuda.graph(graph):
+        for _ in range(2):
+            rank.check(rank.sum(rank.few))
+    for _ in range(2):
+        graph.replay()
+    rank.torch.cuda.synchronize()
+    return graph
+
+
+def rank_graph_late(rank):
+    """Rank 1 makes its third replay when a report has said that it is missing."""
+    graph = captured(rank)
+    if rank.number == 1:
+        rank.folder.get("go")
+    graph.replay()
+    rank.checked_sum()
+    rank.leave()
+
+
+def rank_graph_left(rank):
+    """Rank 1 has destroyed its communicator, and rank 0 replays a graph that needs it."""
+    graph = captured(rank)
+    if rank.number == 1:
+        rank.leave()
+        rank.folder.put("left")
+        return
+    rank.folder.get("left")
+    begin = time.time()
+    graph.replay()
+    at, text = rank.wait_for_error()
+    rank.torch.cuda.synchronize()
+    print(text)
+    measured(error=at - begin, streams=time.time() - begin)
+    expect(text, "was destroyed before it took part in collective call 6")
+    rank.check(rank.nccl.ncclCommAbort(rank.comm))
+
+
+class Training:
+    """A small model under DistributedDataParallel, whose last good state is kept."""
+
+    def __init__(self, rank, group):
+        self.torch, self.number = rank.torch, rank.number
+        self.torch.manual_seed(1)
+        nn = self.torch.nn
+        self.model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
+        self.kept = copy.deepcopy(self.model.state_dict())
+        self.join(rank.folder.path / group, 2)
+
+    def join(self, rendezvous, ranks):
+        self.torch.distributed.init_process_group(
+            "nccl", init_method=f"file://{rendezvous}", rank=self.number if ranks == 2 else 0,
+            world_size=ranks)
+        self.model.load_state_dict(self.kept)
+        self.parallel = self.torch.nn.parallel.DistributedDataParallel(
+            self.model, device_ids=[self.number])
+        self.optimizer = self.torch.optim.SGD(self.model.parameters(), lr=0.01)
+
+    def step(self):
+        """The mean loss of all ranks. Reading it is where a failure becomes an exception."""
+        data = self.torch.randn(256, 512, device="cuda")
+        self.optimizer.zero_grad()
+        loss = (self.parallel(data) - data).square().mean()
+        loss.backward()
+        mean = loss.detach().clone()
+        self.torch.distributed.all_reduce(mean)
+        self.optimizer.step()
+        value = mean.item() / self.torch.distributed.get_world_size()
+        self.kept = copy.deepcopy(self.model.state_dict())
+        return value
+
+
+def rank_killed_ddp(rank):
+    """Rank 0 is told who died by an exception of PyTorch, and trains on alone."""
+    training = Training(rank, "first")
+    for _ in range(5):
+        training.step()
+    rank.folder.put(f"ready{rank.number}")
+    text = ""
+    try:
+        begin = time.time()
+        while time.time() - begin < PATIENCE:
+            training.step()
+    except Exception as error:  # of torch.distributed, whose class depends on its version
+        text = str(error)
+    at = time.time()
+    killed = float(rank.folder.get("killed"))
+    print(text)
+    measured(error=at - killed)
+    expect(text, "Rank 1 (process ")
+    try:
+        rank.torch.distributed.destroy_process_group()
+    except Exception as error:
+        print(f"destroy_process_group: {error}")
+    training.join(rank.folder.path / "second", 1)
+    losses = [training.step() for _ in range(20)]
+    measured(trains_again=time.time() - killed)
+    print(f"loss {losses[0]:.4f} to {losses[-1]:.4f}")
+    if not losses[-1] < losses[0]:
+        raise RuntimeError("the loss does not decrease after the failure")
+    rank.torch.distributed.destroy_process_group()
+
+
 def rank_killed_init(rank):
     """A third rank never comes; rank 1 dies while both wait for it."""
     rank.shared_id("not_used")
@@ -206,7 +328,8 @@ def rank_killed_init(rank):
     result = rank.join(ranks=3)
     at = time.time()
     killed = float(rank.folder.get("killed"))
-    print(f"init returned {result} after {at - killed:.3f} s: {rank.last_error()}")
+    print(f"init returned {result}: {rank.last_error()}")
+    measured(error=at - killed)
     if result == 0:
         raise RuntimeError("a communicator was made without rank 1")
 
@@ -303,6 +426,13 @@ def parent_killed(folder, processes, _options):
     folder.put("killed", str(killed).encode())
 
 
+def parent_graph_late(folder, _processes, _options):
+    folder.wait_for_log(0, "unisono_hang")
+    folder.put("go")
+    expect(folder.log(0), "not arrived: rank 1")
+    expect(folder.log(0), "replay 3 of captured call 1")
+
+
 def parent_waits(_folder, _processes, _options):
     pass
 
@@ -320,73 +450,149 @@ SCENARIOS = {
     "killed_large": (rank_killed_large, parent_killed),
     "killed_graph": (rank_killed_graph, parent_killed),
     "killed_init": (rank_killed_init, parent_killed),
+    "killed_ddp": (rank_killed_ddp, parent_killed),
+    "graph_late": (rank_graph_late, parent_graph_late),
+    "graph_left": (rank_graph_left, parent_waits),
     "grow": (rank_grow, parent_waits),
     "suspend": (rank_suspend, parent_waits),
     "revoke": (rank_revoke, parent_waits),
 }
 
 
+class Process:
+    """A rank, forked from this process, in which CUDA was not used."""
+
+    def __init__(self, name, number, folder, options):
+        self.status = None
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._main(name, number, folder, options)
+
+    @staticmethod
+    def _main(name, number, folder, options):
+        status = 1
+        try:
+            output = os.open(folder.path / f"out{number}", os.O_WRONLY | os.O_CREAT, 0o600)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.environ.update(
+                UNISONO_HANG_SECONDS="2", NCCL_DEBUG=os.environ.get("NCCL_DEBUG", "WARN"),
+                NCCL_DEBUG_FILE=f"{folder.path}/log{number}",
+                # A collective that fails is an exception where it is waited for.
+                TORCH_NCCL_BLOCKING_WAIT="1", TORCH_NCCL_ASYNC_ERROR_HANDLING="0")
+            SCENARIOS[name][0](Rank(number, folder, options))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    def wait(self, patience):
+        deadline = time.monotonic() + patience
+        while self.status is None and time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid != 0:
+                self.status = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.005)
+        return self.status
+
+    def end(self):
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait(60)
+
+
 def run(name, options):
-    """Runs a scenario once: (passed, what the ranks printed, their logs)."""
+    """Runs a scenario once: (what went wrong, what the ranks printed, their logs, the times)."""
     with tempfile.TemporaryDirectory() as path:
-        folder, processes = Folder(path), []
-        problem = ""
+        folder, problem, processes = Folder(path), "", []
         for rank in range(2):
-            environment = dict(os.environ, UNISONO_HANG_SECONDS="2",
-                               NCCL_DEBUG=os.environ.get("NCCL_DEBUG", "WARN"),
-                               NCCL_DEBUG_FILE=f"{path}/log{rank}")
-            (folder.path / f"log{rank}").touch()
-            output = open(f"{path}/out{rank}", "w", encoding="utf-8")
-            processes.append(subprocess.Popen(
-                [sys.executable, __file__, "--rank", str(rank), "--folder", path, "--library",
-                 options.library, name], stdout=output, stderr=subprocess.STDOUT, env=environment))
+            for file in (f"log{rank}", f"out{rank}"):
+                (folder.path / file).touch()
+            processes.append(Process(name, rank, folder, options))
         try:
             SCENARIOS[name][1](folder, processes, options)
             killed = name.startswith("killed")
             for rank, process in enumerate(processes):
-                status = process.wait(timeout=60)
+                status = process.wait(2 * PATIENCE)
                 if status != (-signal.SIGKILL if killed and rank == 1 else 0):
                     problem += f"rank {rank} ended with status {status}. "
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
+        except RuntimeError as error:
             problem += str(error)
         for process in processes:
-            process.kill()
-            process.wait()
-        printed = "".join((folder.path / f"out{rank}").read_text() for rank in range(2))
-        return problem, printed, folder.log(0) + folder.log(1)
+            process.end()
+        lines = "".join((folder.path / f"out{rank}").read_text() for rank in range(2)).splitlines()
+        times = {}
+        for line in lines:
+            if line.startswith("measured "):
+                for what, seconds in json.loads(line[len("measured "):]).items():
+                    times[what] = max(seconds, times.get(what, 0))
+        late = [f"{what} after {times[what]:.1f} s" for what in ("error", "streams")
+                if times.get(what, 0) > LONGEST]
+        if late:
+            problem += ", ".join(late)
+        printed = [line for line in lines if not line.startswith("measured ")]
+        return problem, printed, folder.log(0) + folder.log(1), times
+
+
+def print_table(results):
+    print(f"{'scenario':<14}{'passed':>8}{'error, s':>18}{'streams end, s':>18}"
+          f"{'trains again, s':>18}")
+    for name, runs in results.items():
+        passed = sum(not problem for problem, _ in runs)
+        cells = []
+        for what in ("error", "streams", "trains_again"):
+            values = [times[what] for _, times in runs if what in times]
+            cells.append(f"{min(values):.3f} to {max(values):.3f}" if values else "-")
+        print(f"{name:<14}{f'{passed} of {len(runs)}':>8}"
+              + "".join(f"{cell:>18}" for cell in cells))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO",
                         help=f"of {', '.join(SCENARIOS)} (default: all)")
     parser.add_argument("--library", default="build/cuda/lib/libnccl.so.2")
     parser.add_argument("--program", default="build/cuda/bin/unisono")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=3600,
+                        help="start no run after this many seconds (default: 3600)")
     parser.add_argument("--verbose", action="store_true", help="print the logs of the ranks")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = [name for name in options.scenarios if name not in SCENARIOS]
     if unknown:
         parser.error(f"unknown scenario '{unknown[0]}'; there are {', '.join(SCENARIOS)}")
     if not os.path.exists(options.library):
         parser.error(f"no library {options.library}")
-    if options.rank is not None:
-        SCENARIOS[options.scenarios[0]][0](Rank(options))
-        return 0
-    failed = 0
-    for name in options.scenarios or SCENARIOS:
-        for _ in range(options.repeats):
-            begin = time.monotonic()
-            problem, printed, logs = run(name, options)
-            failed += bool(problem)
-            print(f"{name:<14}{'FAILED' if problem else 'passed'} {time.monotonic() - begin:5.1f} s "
-                  f"{problem}", flush=True)
-            for line in printed.splitlines():
-                print(f"    {line}", flush=True)
-            if options.verbose or problem:
-                print("".join(f"    | {line}\n" for line in logs.splitlines()), flush=True)
+    options.library = os.path.realpath(options.library)
+    if os.environ.get("LD_PRELOAD") != options.library:
+        # PyTorch loads its own copy of NCCL otherwise.
+        os.environ["LD_PRELOAD"] = options.library
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    import torch  # before the ranks are forked: it takes seconds
+    import torch.distributed
+    begin, failed, results = time.monotonic(), 0, {}
+    # A round of all scenarios after another, so that a limit leaves out no scenario.
+    rounds = [name for _ in range(options.repeats) for name in options.scenarios or SCENARIOS]
+    for done, name in enumerate(rounds):
+        if time.monotonic() - begin > options.limit:
+            print(f"the limit leaves out {len(rounds) - done} runs")
+            break
+        started = time.monotonic()
+        problem, printed, logs, times = run(name, options)
+        failed += bool(problem)
+        results.setdefault(name, []).append((problem, times))
+        print(f"{name:<14}{'FAILED' if problem else 'passed'} {time.monotonic() - started:5.1f} s "
+              f"{problem}", flush=True)
+        for line in printed:
+            print(f"    {line}", flush=True)
+        if options.verbose or problem:
+            print("".join(f"    | {line}\n" for line in logs.splitlines()), flush=True)
+    print_table(results)
     print(f"{failed} runs failed" if failed else "all runs passed")
     return 1 if failed else 0
 
