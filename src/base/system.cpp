@@ -2,7 +2,13 @@
 #include "base/system.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <sstream>
 
 namespace unisono {
 
@@ -14,6 +20,29 @@ std::string hostName() {
 
 std::string processName() {
   return "process " + std::to_string(::getpid()) + " on host " + hostName();
+}
+
+uint64_t pidNamespace() {
+  struct stat status {};
+  return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+// While a process is a zombie its other threads may still run.
+bool hasEnded(pid_t process) {
+  if (::kill(process, 0) != 0 && errno == ESRCH) return true;
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  std::string text;
+  std::getline(file, text);
+  const size_t name = text.rfind(')');
+  if (name == std::string::npos) return false;
+  std::istringstream fields(text.substr(name + 1));
+  char state = '\0';
+  fields >> state;
+  constexpr int kBeforeThreads = 16;
+  long value = 0;
+  for (int field = 0; field < kBeforeThreads; field++) fields >> value;
+  long threads = 0;
+  return (state == 'Z' || state == 'X') && fields >> threads && threads <= 1;
 }
 
 std::string expandFileName(std::string_view pattern, int rank) {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -11,6 +14,12 @@ std::string hostName();
 // Names this process to people: "process 17 on host n1".
 std::string processName();
 size_t pageBytes();
+
+// Tells the PID namespaces of this machine apart; 0: unknown.
+uint64_t pidNamespace();
+// Whether a process of this PID namespace has ended with all its threads, so that its files are
+// closed. Another process that has its number since then counts as itself.
+bool hasEnded(pid_t process);
 
 // `pattern` with the host's name for %h, the process id for %p and `rank` for %r. Without a rank %r
 // stays as it is.

@@ -20,7 +20,7 @@ using transport::TransportKind;
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 568 && bootstrap::kProtocolVersion == 13,
+static_assert(sizeof(RankFacts) == 584 && bootstrap::kProtocolVersion == 14,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {

@@ -39,6 +39,8 @@ struct RankFacts {
   // one user.
   uint64_t networkNamespace;
   uint64_t user;
+  uint64_t pidNamespace;  // 0: unknown
+  int64_t pid;
   std::array<std::byte, 16> deviceUuid;
   std::array<char, 64> hostName;
   std::array<char, 32> busId;

@@ -52,6 +52,20 @@ std::vector<transport::PeerPlace> placesOf(const std::vector<RankFacts>& ranks) 
   return places;
 }
 
+// The ranks whose processes this one can look at.
+std::vector<RankProcess> otherProcesses(const std::vector<RankFacts>& ranks, int rank) {
+  const RankFacts& own = ranks.at(static_cast<size_t>(rank));
+  std::vector<RankProcess> found;
+  for (size_t r = 0; r < ranks.size(); r++) {
+    const RankFacts& other = ranks[r];
+    if (own.pidNamespace != 0 && other.pidNamespace == own.pidNamespace &&
+        other.machine == own.machine && other.process != own.process) {
+      found.push_back({static_cast<int>(r), static_cast<pid_t>(other.pid)});
+    }
+  }
+  return found;
+}
+
 // The table of UNISONO_TUNING_FILE; empty without one.
 tuning::MeasuredTable measurements(const Settings& settings) {
   if (settings.tuningFile.empty()) return {};
@@ -140,6 +154,8 @@ RankFacts Communicator::facts() {
   copyText(facts.networkName, network_->name());
   facts.networkNamespace = runtime::networkNamespace();
   facts.user = ::geteuid();
+  facts.pidNamespace = pidNamespace();
+  facts.pid = ::getpid();
   facts.deviceUuid = properties.uuid;
   copyText(facts.hostName, hostName());
   copyText(facts.busId, properties.busId);
@@ -251,7 +267,8 @@ void Communicator::agree(AllFacts ranks) {
   makeConnector();
   join_ = runtime_.createEvent(device_);
   health_->start(description(), this->ranks(),
-                 std::chrono::milliseconds(settings_.failureGraceMilliseconds));
+                 std::chrono::milliseconds(settings_.failureGraceMilliseconds),
+                 otherProcesses(*ranks, rank));
   logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
           runtime_.properties(device_).busId, decision_->nodes, config_.channels);
   watch(*ranks);

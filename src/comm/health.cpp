@@ -5,32 +5,44 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/system.h"
 #include "comm/reaper.h"
+#include "device/simt/common.h"
 
 namespace unisono::comm {
 
 AbortSignal::AbortSignal(runtime::Runtime& runtime, int device)
-    : waitFlag_(runtime.allocatePinned(sizeof(uint32_t))),
+    : waitFlag_(runtime.allocatePinned(device::kAbortFlagWords * sizeof(uint32_t))),
       launchFlag_(runtime.allocateLaunchFlag(device)) {}
 
-void AbortSignal::raise() {
-  if (aborted_.exchange(true, std::memory_order_acq_rel)) return;
+bool AbortSignal::raise() {
+  if (aborted_.exchange(true, std::memory_order_acq_rel)) return false;
   endWaits();
   std::atomic_ref<uint32_t>(*static_cast<uint32_t*>(waitFlag_->hostAddress()))
       .store(1, std::memory_order_release);
   launchFlag_->raise();
+  return true;
+}
+
+void AbortSignal::noteEnd(int rank) {
+  if (rank >= device::kEndableRanks) return;
+  auto* words = static_cast<uint32_t*>(waitFlag_->hostAddress());
+  std::atomic_ref<uint32_t>(words[device::endedWordOf(rank)])
+      .fetch_or(device::endedBitOf(rank), std::memory_order_release);
 }
 
 const uint32_t* AbortSignal::waitFlag() const {
   return static_cast<const uint32_t*>(waitFlag_->deviceAddress());
 }
 
-void Health::start(std::string name, int ranks, std::chrono::milliseconds grace) {
+void Health::start(std::string name, int ranks, std::chrono::milliseconds grace,
+                   std::vector<RankProcess> processes) {
   std::optional<Error> early;
   {
     const std::lock_guard lock(mutex_);
     name_ = std::move(name);
     grace_ = grace;
+    processes_ = std::move(processes);
     messages_ = std::vector<MessageCounts>(static_cast<size_t>(ranks));
     started_ = true;
     early = std::exchange(earlyFailure_, {});
@@ -66,7 +78,7 @@ Error Health::fail(const Error& error) {
 }
 
 void Health::abort() {
-  signal_.raise();
+  raise();
   const std::lock_guard lock(mutex_);
   if (error_) return;
   error_ = invalidUsage("The communicator was aborted").remedy("Make another communicator");
@@ -77,8 +89,40 @@ void Health::raiseLater() {
   const auto deadline = std::chrono::steady_clock::now() + grace_;
   Reaper::get().add([self = shared_from_this(), deadline] {
     if (std::chrono::steady_clock::now() < deadline && !self->signal_.aborted()) return false;
-    self->signal_.raise();
+    self->raise();
     return true;
+  });
+}
+
+// A kernel may now wait for the end of stores of a peer that has died. The files of a process are
+// closed before it is gone, and the driver ends what its devices do before it closes them. A driver
+// that does so in the background has the time that is left.
+void Health::raise() {
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kInterval{10}, kRest{200}, kLongest{6000};
+  if (!signal_.raise()) return;
+  struct Peer {
+    RankProcess place;
+    Clock::time_point ended = Clock::time_point::max();
+  };
+  std::vector<Peer> peers;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const RankProcess& place : processes_) peers.push_back({place});
+  }
+  if (peers.empty()) return;
+  const auto end = Clock::now() + kLongest;
+  Reaper::get().add([self = shared_from_this(), peers, end, next = Clock::now()]() mutable {
+    const auto now = Clock::now();
+    if (now < next) return false;
+    next = now + kInterval;
+    std::erase_if(peers, [&](Peer& peer) {
+      if (peer.ended == Clock::time_point::max() && hasEnded(peer.place.process)) peer.ended = now;
+      if (peer.ended == Clock::time_point::max() || now < peer.ended + kRest) return false;
+      self->signal_.noteEnd(peer.place.rank);
+      return true;
+    });
+    return peers.empty() || now > end || self.use_count() == 1;  // nobody else needs it
   });
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -23,8 +25,8 @@ class AbortSignal {
  public:
   AbortSignal(runtime::Runtime& runtime, int device);
   // Ends all waits, on the CPU and in kernels, and keeps kernels that start later from doing
-  // anything.
-  void raise();
+  // anything. Returns false if that was done before.
+  bool raise();
   // Ends the waits on the CPU. Kernels that were launched still come to their end.
   void endWaits() { raised_.store(true, std::memory_order_release); }
   // Lets the CPU wait again after raise(), once all that it was to end has ended.
@@ -32,6 +34,8 @@ class AbortSignal {
   // Whether raise() was called, and whether either was.
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   bool raised() const { return raised_.load(std::memory_order_acquire); }
+  // Ends also the waits of kernels for what `rank`, whose process has ended, was storing.
+  void noteEnd(int rank);
   // For kernels that wait, and for kernels that start.
   const uint32_t* waitFlag() const;
   const uint32_t* launchFlag() const { return launchFlag_->deviceAddress(); }
@@ -48,6 +52,12 @@ struct CallNeeds {
   std::vector<plan::PeerUse> messages;
 };
 
+// A rank whose process is another one of this PID namespace.
+struct RankProcess {
+  int rank;
+  pid_t process;
+};
+
 // Whether a communicator is in order: its first error, from this rank or another one, and what
 // other ranks have left. Shared by the handle, the communicator and the bootstrap.
 //
@@ -60,13 +70,16 @@ class Health final : public bootstrap::PeerWatcher, public std::enable_shared_fr
   AbortSignal& signal() { return signal_; }
   // From now on the communicator is made: `name` names it in log lines, and kernels may go on for
   // `grace` after an error. Until then its initialization finds out for itself what others report.
-  void start(std::string name, int ranks, std::chrono::milliseconds grace);
+  void start(std::string name, int ranks, std::chrono::milliseconds grace,
+             std::vector<RankProcess> processes);
 
   bool hasFailed() const { return failed_.load(std::memory_order_acquire); }
   std::optional<Error> error() const;
   // Records an error that makes the communicator unusable, unless there is one already, and logs
   // it. Returns the first one.
   Error fail(const Error& error);
+  // Raises the signal, and follows the processes of the other ranks: see AbortSignal::noteEnd().
+  void raise();
   // As fail() for a communicator that its user aborts: nothing is logged, nothing is waited for.
   void abort();
 
@@ -101,6 +114,7 @@ class Health final : public bootstrap::PeerWatcher, public std::enable_shared_fr
   mutable std::mutex mutex_;
   std::string name_ = "communicator in initialization";
   std::chrono::milliseconds grace_{0};
+  std::vector<RankProcess> processes_;
   bool started_ = false;
   std::optional<Error> error_;
   std::optional<Error> earlyFailure_;  // of a peer, before start()

@@ -165,7 +165,7 @@ void Handle::stop(bool again) {
   if (std::exchange(stopped_, true)) return;
   lock.unlock();
   logInfo("{}: stopped", made->description());
-  health_->signal().raise();
+  health_->raise();
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   const auto isBusy = [&] {
     lock.lock();

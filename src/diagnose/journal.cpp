@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diagnose/journal.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "base/system.h"
 
 namespace unisono::diagnose {
 namespace {
@@ -32,11 +32,6 @@ struct Tables {
 Tables& tables() {
   static auto* instance = new Tables;
   return *instance;
-}
-
-uint64_t pidNamespace() {
-  struct stat status {};
-  return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
 void prepare(Tables& all) {

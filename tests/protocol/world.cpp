@@ -329,7 +329,7 @@ void World::makeMember(int rank, int ranks) {
                                       .algorithms = geometry_.algorithms,
                                       .protocols = geometry_.protocols});
 
-  member.abortFlag = runtime.allocatePinned(sizeof(uint32_t));
+  member.abortFlag = runtime.allocatePinned(device::kAbortFlagWords * sizeof(uint32_t));
   device::DeviceCommunicator head{};
   head.rank = rank;
   head.ranks = ranks;

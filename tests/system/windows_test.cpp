@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -247,6 +248,51 @@ TEST(Windows, AreBounded) {
       [] {
         ::setenv("UNISONO_ZERO_COPY_BYTES", std::to_string(2 * kBytes + kBytes / 2).c_str(), 1);
       });
+}
+
+// The receiver sees the first bytes come, and kills the sender, which holds its offer. The stream
+// ends when the sender's process has ended, not when nothing has come for a long time.
+TEST(Windows, EndWithTheProcessThatStoresInThem) {
+  constexpr size_t kLarge = size_t{96} << 20;
+  constexpr uint8_t kPoison = 0xee;
+  const Pipe pipe, toReceiver;
+  const Meeting meeting;
+  const std::vector<int> results = runChildren(2, [&](int process) {
+    ncclComm_t comm = joinTwo(pipe, process);
+    const DeviceStream stream(process);
+    device::use(process);
+    const DeviceBuffer buffer(process, kLarge);
+    const auto transfer = [&] {
+      check(process == 0 ? ncclRecv(buffer.as(), kLarge, ncclUint8, 1, comm, stream)
+                         : ncclSend(buffer.as(), kLarge, ncclUint8, 0, comm, stream));
+    };
+    transfer();
+    stream.synchronize();
+    if (process == 1) {
+      EXPECT_TRUE(waitForMappings(kLarge, 2)) << "its own buffer and the receiver's";
+      toReceiver.write(::getpid());
+      meeting.wait(process);
+      transfer();
+      for (;;) ::pause();
+    }
+    const auto sender = toReceiver.read<pid_t>();
+    check(unisonoHostMemset(buffer.as(), kPoison, kLarge));
+    meeting.wait(process);
+    transfer();
+    const auto* data = buffer.as<volatile uint8_t>();
+    while (data[0] == kPoison) ::usleep(10);
+    ::kill(sender, SIGKILL);
+    const Clock::time_point start = Clock::now();
+    EXPECT_OK(unisonoHostStreamSynchronize(stream));
+    EXPECT_LT(Clock::now() - start, 2s * (kSanitized ? 3 : 1));
+    EXPECT_NE(std::memchr(buffer.as(), kPoison, kLarge), nullptr) << "it was killed too late";
+    ncclResult_t state = ncclSuccess;
+    check(ncclCommGetAsyncError(comm, &state));
+    EXPECT_EQ(state, ncclRemoteError);
+    EXPECT_NE(std::string(ncclGetLastError(comm)).find("Rank 1 (process "), std::string::npos);
+    EXPECT_OK(ncclCommDestroy(comm));
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 100 + SIGKILL}));
 }
 
 TEST(Windows, EndWithTheCommunicatorOfTheirOwner) {

@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -19,6 +23,7 @@
 #include "base/fnv.h"
 #include "base/math.h"
 #include "base/result.h"
+#include "base/system.h"
 #include "base/thread.h"
 #include "support/no_new_threads.h"
 
@@ -215,6 +220,48 @@ TEST(ScopedCpuAffinity, ChangesNothingWithoutACore) {
     const cpu_set_t inside = coresOfThisThread();
     EXPECT_TRUE(CPU_EQUAL(&inside, &before)) << mask;
   }
+}
+
+// A killed process is gone once it is reaped, and already as a zombie.
+TEST(Processes, HaveEndedWithAllTheirThreads) {
+  EXPECT_FALSE(hasEnded(::getpid()));
+  EXPECT_NE(pidNamespace(), 0u);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    for (;;) ::pause();
+  }
+  EXPECT_FALSE(hasEnded(child));
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  siginfo_t info{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_TRUE(hasEnded(child)) << "a zombie";
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(hasEnded(child));
+}
+
+// The first thread of a process may end before the others.
+TEST(Processes, HaveNotEndedWhileAThreadRuns) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::thread([] {
+      for (;;) ::pause();
+    }).detach();
+    ::syscall(SYS_exit, 0);
+  }
+  const auto stateOf = [child] {
+    std::ifstream file("/proc/" + std::to_string(child) + "/stat");
+    std::string text;
+    std::getline(file, text);
+    return text.at(text.rfind(')') + 2);
+  };
+  for (int i = 0; i < 5000 && stateOf() != 'Z'; i++) ::usleep(1000);
+  EXPECT_EQ(stateOf(), 'Z');
+  EXPECT_FALSE(hasEnded(child));
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(hasEnded(child));
 }
 
 }  // namespace

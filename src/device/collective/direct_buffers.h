@@ -389,7 +389,7 @@ class BufferExchange {
     if (!waitUntil(arguments_.abortFlag, subject, isThere)) {
       fail(peer, buffer);
       if (!canUseBuffers(peer) || withdraw(peer)) return;
-      waitWhileAlive(subject, isThere);
+      waitWhileAlive(arguments_.abortFlag, subject, isThere);
     }
     noteWrite(&buffers_[peer].answer, sizeof(uint64_t));
     buffers_[peer].answer = seen;

@@ -125,7 +125,7 @@ class Simple : public FifoEnds<kReceives, kSends> {
         auto hasData = [&] { return receive_[0].hasData(end); };
         if (!waitUntil(block_.abortFlag, subject, hasData)) {
           const bool withdrawn = exchange(end.fifo.offer, uint64_t{0}) != 0;
-          if (!withdrawn) waitWhileAlive(subject, hasData);
+          if (!withdrawn) waitWhileAlive(block_.abortFlag, subject, hasData);
           group_.setAborted();
         }
         loadAcquire(end.fifo.tail);
@@ -239,7 +239,7 @@ class Simple : public FifoEnds<kReceives, kSends> {
       if (exchange(end.fifo.offer, uint64_t{0}) != 0) continue;
       uint64_t* users = end.fifo.offer + kUsersWord;
       if (fetchAddAcquire(users, kWithdrawn) == 0) continue;
-      waitWhileAlive({"the end of stores", block_.rank, end.peer, block_.channel},
+      waitWhileAlive(block_.abortFlag, {"the end of stores", block_.rank, end.peer, block_.channel},
                      [users] { return loadAcquire(users) == kWithdrawn; });
     }
     UNISONO_UNROLL

@@ -24,6 +24,17 @@ inline constexpr int kLineWords = 16;
 // than a millisecond unless its GPU is taken away from it.
 inline constexpr uint64_t kLongestShortWait = 5'000'000'000;
 
+// What abort flags are: the first word is not 0 after an abort. The bits of the others stand for
+// ranks whose process has ended, and what its device stored with it.
+inline constexpr int kAbortFlagWords = 32;
+inline constexpr int kEndableRanks = 32 * (kAbortFlagWords - 1);
+constexpr int endedWordOf(int rank) {
+  return 1 + rank / 32;
+}
+constexpr uint32_t endedBitOf(int rank) {
+  return uint32_t{1} << rank % 32;
+}
+
 // Who waits for whom, for reports; costs nothing on a GPU. `counter` is what has to reach `wanted`;
 // null if the wait is for something else.
 struct WaitSubject {

@@ -370,12 +370,18 @@ UNISONO_DEVICE uint64_t nanoseconds() {
   return value;
 }
 // For a wait that is short and must not end before its condition holds, unless the peer has died:
-// the memory that it stored to is safe then.
+// the memory that it stored to is safe then. That is when its process has ended, or at the latest
+// after kLongestShortWait.
 template <typename Ready>
-UNISONO_DEVICE void waitWhileAlive(const WaitSubject& subject, Ready ready) {
-  (void)subject;
+UNISONO_DEVICE void waitWhileAlive(const uint32_t* abortFlag, const WaitSubject& subject,
+                                   Ready ready) {
+  constexpr uint32_t kPollsPerLook = 4096;
+  const bool isEndable = subject.peer >= 0 && subject.peer < kEndableRanks;
   const uint64_t begin = nanoseconds();
+  uint32_t polls = 0;
   while (!ready() && nanoseconds() - begin < kLongestShortWait) {
+    if (++polls % kPollsPerLook != 0 || !isEndable) continue;
+    if ((loadRelaxed(abortFlag + endedWordOf(subject.peer)) & endedBitOf(subject.peer)) != 0) break;
   }
 }
 

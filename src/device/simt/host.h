@@ -263,11 +263,19 @@ inline uint64_t nanoseconds() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 // For a wait that is short and must not end before its condition holds, unless the peer has died:
-// the memory that it stored to is safe then.
+// the memory that it stored to is safe then. That is when its process has ended, or at the latest
+// after kLongestShortWait.
 template <typename Ready>
-void waitWhileAlive(const WaitSubject& subject, Ready ready) {
+void waitWhileAlive(const uint32_t* abortFlag, const WaitSubject& subject, Ready ready) {
+  const bool isEndable = subject.peer >= 0 && subject.peer < kEndableRanks;
+  // Not a scheduling point: it is the CPU that sets the bit.
+  const auto hasEnded = [&] {
+    if (!isEndable) return false;
+    auto* word = const_cast<uint32_t*>(abortFlag + endedWordOf(subject.peer));
+    return (std::atomic_ref(*word).load(std::memory_order_relaxed) & endedBitOf(subject.peer)) != 0;
+  };
   const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(kLongestShortWait);
-  while (!ready() && std::chrono::steady_clock::now() < end) pollFor(subject);
+  while (!ready() && !hasEnded() && std::chrono::steady_clock::now() < end) pollFor(subject);
   runtime::host::progress();
 }
 

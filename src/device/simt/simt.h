@@ -24,7 +24,7 @@
 //                            members; fenceAliases orders them with accesses to one member
 //                            (buffer_view.h)
 //   waitUntil                a wait loop that looks at the abort flag and, on the host, lets
-//                            others run; waitWhileAlive: without the abort flag;
+//                            others run; waitWhileAlive: until the peer has ended;
 //                            waitUntilAll: until the condition holds for all lanes of a warp
 #if defined(__CUDACC__)
 #include "device/simt/cuda.h"
