@@ -318,7 +318,11 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.slicesPerChunk = kSlicesPerChunk;
   config.fixedOrder = ranks.front().tuning.deterministic != 0;
 
-  setPeerChannels(ranks, defaults, most > 0 ? std::min(most, resident) : resident, config);
+  // A launch of messages may also have a block for each peer (device::MessagesArguments).
+  const int64_t forPeers = ranks.size() <= device::kDirectMaxRanks ? config.ranks - 1 : 0;
+  const int64_t mostForMessages = std::max<int64_t>(resident - forPeers, 1);
+  setPeerChannels(ranks, defaults, most > 0 ? std::min(most, mostForMessages) : mostForMessages,
+                  config);
 
   tuning::ModelInput input;
   input.facts = tuning::factsOf(decision.joined);

@@ -99,12 +99,13 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   return prepared;
 }
 
-// An all-to-all in place that is not direct sends a block of the buffer in one round and receives
-// into it in another, so the input is copied first.
+// An all-to-all in place that is not one direct launch sends a block of the buffer in one round and
+// receives into it in another, so the input is copied first.
 void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
-  auto bytesOf = [this](const plan::Task& call) {
-    const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output &&
-                         !tuning::sendsDirectly(*config_.model, plan::shareBytes(call));
+  auto bytesOf = [&](const plan::Task& call) {
+    const bool inPlace =
+        call.call == plan::Call::allToAll && call.input == call.output &&
+        (calls.size() > 1 || !tuning::sendsDirectly(*config_.model, plan::shareBytes(call)));
     return inPlace && ranks() > 1 ? call.count * static_cast<uint64_t>(ranks()) *
                                         device::elementBytes(call.reduction.type)
                                   : 0;

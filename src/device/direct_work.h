@@ -20,7 +20,7 @@ inline constexpr int kDirectMaxThreads = 512;
 // The sender may be 2^lineBits lines ahead of the receiver's acknowledgment. A rank acknowledges at
 // the start of a launch what its earlier launches took, once this is a quarter of the stream. A
 // launch moves a quarter at most in each direction (unless it acknowledges on the way:
-// DirectStreamsArguments). Hence a launch whose peers have taken
+// MessagesArguments). Hence a launch whose peers have taken
 // everything before it never waits for room, and a receiver that has started the matching launch
 // lets the sender finish.
 struct alignas(16) DirectPosition {
@@ -207,20 +207,29 @@ struct DirectMessage {
   uint8_t peer;
   bool sends;
 };
-// Messages without a limit of lines. The streams to and from every peer have a block each, so that
-// none waits for another. Block 2 * peer sends, the next one receives.
-inline constexpr int kMaxDirectMessages = 240;
-struct DirectStreamsArguments {
+// Messages in any number and order, direct ones and those through the FIFOs of channels, in one
+// launch: none waits for one of another peer, of the other direction or of the other kind. Blocks:
+// one for each channel, then, if there are direct messages, one for each peer, whose streams it
+// serves. One group of a block sends, the other receives.
+inline constexpr int kMaxMessageWorks = 128;
+inline constexpr int kMaxDirectMessages = 1024;
+struct MessagesArguments {
   DirectMemory memory;
+  DeviceCommunicator* communicator;
   const uint32_t* abortFlag;
   const uint32_t* launchFlag;
   LaunchMark mark;
   int32_t rank;
   int32_t ranks;
   int32_t lineBits;
+  int32_t channels;
+  int32_t works;
   int32_t messages;
+  SendReceiveWork work[kMaxMessageWorks];
   DirectMessage message[kMaxDirectMessages];
 };
-static_assert(sizeof(DirectStreamsArguments) <= kMaxArgumentBytes);
+// Of the GPUs that CUDA 13 supports.
+inline constexpr size_t kMostArgumentBytes = 32764;
+static_assert(sizeof(MessagesArguments) <= kMostArgumentBytes);
 
 }  // namespace unisono::device

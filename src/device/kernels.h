@@ -19,13 +19,13 @@ const runtime::Kernel& headKernel(Algorithm algorithm);
 const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, one block for each channel
 // The first works of DirectArguments, as many as there are.
 const runtime::Kernel& directKernel(const DirectArguments& arguments);
-const runtime::Kernel& directStreamsKernel();  // DirectStreamsArguments
-const runtime::Kernel& directWideKernel();     // WideArguments
-const runtime::Kernel& changeWindowKernel();   // ChangeWindowArguments, one thread
-const runtime::Kernel& stampKernel();          // StampArguments, one thread
+const runtime::Kernel& messagesKernel();      // MessagesArguments
+const runtime::Kernel& directWideKernel();    // WideArguments
+const runtime::Kernel& changeWindowKernel();  // ChangeWindowArguments, one thread
+const runtime::Kernel& stampKernel();         // StampArguments, one thread
 // All kernels that a communicator of `ranks` ranks may launch.
 std::vector<const runtime::Kernel*> kernelsOf(int ranks);
-// Host tasks that one block of sendReceiveKernel needs.
+// Host tasks that one block of sendReceiveKernel or messagesKernel needs.
 inline constexpr int kSendReceiveGroups = 2;
 
 #ifdef UNISONO_CUDA
@@ -41,7 +41,7 @@ const void* stampCudaFunction();
 const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec);
 const void* directCopyCudaFunction(int ranks);
 const void* directGroupCudaFunction();
-const void* directStreamsCudaFunction();
+const void* messagesCudaFunction();    // in kernels_messages.cu
 const void* directWideCudaFunction();  // in kernels_wide.cu
 #endif
 

@@ -36,12 +36,6 @@ __global__ void __launch_bounds__(kDirectMaxThreads, 1)
       arguments, thisLane(), [&] { return *arguments.launchFlag != 0; }, [] { __syncthreads(); });
 }
 
-__global__ void __launch_bounds__(kDirectMaxThreads, 1)
-    directMessages(const __grid_constant__ DirectStreamsArguments arguments) {
-  directStreams(
-      arguments, thisLane(), [&] { return *arguments.launchFlag != 0; }, [] { __syncthreads(); });
-}
-
 template <typename Ranks>
 struct MakeReductionKernel {
   template <typename R>
@@ -71,10 +65,6 @@ const void* directCopyCudaFunction(int ranks) {
 }
 const void* directGroupCudaFunction() {
   return reinterpret_cast<const void*>(&directWorks);
-}
-
-const void* directStreamsCudaFunction() {
-  return reinterpret_cast<const void*>(&directMessages);
 }
 
 }  // namespace unisono::device

@@ -51,8 +51,10 @@ void sendReceive(const void* arguments, const runtime::HostGroupContext& context
 // A launch of the direct family. The roles of a group are the lanes of a block.
 class DirectBlock {
  public:
-  DirectBlock(const uint32_t* launchFlag, const runtime::HostGroupContext& context)
-      : group_(context), at_{context.block, context.blocks, context.role, context.roles} {
+  DirectBlock(const uint32_t* launchFlag, const runtime::HostGroupContext& context,
+              int firstBlock = 0)
+      : group_(context),
+        at_{context.block - firstBlock, context.blocks - firstBlock, context.role, context.roles} {
     if (group_.isPoster() && loadRelaxed(launchFlag) != 0) group_.setAborted();
     group_.syncAll();
   }
@@ -61,9 +63,10 @@ class DirectBlock {
     directGroup(
         arguments, at_, [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
   }
-  void runStreams(const DirectStreamsArguments& arguments) {
-    directStreams(
-        arguments, at_, [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
+  void runStream(const MessagesArguments& arguments, bool sends) {
+    directStream(
+        arguments, at_.block, sends, at_, [this] { return group_.aborted(); },
+        [this] { group_.syncAll(); });
   }
   void runWide(const WideArguments& arguments) {
     directWide(
@@ -108,9 +111,16 @@ void direct(const void* arguments, const runtime::HostGroupContext& context) {
   }
 }
 
-void directMessages(const void* arguments, const runtime::HostGroupContext& context) {
-  const auto& launch = *static_cast<const DirectStreamsArguments*>(arguments);
-  DirectBlock(launch.launchFlag, context).runStreams(launch);
+void messages(const void* arguments, const runtime::HostGroupContext& context) {
+  const auto& launch = *static_cast<const MessagesArguments*>(arguments);
+  const bool sends = context.group == 0;
+  if (context.block >= launch.channels) {
+    DirectBlock(launch.launchFlag, context, launch.channels).runStream(launch, sends);
+    return;
+  }
+  ThreadGroup group(context);
+  Block block{};
+  messageBlock(group, block, sends, context.block, launch);
 }
 
 void directWideWork(const void* arguments, const runtime::HostGroupContext& context) {
@@ -175,11 +185,11 @@ const runtime::Kernel& sendReceiveKernel() {
   return kernel;
 }
 
-const runtime::Kernel& directStreamsKernel() {
+const runtime::Kernel& messagesKernel() {
 #ifdef UNISONO_CUDA
-  static const runtime::Kernel kernel{"direct", directStreamsCudaFunction(), directMessages};
+  static const runtime::Kernel kernel{"messages", messagesCudaFunction(), messages};
 #else
-  static const runtime::Kernel kernel{"direct", nullptr, directMessages};
+  static const runtime::Kernel kernel{"messages", nullptr, messages};
 #endif
   return kernel;
 }
@@ -261,8 +271,8 @@ const runtime::Kernel& directKernel(const DirectArguments& arguments) {
 }
 
 std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
-  std::vector<const runtime::Kernel*> kernels{&sendReceiveKernel(), &changeWindowKernel(),
-                                              &stampKernel()};
+  std::vector<const runtime::Kernel*> kernels{&sendReceiveKernel(), &messagesKernel(),
+                                              &changeWindowKernel(), &stampKernel()};
   forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol>() {
     kernels.push_back(&collectiveKernelOf<kAlgorithm, kProtocol>());
   });
@@ -270,7 +280,6 @@ std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
   const DirectKernels& direct = DirectKernels::of(ranks);
   kernels.push_back(&direct.copy);
   kernels.push_back(&directGroupKernel());
-  kernels.push_back(&directStreamsKernel());
   kernels.push_back(&directWideKernel());
   for (int t = 0; t < kDataTypes; t++) {
     for (int r = 0; r < kReductions; r++) {

@@ -283,7 +283,7 @@ struct LaunchMark {
 };
 inline constexpr uint64_t kReplayMark = 0;
 inline constexpr int kMarkGroups = 3;
-inline constexpr int kMarkWords = 64 * kMarkGroups;
+inline constexpr int kMarkWords = 80 * kMarkGroups;  // channels and peers
 
 // When the last replays of captured calls ran, in memory of the host, for a timeline. `number` is
 // that of the entry among all that were ever written, from 1, and 0 while it is being written.
@@ -333,7 +333,8 @@ struct SendReceiveArguments {
   }
 };
 
-// Kernel parameters are limited to 4 KiB on every GPU that CUDA 13 supports.
+// What every kernel may have but that of long groups of messages. Launches with fewer bytes are
+// faster.
 inline constexpr size_t kMaxArgumentBytes = 4096;
 static_assert(sizeof(CollectiveArguments) <= kMaxArgumentBytes);
 static_assert(sizeof(SendReceiveArguments) <= kMaxArgumentBytes);

@@ -35,8 +35,11 @@ struct Describe {
                                 twoShot ? "TwoShot" : "Direct", launch.blocks,
                                 device::kDirectMaxThreads));
   }
-  void operator()(const DirectStreamsLaunch& launch) const {
-    lines.push_back(fmt::format("messages with Direct LL: {}", launch.arguments.messages));
+  void operator()(const MessagesLaunch& launch) const {
+    const device::MessagesArguments& arguments = *launch.arguments;
+    lines.push_back(
+        fmt::format("messages with Direct LL: {}, rounds of messages through FIFOs: {}, blocks: {}",
+                    arguments.messages, arguments.works, launch.blocks()));
   }
 };
 

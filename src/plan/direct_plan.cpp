@@ -208,17 +208,8 @@ DirectStreams streamsOf(const CommConfig& config, const std::vector<DirectLaunch
   DirectPacker first(config);
   std::for_each(works.begin(), rest, [&](const DirectWork& work) { first.add(work); });
   const auto add = [&](const std::byte* buffer, uint32_t bytes, int peer, bool sends) {
-    if (streams.messages.empty() ||
-        streams.messages.back().arguments.messages == device::kMaxDirectMessages) {
-      device::DirectStreamsArguments& begun = streams.messages.emplace_back().arguments;
-      begun.rank = config.rank;
-      begun.ranks = config.ranks;
-      begun.lineBits = config.directLineBits;
-      begun.messages = 0;
-    }
-    device::DirectStreamsArguments& arguments = streams.messages.back().arguments;
-    arguments.message[arguments.messages++] = {const_cast<std::byte*>(buffer), bytes,
-                                               static_cast<uint8_t>(peer), sends};
+    streams.messages.push_back(
+        {const_cast<std::byte*>(buffer), bytes, static_cast<uint8_t>(peer), sends});
   };
   std::for_each(rest, works.end(), [&](DirectWork work) {
     for (int peer = 0; peer < config.ranks - 1; peer++) {

@@ -50,11 +50,11 @@ class DirectPacker {
   std::vector<device::DirectPosition> lines_;  // of the last launch, by peer
 };
 
-// What `launches`, which copy only, do: as launches that wait for no direction and no peer before
-// another, after those of calls in place and of what ranks send to themselves.
+// What `launches`, which copy only, do: as messages for launches in which none waits for one of
+// another peer or direction, after launches of calls in place and of what ranks send to themselves.
 struct DirectStreams {
   std::vector<DirectLaunch> first;
-  std::vector<DirectStreamsLaunch> messages;
+  std::vector<device::DirectMessage> messages;
 };
 DirectStreams streamsOf(const CommConfig& config, const std::vector<DirectLaunch>& launches);
 

@@ -114,20 +114,19 @@ struct DirectLaunch {
            static_cast<size_t>(arguments.works - 1) * sizeof(device::DirectWork);
   }
 };
-struct DirectStreamsLaunch {
-  device::DirectStreamsArguments arguments;
+struct MessagesLaunch {
+  std::shared_ptr<device::MessagesArguments> arguments;  // too large for most plans
 
-  size_t argumentBytes() const {
-    return offsetof(device::DirectStreamsArguments, message) +
-           static_cast<size_t>(arguments.messages) * sizeof(device::DirectMessage);
+  int blocks() const {
+    return arguments->channels + (arguments->messages > 0 ? arguments->ranks - 1 : 0);
   }
 };
 struct WideLaunch {
   int blocks = 0;
   device::WideArguments arguments;
 };
-using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch, DirectStreamsLaunch,
-                            WideLaunch>;
+using Launch =
+    std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch, MessagesLaunch, WideLaunch>;
 
 // A connection for messages that the launches use: this rank's end of the one to or from `peer`.
 struct PeerUse {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -212,7 +214,77 @@ void addMessages(const CommConfig& config, MessageQueues& queues, DirectPacker& 
   });
 }
 
-void planStaged(const CommConfig& config, MessageQueues& queues, Plan& plan);
+// The rounds of messages through the FIFOs of channels.
+std::vector<SendReceiveWork> planRounds(const CommConfig& config, MessageQueues& queues,
+                                        Needs& needs) {
+  std::vector<SendReceiveWork> works;
+  forEachRound(config, queues, [&](int delta, int to, int from) {
+    auto& outgoing = queues.to[static_cast<size_t>(to)];
+    auto& incoming = queues.from[static_cast<size_t>(from)];
+    SendReceiveWork& work = works.emplace_back();
+    if (!incoming.empty()) {
+      work.addressIsOpen = incoming.front().open;
+      work.window = incoming.front().window;
+    }
+    auto take = [&](std::deque<PendingMessage>& queue, int peer, bool sends) -> Message {
+      Message message{};
+      message.peer = -1;
+      if (queue.empty()) return message;
+      message = split(config, delta, peer, queue.front());
+      queue.pop_front();
+      if (delta != 0) needs.peers.push_back({peer, sends});
+      return message;
+    };
+    work.send = take(outgoing, to, true);
+    work.receive = take(incoming, from, false);
+  });
+  return works;
+}
+
+// Takes the first of `works` and adds them to the arguments of a launch, as many as fit. Returns
+// how many blocks they need.
+template <typename Arguments>
+int addRounds(std::span<const SendReceiveWork>& works, Arguments& arguments) {
+  const size_t count = std::min(works.size(), std::size(arguments.work));
+  int blocks = 0;
+  for (const SendReceiveWork& work : works.first(count)) {
+    for (const Message* message : {&work.send, &work.receive}) {
+      blocks = std::max(blocks, message->peer < 0 ? 0 : message->firstChannel + message->channels);
+    }
+    arguments.work[arguments.works++] = work;
+  }
+  works = works.subspan(count);
+  return blocks;
+}
+
+std::vector<SendReceiveLaunch> launchesOf(std::span<const SendReceiveWork> works) {
+  std::vector<SendReceiveLaunch> launches;
+  while (!works.empty()) {
+    SendReceiveLaunch& launch = launches.emplace_back();
+    launch.blocks = addRounds(works, launch.arguments);
+  }
+  return launches;
+}
+
+// All messages of both kinds, in one launch unless there are very many.
+std::vector<MessagesLaunch> launchesOf(const CommConfig& config,
+                                       std::span<const SendReceiveWork> works,
+                                       std::span<const device::DirectMessage> messages) {
+  std::vector<MessagesLaunch> launches;
+  while (!works.empty() || !messages.empty()) {
+    launches.push_back({std::make_shared<device::MessagesArguments>()});
+    device::MessagesArguments& arguments = *launches.back().arguments;
+    arguments.rank = config.rank;
+    arguments.ranks = config.ranks;
+    arguments.lineBits = config.directLineBits;
+    arguments.channels = addRounds(works, arguments);
+    const size_t count = std::min(messages.size(), std::size(arguments.message));
+    std::copy_n(messages.begin(), count, arguments.message);
+    arguments.messages = static_cast<int32_t>(count);
+    messages = messages.subspan(count);
+  }
+  return launches;
+}
 
 }  // namespace
 
@@ -233,66 +305,31 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
   MessageQueues direct = takeDirect(config, queues);
   addMessages(config, direct, packer, plan.needs);
 
-  Plan staged;
-  planStaged(config, queues, staged);
-  std::vector<DirectLaunch> launches = packer.take();
-  plan.needs.peers.insert(plan.needs.peers.end(), staged.needs.peers.begin(),
-                          staged.needs.peers.end());
-  const auto append = [&](const auto& more) { plan.launches.emplace_back(more); };
-  if (launches.size() > 1) {
-    // Some peer may send only after it has received more than one launch may send.
-    DirectStreams streams = streamsOf(config, launches);
-    for (const DirectLaunch& launch : streams.first) append(launch);
-    for (const DirectStreamsLaunch& launch : streams.messages) append(launch);
-    launches.clear();
+  const std::vector<SendReceiveWork> staged = planRounds(config, queues, plan.needs);
+  const std::vector<DirectLaunch> launches = packer.take();
+  const auto append = [&](const auto& more) {
+    for (const auto& launch : more) plan.launches.emplace_back(launch);
+  };
+  if (launches.size() > 1 || staged.size() > device::kMaxSendReceiveWorks) {
+    // Some peer may send only after it has received more than one launch may send, or what other
+    // messages of this group bring.
+    const DirectStreams streams = streamsOf(config, launches);
+    append(streams.first);
+    append(launchesOf(config, staged, streams.messages));
+    return;
   }
-  if (staged.launches.empty() || launches.empty()) {
-    for (const DirectLaunch& launch : launches) append(launch);
-    for (const Launch& launch : staged.launches) append(launch);
+  if (staged.empty() || launches.empty()) {
+    append(launches);
+    append(launchesOf(staged));
     return;
   }
   // A peer may send here only after it has received there, or the other way around, so neither part
   // may wait for the other: direct messages are sent, which waits for nobody, before the staged
   // ones and received after them.
   const auto [sends, rest] = splitDirections(launches.front());
-  if (sends) append(*sends);
-  for (const Launch& launch : staged.launches) append(launch);
-  if (rest) append(*rest);
+  if (sends) plan.launches.emplace_back(*sends);
+  append(launchesOf(staged));
+  if (rest) plan.launches.emplace_back(*rest);
 }
-
-namespace {
-
-void planStaged(const CommConfig& config, MessageQueues& queues, Plan& plan) {
-  SendReceiveLaunch launch{};
-  auto endLaunch = [&] {
-    if (launch.arguments.works > 0) plan.launches.emplace_back(launch);
-    launch = {};
-  };
-  forEachRound(config, queues, [&](int delta, int to, int from) {
-    auto& outgoing = queues.to[static_cast<size_t>(to)];
-    auto& incoming = queues.from[static_cast<size_t>(from)];
-    if (launch.arguments.works == device::kMaxSendReceiveWorks) endLaunch();
-    SendReceiveWork& work = launch.arguments.work[launch.arguments.works++];
-    if (!incoming.empty()) {
-      work.addressIsOpen = incoming.front().open;
-      work.window = incoming.front().window;
-    }
-    auto take = [&](std::deque<PendingMessage>& queue, int peer, bool sends) -> Message {
-      Message message{};
-      message.peer = -1;
-      if (queue.empty()) return message;
-      message = split(config, delta, peer, queue.front());
-      queue.pop_front();
-      if (delta != 0) plan.needs.peers.push_back({peer, sends});
-      launch.blocks = std::max(launch.blocks, message.firstChannel + message.channels);
-      return message;
-    };
-    work.send = take(outgoing, to, true);
-    work.receive = take(incoming, from, false);
-  });
-  endLaunch();
-}
-
-}  // namespace
 
 }  // namespace unisono::plan

@@ -57,16 +57,18 @@ Prepared prepare(const LaunchContext& context, plan::DirectLaunch& launch) {
           &arguments};
 }
 
-Prepared prepare(const LaunchContext& context, plan::DirectStreamsLaunch& launch) {
-  device::DirectStreamsArguments& arguments = launch.arguments;
+Prepared prepare(const LaunchContext& context, plan::MessagesLaunch& launch) {
+  device::MessagesArguments& arguments = *launch.arguments;
   arguments.memory = *context.direct;
+  arguments.communicator = context.communicator;
   arguments.abortFlag = context.abortFlag;
   arguments.launchFlag = context.launchFlag;
   arguments.mark = context.mark;
-  return {device::directStreamsKernel(),
-          {.blocks = 2 * (arguments.ranks - 1),
-           .threadsPerBlock = device::kDirectMaxThreads,
-           .argumentBytes = launch.argumentBytes()},
+  return {device::messagesKernel(),
+          {.blocks = launch.blocks(),
+           .threadsPerBlock = device::kChannelThreads,
+           .groupsPerBlock = device::kSendReceiveGroups,
+           .argumentBytes = sizeof(arguments)},
           &arguments};
 }
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <random>
@@ -400,6 +403,112 @@ TEST(GroupsOfSeveral, ManySmallMessagesReceivedOneByOneBeforeTheFirstIsSent) {
     });
   }
 }
+
+// As synchronize(), but a program that hangs ends.
+void synchronizeSoon(cudaStream_t stream, const std::string& what) {
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::seconds(kSanitized ? 90 : 30);
+  while (!device::isIdle(stream)) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      std::fprintf(stderr, "deadlock: %s\n", what.c_str());
+      std::_Exit(1);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  check(unisonoHostStreamSynchronize(stream));
+}
+
+// In a group none of the messages waits for one of another size, direction or peer. Rank 0 has
+// everything in a group, more than one launch of small messages can move, and larger ones between
+// them; the other ranks make their calls one after the other, and wait for each.
+class LongGroups : public ::testing::TestWithParam<int> {};
+
+TEST_P(LongGroups, OfMessagesOfAllSizesWaitForNoOrder) {
+  const int n = GetParam();
+  // Peers that share a channel for larger messages wait for each other.
+  const Setting channels("NCCL_MIN_P2P_NCHANNELS", "4");
+  const Ranks ranks(n);
+  std::vector<DeviceBuffer> tiny;
+  for (int rank = 0; rank < n; rank++) tiny.emplace_back(ranks.device(rank), 1);
+  for (unsigned seed = 0; seed < static_cast<unsigned>(scaled(8, 2)); seed++) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    struct Letter {
+      int peer;
+      bool fromPeer;
+      size_t bytes, place;
+    };
+    std::vector<Letter> letters;
+    size_t total = 0;
+    const auto add = [&](size_t bytes) {
+      const int peer = 1 + static_cast<int>(random() % static_cast<unsigned>(n - 1));
+      letters.push_back({peer, random() % 2 == 0, bytes, total});
+      total += bytes;
+    };
+    // The streams to a rank hold 1 MiB that it has not taken yet.
+    for (int i = 0; i < 16 * (n - 1); i++) add(200'000 + random() % 60'000);
+    for (int i = 0; i < 4 * (n - 1); i++) add(300'000 + random() % 900'000);
+    std::shuffle(letters.begin(), letters.end(), random);
+    // What rank 0 exchanges with a rank is in the same order on both; its directions are not.
+    const bool sendsFirst = random() % 2 == 0;
+    const auto orders = [&](int rank) {
+      std::vector<Letter> order;
+      for (const Letter& letter : letters) {
+        if (letter.peer == rank) order.push_back(letter);
+      }
+      std::stable_partition(order.begin(), order.end(),
+                            [&](const Letter& letter) { return letter.fromPeer == sendsFirst; });
+      return order;
+    };
+    const auto valueOf = [](const Letter& letter, size_t i) {
+      return static_cast<char>(i * 7 + i / 1000 + letter.place);
+    };
+    // Connecting, which only the first messages do, takes all calls of both ranks.
+    ranks.inGroup([&](int rank) {
+      for (int peer = 0; peer < n; peer++) {
+        if (peer == rank) continue;
+        void* bytes = tiny[static_cast<size_t>(rank)].as();
+        EXPECT_OK(ncclSend(bytes, 1, ncclInt8, peer, ranks.comm(rank), ranks.stream(rank)));
+        EXPECT_OK(ncclRecv(bytes, 1, ncclInt8, peer, ranks.comm(rank), ranks.stream(rank)));
+      }
+    });
+    ranks.synchronize();
+    onThreads(n, [&](int rank) {
+      DeviceBuffer buffer(ranks.device(rank), total);
+      const ncclComm_t comm = ranks.comm(rank);
+      const cudaStream_t stream = ranks.stream(rank);
+      const std::vector<Letter> order = rank == 0 ? letters : orders(rank);
+      const auto sends = [&](const Letter& letter) { return letter.fromPeer == (rank != 0); };
+      const auto call = [&](const Letter& letter) {
+        char* at = buffer.as<char>() + letter.place;
+        const int peer = rank == 0 ? letter.peer : 0;
+        check(sends(letter) ? ncclSend(at, letter.bytes, ncclInt8, peer, comm, stream)
+                            : ncclRecv(at, letter.bytes, ncclInt8, peer, comm, stream));
+      };
+      for (const Letter& letter : order) {
+        char* at = buffer.as<char>() + letter.place;
+        for (size_t i = 0; i < letter.bytes; i++) at[i] = sends(letter) ? valueOf(letter, i) : '-';
+      }
+      if (rank == 0) check(ncclGroupStart());
+      for (const Letter& letter : order) {
+        call(letter);
+        if (rank != 0) {
+          synchronizeSoon(stream, "a message of rank " + std::to_string(rank));
+        }
+      }
+      if (rank == 0) check(ncclGroupEnd());
+      synchronizeSoon(stream, "the group of rank 0, or calls of another");
+      for (const Letter& letter : order) {
+        const char* at = buffer.as<char>() + letter.place;
+        for (size_t i = 0; i < letter.bytes; i++) {
+          if (at[i] != valueOf(letter, i)) throw std::runtime_error("wrong bytes");
+        }
+      }
+    });
+    if (HasFailure()) return;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, LongGroups, ::testing::Values(2, 3, 5));
 
 // After the first call of a kind, no call waits on the CPU for another rank, however large it is:
 // one thread can make the calls of all ranks one after the other, without a group.

@@ -200,7 +200,7 @@ TEST(DirectPlan, LongGroupsAreLaunchedAsStreams) {
   ASSERT_EQ(copies.works, 1);
   EXPECT_TRUE(copies.work[0].own);
   EXPECT_EQ(copies.work[0].to | copies.work[0].from, 0);
-  const auto& streams = std::get<DirectStreamsLaunch>(plan.launches[1]).arguments;
+  const device::MessagesArguments& streams = *std::get<MessagesLaunch>(plan.launches[1]).arguments;
   ASSERT_EQ(streams.messages, 10);
   std::vector<uint32_t> sentToLast;  // in order: the all-to-all comes before all messages
   for (int m = 0; m < streams.messages; m++) {
@@ -215,7 +215,41 @@ TEST(DirectPlan, LongGroupsAreLaunchedAsStreams) {
   const Plan inPlace = makePlan(directConfig(0, 3), tasks);
   ASSERT_EQ(inPlace.launches.size(), 2u);
   EXPECT_EQ(argumentsOf(inPlace.launches[0]).work[0].to, 0b11);
-  EXPECT_EQ(std::get<DirectStreamsLaunch>(inPlace.launches[1]).arguments.messages, 6);
+  EXPECT_EQ(std::get<MessagesLaunch>(inPlace.launches[1]).arguments->messages, 6);
+}
+
+// Larger messages of such a group are in the same launch, so that no kind waits for the other.
+TEST(DirectPlan, LongGroupsOfBothKindsAreOneLaunch) {
+  const auto tasksOf = [](int small, int large) {
+    std::vector<Task> tasks;
+    for (int m = 0; m < std::max(small, large); m++) {
+      if (m < small) tasks.push_back(taskOf(Call::send, 100, device::DataType::uint8, 1));
+      if (m < large) tasks.push_back(taskOf(Call::receive, 9000, device::DataType::uint8, 2));
+    }
+    return tasks;
+  };
+  const CommConfig config = directConfig(0, 3);
+  const Plan plan = makePlan(config, tasksOf(60, 5));
+  ASSERT_EQ(plan.launches.size(), 1u);
+  const auto& launch = std::get<MessagesLaunch>(plan.launches[0]);
+  EXPECT_EQ(launch.arguments->messages, 60);
+  EXPECT_EQ(launch.arguments->works, 5);
+  const int first = firstMessageChannel(config, 2, 0);
+  EXPECT_EQ(launch.arguments->work[4].receive.firstChannel, first);
+  EXPECT_EQ(launch.arguments->channels, first + launch.arguments->work[4].receive.channels);
+  EXPECT_EQ(launch.blocks(), launch.arguments->channels + 2);
+
+  // Several launches where one has no room, with nothing left out.
+  for (const auto& [small, large] :
+       {std::pair(1100, 3), std::pair(60, 200), std::pair(2100, 300)}) {
+    int messages = 0, works = 0;
+    for (const Launch& one : makePlan(config, tasksOf(small, large)).launches) {
+      messages += std::get<MessagesLaunch>(one).arguments->messages;
+      works += std::get<MessagesLaunch>(one).arguments->works;
+    }
+    EXPECT_EQ(messages, small);
+    EXPECT_EQ(works, large);
+  }
 }
 
 CommConfig wideConfig(int rank, int ranks, const char* algorithms, const char* protocols) {

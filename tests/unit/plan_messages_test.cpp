@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <random>
+#include <span>
 
 #include "base/error.h"
 #include "plan_testing.h"
@@ -16,6 +17,20 @@ namespace {
 using device::Message;
 using device::SendReceiveWork;
 
+// What a launch does, of either kind.
+struct Rounds {
+  int blocks;
+  std::span<const SendReceiveWork> works;
+};
+Rounds roundsOf(const Launch& launch) {
+  if (const auto* few = std::get_if<SendReceiveLaunch>(&launch)) {
+    return {few->blocks, {few->arguments.work, static_cast<size_t>(few->arguments.works)}};
+  }
+  const auto& many = std::get<MessagesLaunch>(launch);
+  EXPECT_EQ(many.arguments->messages, 0);
+  return {many.blocks(), {many.arguments->work, static_cast<size_t>(many.arguments->works)}};
+}
+
 // Runs the launches of all ranks as the device would: the launches of a rank one after another; in
 // a launch, for each channel, one group that sends and one that receives, each through its list in
 // order. A send meets the receive at the other end of its connection; both take that step together,
@@ -25,7 +40,7 @@ class Model {
   explicit Model(std::vector<Plan> plans) : plans_(std::move(plans)), ranks_(plans_.size()) {
     for (size_t rank = 0; rank < plans_.size(); rank++) {
       for (const Launch& launch : plans_[rank].launches) {
-        ranks_[rank].launches.push_back(&std::get<SendReceiveLaunch>(launch));
+        ranks_[rank].launches.push_back(roundsOf(launch));
       }
       load(rank);
     }
@@ -57,7 +72,7 @@ class Model {
  private:
   using Lists = std::map<int, std::deque<const SendReceiveWork*>>;  // by channel
   struct Rank {
-    std::vector<const SendReceiveLaunch*> launches;
+    std::vector<Rounds> launches;
     size_t next = 0;  // the launch that runs
     Lists sends, receives;
   };
@@ -67,10 +82,9 @@ class Model {
     rank.sends.clear();
     rank.receives.clear();
     if (rank.next == rank.launches.size()) return;
-    const SendReceiveLaunch& launch = *rank.launches[rank.next];
+    const Rounds& launch = rank.launches[rank.next];
     const auto self = static_cast<int>(index);
-    for (int w = 0; w < launch.arguments.works; w++) {
-      const SendReceiveWork& work = launch.arguments.work[w];
+    for (const SendReceiveWork& work : launch.works) {
       list(work, work.send, launch.blocks, rank.sends);
       if (work.receive.peer != self) list(work, work.receive, launch.blocks, rank.receives);
     }
@@ -142,9 +156,7 @@ std::vector<Plan> plansOf(const std::vector<std::vector<Task>>& tasks, int peerC
     const CommConfig config = configOf(rank, ranks, 4, peerChannels, channelsPerPeer);
     plans.push_back(makePlan(config, tasks[static_cast<size_t>(rank)]));
     for (const Launch& launch : plans.back().launches) {
-      const auto& messages = std::get<SendReceiveLaunch>(launch);
-      EXPECT_LE(messages.arguments.works, device::kMaxSendReceiveWorks);
-      EXPECT_LE(messages.blocks, peerChannels);
+      EXPECT_LE(roundsOf(launch).blocks, peerChannels);
     }
   }
   return plans;

@@ -604,20 +604,20 @@ UNISONO_DEVICE void directCall(const DirectCallArguments& arguments, const Direc
   if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
 }
 
-// A launch of messages without a limit of lines.
+// The direct messages to or from a peer, of a launch with any number of them.
 template <typename Stopped, typename SyncBlock>
-UNISONO_DEVICE void directStreams(const DirectStreamsArguments& arguments, const DirectLane& at,
-                                  Stopped stopped, SyncBlock syncBlock) {
-  if (at.lane == 0) markStart(arguments.mark, at.block, 0);
-  const DirectLaunch<DirectRanks<2, false>, DirectStreamsArguments> launch(arguments, at);
+UNISONO_DEVICE void directStream(const MessagesArguments& arguments, int peer, bool sends,
+                                 const DirectLane& at, Stopped stopped, SyncBlock syncBlock) {
+  const int block = arguments.channels + peer, group = sends ? 0 : 1;
+  if (at.lane == 0) markStart(arguments.mark, block, group);
+  const DirectLaunch<DirectRanks<2, false>, MessagesArguments> launch(arguments, at);
   const bool runs = !stopped();
-  const int peer = at.block / 2;
-  if (at.block % 2 == 0) {
+  if (sends) {
     launch.sendMessages(peer, runs, syncBlock);
   } else {
     launch.receiveMessages(peer, runs, syncBlock);
   }
-  if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
+  if (at.lane == 0) markEnd(arguments.mark, block, group);
 }
 
 // The halves of a work in a launch of several. They are called through tables, so that the compiler

@@ -103,8 +103,9 @@ UNISONO_DEVICE void receiveMessage(ThreadGroup& group, Block& block,
 }
 
 // All messages that the group of one direction has on a channel.
+template <typename Arguments>
 UNISONO_DEVICE void messageBlock(ThreadGroup& group, Block& block, bool sends, int channel,
-                                 const SendReceiveArguments& arguments) {
+                                 const Arguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
   if (group.isPoster()) markStart(arguments.mark, channel, sends ? 0 : 1);
   if (group.isLoader(0)) {

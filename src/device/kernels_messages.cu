@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/collective/direct.h"
+#include "device/collective/send_receive.h"
+#include "device/kernels.h"
+
+namespace unisono::device {
+namespace {
+
+using namespace cuda_target;
+
+__device__ __forceinline__ void run(ThreadGroup& group, int groupThreads, int firstThread,
+                                    Block& block, bool sends, const MessagesArguments& arguments) {
+  const int peer = static_cast<int>(blockIdx.x) - arguments.channels;
+  if (peer < 0) {
+    messageBlock(group, block, sends, static_cast<int>(blockIdx.x), arguments);
+    return;
+  }
+  const DirectLane at{peer, arguments.ranks - 1, static_cast<int>(threadIdx.x) - firstThread,
+                      groupThreads};
+  directStream(
+      arguments, peer, sends, at, [&] { return *arguments.launchFlag != 0; },
+      [&] { group.syncAll(); });
+}
+
+__global__ void __launch_bounds__(kChannelThreads, 1)
+    messages(const __grid_constant__ MessagesArguments arguments) {
+  __shared__ Block blocks[2];
+  constexpr int kSendWarps = kChannelThreads / kWarpSize / 2;
+  constexpr int kReceiveWarps = kChannelThreads / kWarpSize - kSendWarps;
+  if (threadIdx.x < kSendWarps * kWarpSize) {
+    ThreadGroup group(kSendWarps, 0, 1);
+    run(group, kSendWarps * kWarpSize, 0, blocks[0], true, arguments);
+  } else {
+    ThreadGroup group(kReceiveWarps, kSendWarps, 4);
+    run(group, kReceiveWarps * kWarpSize, kSendWarps * kWarpSize, blocks[1], false, arguments);
+  }
+}
+
+}  // namespace
+
+const void* messagesCudaFunction() {
+  return reinterpret_cast<const void*>(&messages);
+}
+
+}  // namespace unisono::device
