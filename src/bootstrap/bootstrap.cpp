@@ -91,6 +91,37 @@ std::unique_ptr<Bootstrap> Bootstrap::connect(std::span<const UniqueId> ids, int
   return result;
 }
 
+Listener Bootstrap::openSeat(const std::function<bool()>& aborted) const {
+  Address address = mailbox_->address();
+  address.port = 0;
+  return Listener(address, Wait(std::chrono::milliseconds(0), aborted));
+}
+
+std::unique_ptr<Bootstrap> Bootstrap::connectMembers(Listener listener, int rank,
+                                                     std::span<const Seat> seats,
+                                                     const Settings& settings,
+                                                     std::function<bool()> aborted,
+                                                     std::shared_ptr<PeerWatcher> watcher) const {
+  const int ranks = static_cast<int>(seats.size());
+  Membership membership;
+  membership.ranks = ranks;
+  membership.session = seats.front().secret;
+  membership.listener = std::move(listener);
+  membership.localize = mailbox_->localize();
+  auto local = LocalRanks::join(membership.session, rank);
+  auto mailbox = std::make_unique<Mailbox>(rank, std::move(membership),
+                                           MailboxTimes{.limit = timeoutOf(settings)},
+                                           std::move(aborted), std::move(watcher));
+  std::unique_ptr<Bootstrap> result(
+      new Bootstrap({rank, ranks, 1}, std::move(mailbox), std::move(local)));
+  result->mailbox_->learnAddresses(result->share([&] {
+    std::vector<Address> addresses;
+    for (const Seat& seat : seats) addresses.push_back(seat.listener);
+    return addresses;
+  }));
+  return result;
+}
+
 void Bootstrap::checkPeer(int peer) const {
   if (peer < 0 || peer >= ranks_) {
     throw invalidArgument("Rank {} of {} ranks does not exist", peer, ranks_).rank(rank_);

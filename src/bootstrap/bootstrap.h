@@ -19,6 +19,7 @@
 #include "bootstrap/local_ranks.h"
 #include "bootstrap/peer_watcher.h"
 #include "bootstrap/rank_tree.h"
+#include "bootstrap/socket.h"
 #include "bootstrap/unique_id.h"
 
 namespace unisono::bootstrap {
@@ -53,6 +54,19 @@ class Bootstrap {
     return connect(std::span(&id, 1), rank, ranks, settings, std::move(aborted),
                    std::move(watcher));
   }
+  // What a rank tells the others to become a member of another communicator of ranks of this one.
+  struct Seat {
+    Address listener;
+    Secret secret;  // that of the first member protects the connections
+  };
+  // A listener where this rank can be reached as it is for this communicator.
+  Listener openSeat(const std::function<bool()>& aborted) const;
+  // Connects the members, whose seats are in the order of their new ranks. The listener is the one
+  // of `rank`. There is no rendezvous: all of them know each other.
+  std::unique_ptr<Bootstrap> connectMembers(Listener listener, int rank,
+                                            std::span<const Seat> seats, const Settings& settings,
+                                            std::function<bool()> aborted,
+                                            std::shared_ptr<PeerWatcher> watcher) const;
   // Leaves, unless this rank has failed or has left.
   ~Bootstrap();
 
@@ -76,9 +90,10 @@ class Bootstrap {
   }
   // The same, without a copy for each of the ranks in this process.
   template <typename T>
-  std::shared_ptr<const std::vector<T>> allGatherShared(const T& value) {
+  std::shared_ptr<const std::vector<T>> allGatherShared(const T& value,
+                                                        const std::function<void()>& check = {}) {
     static_assert(std::is_trivially_copyable_v<T>);
-    const LocalRanks::Bytes bytes = gather(std::as_bytes(std::span(&value, 1)), {});
+    const LocalRanks::Bytes bytes = gather(std::as_bytes(std::span(&value, 1)), check);
     return share([&] {
       std::vector<T> all(static_cast<size_t>(ranks_));
       std::memcpy(all.data(), bytes->data(), bytes->size());
@@ -125,8 +140,6 @@ class Bootstrap {
   // has told.
   void failAttempt(uint64_t number, std::string_view cause) noexcept;
   std::optional<Error> attemptFailure(uint64_t number) const;
-  // How many all-gathers this rank has begun: the same on every rank that is in the same one.
-  uint64_t collectivesBegun() const { return collectives_; }
 
   // Calls `handler` with each message of `tag` instead of keeping it for receive(), also with those
   // that have arrived already, in the order of each sender. It is called on any thread with a lock

@@ -99,6 +99,9 @@ class Mailbox final : private Reactor::Handler {
   // first.
   using AddressTable = std::shared_ptr<const std::vector<Address>>;
   void learnAddresses(AddressTable addresses);
+  // Where this rank listens, and how it reads the addresses of others.
+  const Address& address() const { return listener_.address(); }
+  const std::function<Address(const Address&)>& localize() const { return localize_; }
   // Whether this rank can connect to that one, or is connected.
   bool reaches(int peer) const;
 

@@ -58,28 +58,44 @@ std::shared_ptr<Communicator> makeTogether(const Attempt& attempt, const Make& m
   }
 }
 
-// A failure of `attempt`, if it is one, ends the wait for the other ranks.
-std::shared_ptr<Communicator> join(runtime::Runtime& runtime,
-                                   std::span<const bootstrap::UniqueId> ids, int rank, int ranks,
-                                   int device, const Settings& settings, const Options& options,
-                                   std::shared_ptr<Health> health,
-                                   const std::optional<Attempt>& attempt = std::nullopt) {
+// Makes a communicator over the bootstrap that `connect` returns. A failure of `attempt`, if it is
+// one, ends the wait for the other ranks.
+template <typename Connect>
+std::shared_ptr<Communicator> joinOver(const Connect& connect, runtime::Runtime& runtime,
+                                       int device, const Settings& settings, const Options& options,
+                                       uint64_t id, std::shared_ptr<Health> health,
+                                       const std::optional<Attempt>& attempt) {
   const auto joining = std::make_shared<std::atomic<bool>>(true);
   const auto isGivenUp = [health, joining, attempt] {
     if (health->signal().raised()) return true;
     return joining->load() && attempt && attempt->failure().has_value();
   };
-  auto bootstrap = bootstrap::Bootstrap::connect(ids, rank, ranks, settings, isGivenUp, health);
+  auto bootstrap = connect(isGivenUp, health);
   Options own = options;
-  own.id = hashOf(ids.front());
+  own.id = id;
   auto made =
       Communicator::create(runtime, std::move(bootstrap), device, settings, own, std::move(health));
   joining->store(false);
   return made;
 }
 
+std::shared_ptr<Communicator> join(runtime::Runtime& runtime,
+                                   std::span<const bootstrap::UniqueId> ids, int rank, int ranks,
+                                   int device, const Settings& settings, const Options& options,
+                                   std::shared_ptr<Health> health,
+                                   const std::optional<Attempt>& attempt = std::nullopt) {
+  const auto connect = [&](const auto& isGivenUp, const std::shared_ptr<Health>& watcher) {
+    return bootstrap::Bootstrap::connect(ids, rank, ranks, settings, isGivenUp, watcher);
+  };
+  return joinOver(connect, runtime, device, settings, options, hashOf(ids.front()),
+                  std::move(health), attempt);
+}
+
+// What a rank says in a split. The seat is nothing where it has no color, or could not listen.
 struct SplitChoice {
   int32_t color, key, rank;
+  uint32_t hasSeat;
+  bootstrap::Bootstrap::Seat seat;
 };
 
 // What a rank knows of a growth.
@@ -113,8 +129,7 @@ bootstrap::UniqueId agreeOnGrowth(const std::vector<GrowChoice>& choices) {
   return bootstrap::unpackUniqueId(maker->id);
 }
 
-// Messages about new communicators, numbered from here.
-constexpr uint64_t kSplitTag = uint64_t{0x73706c6974} << 16;
+// Messages about shrinks, numbered from here.
 constexpr uint64_t kShrinkTag = uint64_t{0x736872696e6b} << 16;
 
 template <typename Range>
@@ -133,14 +148,14 @@ std::function<void()> checkOf(const std::shared_ptr<Health>& health) {
 
 // Returns the id of a new communicator of `members`, ranks of `parent`. The first of them makes it
 // and sends it to the others, or why there is none, over the connections of the parent, whose
-// failure does not matter. With `awaitsAll` it does so only when all have called this function, so
-// that nobody waits at a rendezvous for one who does not come. `check` throws to end a wait.
+// failure does not matter. It does so only when all have called this function, so that nobody waits
+// at a rendezvous for one who does not come. `check` throws to end a wait.
 bootstrap::UniqueId agreeOnId(Communicator& parent, std::span<const int> members, uint64_t tag,
-                              bool awaitsAll, const std::function<void()>& check) {
+                              const std::function<void()>& check) {
   bootstrap::Bootstrap& network = parent.bootstrap();
   const int first = members.front();
   if (network.rank() != first) {
-    if (awaitsAll) network.sendAfterFailure(first, tag, {}, check);
+    network.sendAfterFailure(first, tag, {}, check);
     const std::vector<std::byte> answer = network.receiveAfterFailure(first, tag, check);
     if (answer.size() == bootstrap::kUniqueIdBytes) {
       return bootstrap::unpackUniqueId(
@@ -153,9 +168,7 @@ bootstrap::UniqueId agreeOnId(Communicator& parent, std::span<const int> members
   std::vector<std::byte> answer;
   std::optional<Error> failure;
   try {
-    if (awaitsAll) {
-      for (const int member : members.subspan(1)) network.receiveAfterFailure(member, tag, check);
-    }
+    for (const int member : members.subspan(1)) network.receiveAfterFailure(member, tag, check);
     Settings settings = parent.settings();
     settings.commId.clear();
     id = bootstrap::createUniqueId(settings);
@@ -178,14 +191,42 @@ bootstrap::UniqueId agreeOnId(Communicator& parent, std::span<const int> members
 // Joins the new communicator of `members` under the id that they agree on.
 std::shared_ptr<Communicator> joinMembers(Communicator& parent, std::span<const int> members,
                                           const bootstrap::UniqueId& id, const Options& options,
-                                          std::shared_ptr<Health> health,
-                                          const std::optional<Attempt>& attempt = std::nullopt) {
+                                          std::shared_ptr<Health> health) {
   Settings settings = parent.settings();
   settings.commId.clear();
   const auto mine = std::find(members.begin(), members.end(), parent.rank());
   return join(parent.runtime(), std::span(&id, 1), static_cast<int>(mine - members.begin()),
               static_cast<int>(members.size()), parent.device(), settings, options,
-              std::move(health), attempt);
+              std::move(health));
+}
+
+// Joins the members of a split, who have told each other where they listen.
+std::shared_ptr<Communicator> joinSeats(Communicator& parent,
+                                        std::span<const SplitChoice* const> members,
+                                        bootstrap::Listener listener, const Options& options,
+                                        std::shared_ptr<Health> health, const Attempt& attempt) {
+  std::vector<bootstrap::Bootstrap::Seat> seats;
+  int rank = 0;
+  for (const SplitChoice* member : members) {
+    if (member->hasSeat == 0) {
+      throw Error(ErrorCode::remoteError,
+                  fmt::format("Rank {} cannot take part in the split", member->rank))
+          .rank(parent.rank())
+          .peer(member->rank);
+    }
+    if (member->rank == parent.rank()) rank = static_cast<int>(seats.size());
+    seats.push_back(member->seat);
+  }
+  Settings settings = parent.settings();
+  settings.commId.clear();
+  const auto connect = [&](const auto& isGivenUp, const std::shared_ptr<Health>& watcher) {
+    return parent.bootstrap().connectMembers(std::move(listener), rank, seats, settings, isGivenUp,
+                                             watcher);
+  };
+  Fnv id;
+  for (const uint64_t part : seats.front().secret) id.add(part);
+  return joinOver(connect, parent.runtime(), parent.device(), settings, options, id.value(),
+                  std::move(health), attempt);
 }
 
 }  // namespace
@@ -207,29 +248,33 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
       throw invalidUsage("The split was aborted").rank(parent->rank());
     }
     bootstrap::Bootstrap& network = parent->bootstrap();
-    std::vector<SplitChoice> choices =
-        network.allGather(SplitChoice{color, key, network.rank()}, checkOf(health));
-    // One number for each new communicator, that of its first rank.
-    const uint64_t firstAttempt = network.numberAttempts(choices.size());
-    std::erase_if(choices, [color](const SplitChoice& choice) { return choice.color != color; });
-    if (color == kNoColor) {
-      turn->end();
-      return nullptr;
+    SplitChoice mine{color, key, network.rank(), 0, {}};
+    bootstrap::Listener listener;
+    std::optional<Error> failure;  // for later, as the others wait for this rank
+    if (color != kNoColor) {
+      try {
+        listener = network.openSeat([health] { return health->signal().raised(); });
+        mine.seat = {listener.address(), bootstrap::randomSecret()};
+        mine.hasSeat = 1;
+      } catch (const Error& error) {
+        failure = error;
+      }
     }
-    std::stable_sort(choices.begin(), choices.end(),
-                     [](const SplitChoice& a, const SplitChoice& b) { return a.key < b.key; });
-    std::vector<int> members;
-    for (const SplitChoice& choice : choices) members.push_back(choice.rank);
-    const Attempt attempt{parent.get(), firstAttempt + static_cast<uint64_t>(members.front())};
-    const auto check = [parent, checkNew = checkOf(health)] {
-      checkNew();
-      if (parent->health().hasFailed()) throw *parent->health().error();
-    };
+    const auto choices = network.allGatherShared(mine, checkOf(health));
+    // One number for each new communicator, that of its first rank.
+    const uint64_t firstAttempt = network.numberAttempts(choices->size());
+    turn->end();
+    if (color == kNoColor) return nullptr;
+    std::vector<const SplitChoice*> members;
+    for (const SplitChoice& choice : *choices) {
+      if (choice.color == color) members.push_back(&choice);
+    }
+    std::ranges::stable_sort(members, {}, [](const SplitChoice* choice) { return choice->key; });
+    const Attempt attempt{parent.get(),
+                          firstAttempt + static_cast<uint64_t>(members.front()->rank)};
     return makeTogether(attempt, [&] {
-      const bootstrap::UniqueId id =
-          agreeOnId(*parent, members, kSplitTag + network.collectivesBegun(), false, check);
-      turn->end();
-      return joinMembers(*parent, members, id, options, std::move(health), attempt);
+      if (failure) throw *failure;
+      return joinSeats(*parent, members, std::move(listener), options, std::move(health), attempt);
     });
   };
 }
@@ -285,7 +330,7 @@ Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
   }
   return [=, number = parent->beginShrink()](std::shared_ptr<Health> health) {
     const bootstrap::UniqueId id =
-        agreeOnId(*parent, members, kShrinkTag + number, true, checkOf(health));
+        agreeOnId(*parent, members, kShrinkTag + number, checkOf(health));
     return joinMembers(*parent, members, id, options, std::move(health));
   };
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "collective_case.h"
 
@@ -68,6 +69,25 @@ TEST_P(Scale, AllReduceIsRight) {
   {
     const Stopwatch watch("init of " + std::to_string(nodes * kRanksPerNode) + " ranks");
     ranks = std::make_unique<Ranks>(nodes, kRanksPerNode);
+  }
+  std::vector<ncclComm_t> halves(static_cast<size_t>(ranks->size()));
+  {
+    const Stopwatch watch("split in two");
+    ranks->inGroup([&](int rank) {
+      check(ncclCommSplit(ranks->comm(rank), rank % 2, -rank, &halves[static_cast<size_t>(rank)],
+                          nullptr));
+    });
+  }
+  for (int rank = 0; rank < ranks->size(); rank++) {
+    int number = -1, count = 0;
+    ASSERT_OK(ncclCommUserRank(halves[static_cast<size_t>(rank)], &number));
+    ASSERT_OK(ncclCommCount(halves[static_cast<size_t>(rank)], &count));
+    EXPECT_EQ(number, (ranks->size() - 1 - rank) / 2) << "in the order of the keys";
+    EXPECT_EQ(count, ranks->size() / 2);
+  }
+  {
+    const Stopwatch watch("destroy the halves");
+    for (ncclComm_t half : halves) ASSERT_OK(ncclCommDestroy(half));
   }
   // The first call connects.
   for (const size_t count : {1, 1000, 100'000}) {
