@@ -324,7 +324,10 @@ std::shared_ptr<void> HostRuntime::createStream(int device) {
   checkProcess();
   auto stream = std::make_shared<HostStream>(*executor_, device, deviceAt(device).virtualClock);
   std::lock_guard lock(streamsMutex_);
-  std::erase_if(streams_, [](const auto& entry) { return entry.second.expired(); });
+  if (streams_.size() >= sweepAt_) {
+    std::erase_if(streams_, [](const auto& entry) { return entry.second.expired(); });
+    sweepAt_ = 2 * streams_.size() + 64;
+  }
   captures_.erase(stream.get());  // of a stream that ended before its capture
   streams_[stream.get()] = stream;
   return stream;

@@ -131,6 +131,7 @@ class HostRuntime final : public Runtime {
   std::vector<BrokenRange> broken_;
   std::mutex streamsMutex_;
   std::map<void*, std::weak_ptr<HostStream>> streams_;
+  size_t sweepAt_ = 64;  // when streams_ has so many, those that have ended are dropped
   std::map<HostStream*, std::shared_ptr<HostGraph>> captures_;  // of streams that are captured
   std::unique_ptr<Executor> executor_;
 };
