@@ -167,6 +167,35 @@ TEST(Replays, OfMessagesThatHangAreExplained) {
   EXPECT_THAT(text, HasSubstr("Recv(count 64, int32) from rank 0, replay 2 of captured call 1"));
 }
 
+// What is captured is not compared until it hangs.
+TEST(Replays, OfDifferentCallsAreNamedWhenTheyHang) {
+  const Log log;
+  const Pipe pipe;
+  const Meeting done;
+  expectAllPass(runChildren(2, [&](int process) {
+    const Rank rank(log, pipe, process, 2);
+    const DeviceBuffer large(process, 300'000 * sizeof(int));
+    const auto sum = [&](size_t count) {
+      check(ncclAllReduce(large.as(), large.as(), count, ncclInt, ncclSum, rank.comm, rank.stream));
+    };
+    // Connects what both need, so that neither waits for that on the CPU.
+    sum(64);
+    sum(300'000);
+    rank.synchronize();
+    const Graph graph(rank.stream, [&] { sum(process == 0 ? 64 : 300'000); });
+    graph.launch();
+    EXPECT_TRUE(log.waitForReport());
+    done.wait(process);
+    check(ncclCommAbort(rank.comm));
+    rank.synchronize();
+  }));
+  const std::string text = log.text();
+  EXPECT_THAT(text, HasSubstr("arrived with another call: "));
+  EXPECT_THAT(text, HasSubstr("rank 0 called AllReduce(count 64, int32, sum)"));
+  EXPECT_THAT(text, HasSubstr("rank 1 called AllReduce(count 300000, int32, sum)"));
+  EXPECT_THAT(text, HasSubstr("\"verdict\":\"different_calls\""));
+}
+
 // A rank that has destroyed its communicator took part in two replays and a call, and is missing in
 // the third replay: an error, not a hang.
 TEST(Replays, ThatNeedARankThatHasLeftFail) {

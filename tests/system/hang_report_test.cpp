@@ -180,6 +180,37 @@ TEST(HangReport, SaysThatTheMissingProcessIsStopped) {
   EXPECT_THAT(text, ContainsRegex("next: +Let process [0-9]+ go on \\(kill -CONT [0-9]+\\)"));
 }
 
+// Rank 2 waits for the connections of the others and is stopped; then they make the call as well.
+TEST(HangReport, SaysThatRanksStillConnect) {
+  const Log log;
+  const Pipe pipe, toHelper, stopped;
+  expectAllPass(runChildren(4, [&](int process) {
+    if (process == 3) {
+      const auto victim = toHelper.read<pid_t>();
+      std::this_thread::sleep_for(
+          milliseconds(1000));  // it is in its call, and its table is mapped
+      ::kill(victim, SIGSTOP);
+      for (const int rank : {0, 1}) stopped.write(rank);
+      EXPECT_TRUE(log.waitForReport());
+      ::kill(victim, SIGCONT);
+      return;
+    }
+    const Rank rank(log, pipe, process, 3);
+    if (process == 2) {
+      toHelper.write(::getpid());
+    } else {
+      stopped.read<int>();
+    }
+    check(rank.sum(kManyInts));
+    rank.finish();
+  }));
+  const std::string text = log.text();
+  EXPECT_THAT(text, HasSubstr("still connecting or held up before the launch: ranks 0-2\n"));
+  EXPECT_THAT(text, HasSubstr("not arrived:  none\n"));
+  EXPECT_THAT(text, HasSubstr("\"verdict\":\"not_connected\""));
+  EXPECT_THAT(text, ContainsRegex("next: +Let process [0-9]+ go on"));
+}
+
 // A rank stops while all are in the middle of a call, or before its kernel has begun.
 TEST(HangReport, SaysWhereAKernelIsStuck) {
   const Log log;
