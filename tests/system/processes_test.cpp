@@ -379,14 +379,24 @@ TEST(ProcessesOverSockets, HearOfConnectionsThatFail) {
   EXPECT_EQ(results, std::vector<int>({0, 0}));
 }
 
-// Two processes go on after a third one has died, again and again.
+// The resident memory of this process, in KiB.
+long residentMemory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmRSS:")) return std::atol(line.c_str() + 6);
+  }
+  return 0;
+}
+
+// Two processes go on after a third one has died, again and again: UNISONO_TEST_DEATHS times.
 TEST(ProcessesThatDie, AreReplacedManyTimes) {
-  constexpr int kDeaths = scaled(20, 3);
-  const Pipe toSecond;
-  std::vector<Pipe> toVictim(kDeaths);
-  const std::vector<int> results = runChildren(2 + kDeaths, [&](int process) {
+  const char* asked = std::getenv("UNISONO_TEST_DEATHS");
+  const int deaths = asked == nullptr ? scaled(20, 3) : std::atoi(asked);
+  const int settled = deaths / 10;  // the process has what it keeps by then
+  const Pipe toSecond, toVictims;
+  const std::vector<int> results = runChildren(2 + deaths, [&](int process) {
     if (process >= 2) {
-      const auto id = toVictim[static_cast<size_t>(process - 2)].read<ncclUniqueId>();
+      const auto id = toVictims.read<ncclUniqueId>();
       check(unisonoHostSetDevice(2));
       ncclComm_t comm = nullptr;
       check(ncclCommInitRank(&comm, 3, id, 2));
@@ -395,12 +405,13 @@ TEST(ProcessesThatDie, AreReplacedManyTimes) {
     }
     check(unisonoHostSetDevice(process));
     int descriptors = 0, threads = 0;
-    for (int death = 0; death < kDeaths; death++) {
+    long memory = 0;
+    for (int death = 0; death < deaths; death++) {
       ncclUniqueId id;
       if (process == 0) {
         id = newId();
         toSecond.write(id);
-        toVictim[static_cast<size_t>(death)].write(id);
+        toVictims.write(id);
       } else {
         id = toSecond.read<ncclUniqueId>();
       }
@@ -426,11 +437,11 @@ TEST(ProcessesThatDie, AreReplacedManyTimes) {
       useOnce(child, 300'000);
       check(ncclCommDestroy(comm));
       check(ncclCommDestroy(child));
-      if (death == 0) {
-        // The process has what it keeps by now.
+      if (death == settled) {
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
         descriptors = openDescriptors();
         threads = runningThreads();
+        memory = residentMemory();
       }
     }
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -440,6 +451,14 @@ TEST(ProcessesThatDie, AreReplacedManyTimes) {
     }
     EXPECT_LE(openDescriptors(), descriptors);
     EXPECT_LE(runningThreads(), threads);
+    constexpr long kAllowance = 16 << 10;  // KiB: freed memory that the allocator keeps
+    EXPECT_LE(residentMemory(), memory + kAllowance);
+    if (asked != nullptr) {
+      std::printf(
+          "process %d: %d descriptors (%d), %d threads (%d), %ld KiB (%ld) after %d deaths\n",
+          process, openDescriptors(), descriptors, runningThreads(), threads, residentMemory(),
+          memory, deaths);
+    }
   });
   for (size_t process = 0; process < results.size(); process++) {
     EXPECT_EQ(results[process], process < 2 ? 0 : 100 + SIGKILL) << "process " << process;
