@@ -99,6 +99,38 @@ TEST(Doctor, ShowsWhoHoldsUpACall) {
   EXPECT_EQ(results, std::vector<int>({0, 0, 0}));
 }
 
+// Rank 1 is late with its second replay.
+TEST(Doctor, ShowsTheReplayThatIsHeldUp) {
+  const Pipe pipe, first, mayGo;
+  const std::vector<int> results = runChildren(3, [&](int process) {
+    if (process == 2) {
+      const auto waiting = first.read<pid_t>();
+      const Output run = doctorUntil("not arrived: rank 1\n", std::to_string(waiting));
+      EXPECT_THAT(run.text,
+                  AllOf(HasSubstr("not arrived: rank 1\n"),
+                        HasSubstr("AllReduce(count 8, int32, sum), replay 2 of captured call 1")));
+      mayGo.write(1);
+      return;
+    }
+    const ncclComm_t comm = joinTwo(pipe, process);
+    const DeviceBuffer buffer(process, 8 * sizeof(int));
+    const DeviceStream stream(process);
+    unisonoHostGraph_t graph = nullptr;
+    check(unisonoHostStreamBeginCapture(stream));
+    check(ncclAllReduce(buffer.as(), buffer.as(), 8, ncclInt, ncclSum, comm, stream));
+    check(unisonoHostStreamEndCapture(stream, &graph));
+    check(unisonoHostGraphLaunch(graph, stream));
+    stream.synchronize();
+    if (process == 1) mayGo.read<int>();
+    if (process == 0) first.write(::getpid());
+    check(unisonoHostGraphLaunch(graph, stream));
+    stream.synchronize();
+    check(unisonoHostGraphDestroy(graph));
+    check(ncclCommDestroy(comm));
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0, 0}));
+}
+
 TEST(Doctor, SaysThatAProcessIsIdle) {
   const Ranks ranks(2);
   onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
