@@ -30,6 +30,7 @@ comm::Options optionsOf(const ncclConfig_t& config) {
   if (config.commName != nullptr) options.name = config.commName;
   if (config.netName != nullptr) options.network = config.netName;
   if (config.trafficClass != NCCL_CONFIG_UNDEF_INT) options.trafficClass = config.trafficClass;
+  options.collnet = config.collnetEnable == 1;
   return options;
 }
 

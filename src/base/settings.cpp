@@ -306,11 +306,14 @@ constexpr Row kRows[] = {
      "when the path to it is PXN or better, 2 whenever a GPU near it can forward them"},
     {"NCCL_NVLS_ENABLE", Number{&S::nvls, 0, 2, OutOfRange::useHighest}, "2",
      "allow the algorithm NVLS (0 off, 1 or 2 where the devices have multicast addresses)"},
-    {"NCCL_COLLNET_ENABLE", Flag{&S::collnet}, "0",
-     "allow the algorithms of networks that reduce: CollNetDirect, CollNetChain, NVLS between "
-     "nodes; so far only the one between simulated nodes does"},
+    {"NCCL_COLLNET_ENABLE", OptionalFlag{&S::collnet}, "as ncclConfig_t.collnetEnable, or 0",
+     "allow the algorithms of networks that reduce, through the CollNet part of the net plug-in: "
+     "CollNetDirect, CollNetChain, NVLS between nodes"},
     {"NCCL_COLLNET_NODE_THRESHOLD", Number{&S::collnetNodes, 1, 1 << 20}, "2",
      "minimum number of nodes of a communicator that uses these algorithms"},
+    {"NCCL_IGNORE_COLLNET_MISMATCH", Flag{&S::ignoreCollnetMismatch}, "0",
+     "do without these algorithms, in place of an error, where ranks have different CollNet "
+     "plug-ins"},
     {"NCCL_MNNVL_ENABLE", Number{&S::multiNodeNvlink, 0, 2, OutOfRange::useHighest}, "2",
      "use multi-node NVLink (0 off, 1 on, 2 automatic)"},
     {"NCCL_CROSS_NIC", Number{&S::crossNic, 0, 2, OutOfRange::useLowest}, "2",

@@ -98,27 +98,28 @@ struct Settings {
   int64_t zeroCopyBytes = int64_t{64} << 30;  // UNISONO_ZERO_COPY_BYTES
 
   // Paths and channels.
-  std::string graphFile;          // NCCL_GRAPH_FILE
-  std::string graphDumpFile;      // NCCL_GRAPH_DUMP_FILE
-  int64_t graphDumpRank = 0;      // NCCL_GRAPH_DUMP_FILE_RANK
-  bool p2pDisable = false;        // NCCL_P2P_DISABLE
-  std::string p2pLevel;           // NCCL_P2P_LEVEL: a path type
-  int64_t ignoreDisabledP2p = 0;  // NCCL_IGNORE_DISABLED_P2P: 0 report, 1 do not, 2 do not ask
-  int64_t p2pRead = -1;           // NCCL_P2P_READ_ENABLE: -1 automatic, 0 write, 1 read
-  bool verifyLinks = true;        // UNISONO_VERIFY_LINKS
-  bool nvbDisable = false;        // NCCL_NVB_DISABLE
-  bool shmDisable = false;        // NCCL_SHM_DISABLE
-  std::string gdrLevel;           // NCCL_NET_GDR_LEVEL: a path type
-  int64_t gdrRead = -1;           // NCCL_NET_GDR_READ: -1 automatic
-  bool gdrC2c = true;             // NCCL_NET_GDR_C2C
-  bool pxnDisable = false;        // NCCL_PXN_DISABLE
-  bool pxnC2c = true;             // NCCL_PXN_C2C
-  int64_t p2pPxnLevel = 2;        // NCCL_P2P_PXN_LEVEL
-  int64_t nvls = 2;               // NCCL_NVLS_ENABLE: 0 off
-  bool collnet = false;           // NCCL_COLLNET_ENABLE
-  int64_t collnetNodes = 2;       // NCCL_COLLNET_NODE_THRESHOLD
-  int64_t multiNodeNvlink = 2;    // NCCL_MNNVL_ENABLE: 0 off, 1 on, 2 automatic
-  int64_t crossNic = 2;           // NCCL_CROSS_NIC: 0 never, 1 always, 2 when it is faster
+  std::string graphFile;               // NCCL_GRAPH_FILE
+  std::string graphDumpFile;           // NCCL_GRAPH_DUMP_FILE
+  int64_t graphDumpRank = 0;           // NCCL_GRAPH_DUMP_FILE_RANK
+  bool p2pDisable = false;             // NCCL_P2P_DISABLE
+  std::string p2pLevel;                // NCCL_P2P_LEVEL: a path type
+  int64_t ignoreDisabledP2p = 0;       // NCCL_IGNORE_DISABLED_P2P: 0 report, 1 do not, 2 do not ask
+  int64_t p2pRead = -1;                // NCCL_P2P_READ_ENABLE: -1 automatic, 0 write, 1 read
+  bool verifyLinks = true;             // UNISONO_VERIFY_LINKS
+  bool nvbDisable = false;             // NCCL_NVB_DISABLE
+  bool shmDisable = false;             // NCCL_SHM_DISABLE
+  std::string gdrLevel;                // NCCL_NET_GDR_LEVEL: a path type
+  int64_t gdrRead = -1;                // NCCL_NET_GDR_READ: -1 automatic
+  bool gdrC2c = true;                  // NCCL_NET_GDR_C2C
+  bool pxnDisable = false;             // NCCL_PXN_DISABLE
+  bool pxnC2c = true;                  // NCCL_PXN_C2C
+  int64_t p2pPxnLevel = 2;             // NCCL_P2P_PXN_LEVEL
+  int64_t nvls = 2;                    // NCCL_NVLS_ENABLE: 0 off
+  int64_t collnet = -1;                // NCCL_COLLNET_ENABLE: -1 as ncclConfig_t says, 0 off, 1 on
+  int64_t collnetNodes = 2;            // NCCL_COLLNET_NODE_THRESHOLD
+  bool ignoreCollnetMismatch = false;  // NCCL_IGNORE_COLLNET_MISMATCH
+  int64_t multiNodeNvlink = 2;         // NCCL_MNNVL_ENABLE: 0 off, 1 on, 2 automatic
+  int64_t crossNic = 2;                // NCCL_CROSS_NIC: 0 never, 1 always, 2 when it is faster
 
   bool operator==(const Settings&) const = default;
 };

@@ -20,7 +20,7 @@ using transport::TransportKind;
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 584 && bootstrap::kProtocolVersion == 14,
+static_assert(sizeof(RankFacts) == 672 && bootstrap::kProtocolVersion == 15,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -95,6 +95,23 @@ void checkTuning(const RankFacts& first, const RankFacts& facts, size_t rank) {
     throw invalidUsage("Ranks 0 and {} have different files of UNISONO_TUNING_FILE", rank)
         .remedy("Give all ranks the same file");
   }
+}
+
+// Ranks that all want CollNet must have the same plug-in, unless the user can do without.
+void checkCollNet(const RankFacts& first, const RankFacts& facts, size_t rank) {
+  const CollNetFacts &a = first.collnet, &b = facts.collnet;
+  if (a.nodes == 0 || b.nodes == 0 || a.plugin == b.plugin) return;
+  if (a.ignoresMismatch != 0 && b.ignoresMismatch != 0) return;
+  const auto nameOf = [](const CollNetFacts& collnet) {
+    return collnet.plugin.front() == '\0' ? "none" : collnet.plugin.data();
+  };
+  throw Error(ErrorCode::systemError,
+              fmt::format("Ranks 0 and {} use different CollNet plug-ins: {} on {}, and {} on {}",
+                          rank, nameOf(a), first.hostName.data(), nameOf(b), facts.hostName.data()))
+      .remedy(
+          "Make the plug-in work on all ranks (earlier warnings say what fails), or set "
+          "NCCL_COLLNET_ENABLE=0 or NCCL_IGNORE_COLLNET_MISMATCH=1")
+      .rank(static_cast<int>(rank));
 }
 
 transport::ChainGraph chainGraphOf(const topology::Joined& joined, int channels) {
@@ -220,6 +237,7 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
               "alike")
           .rank(static_cast<int>(r));
     }
+    checkCollNet(first, facts, r);
     checkTuning(first, facts, r);
   }
   std::map<std::pair<uint64_t, std::array<std::byte, 16>>, size_t> devices;
@@ -293,6 +311,10 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
                       : automatic;
   };
 
+  Decision decision;
+  decision.joined = topology::join(places, bounds);
+  tuning::ModelInput input;
+  input.facts = tuning::factsOf(decision.joined);
   tuning::Allowed allowed = ranks.front().allowed;
   bool allReach = true, multicast = true, collnet = true;
   uint32_t transports = 0;
@@ -301,11 +323,14 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
     allReach = allReach && facts.reach.peers != 0;
     transports |= facts.reach.transports;
     multicast = multicast && facts.multicast != 0;
-    collnet = collnet && facts.collnetNodes != 0;
+    const CollNetFacts& own = facts.collnet;
+    collnet = collnet && own.nodes != 0 && own.plugin.front() != '\0' &&
+              own.plugin == ranks.front().collnet.plugin;
+    input.facts.collnetReductions &= own.reductions;
+    input.facts.collnetAllGather = input.facts.collnetAllGather && own.allGather != 0;
+    input.facts.collnetReduceScatter = input.facts.collnetReduceScatter && own.reduceScatter != 0;
   }
 
-  Decision decision;
-  decision.joined = topology::join(places, bounds);
   plan::CommConfig& config = decision.config;
   config.ranks = static_cast<int>(ranks.size());
   config.channels = decision.joined.channels();
@@ -324,8 +349,6 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   setPeerChannels(ranks, defaults, most > 0 ? std::min(most, mostForMessages) : mostForMessages,
                   config);
 
-  tuning::ModelInput input;
-  input.facts = tuning::factsOf(decision.joined);
   tuning::setLimits(allReach, input.facts);
   config.wide = input.facts.wide;
   config.wideOfferBytes = defaults.wideOfferBytes;
@@ -338,16 +361,16 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts.slotsOfHost = isUsed(TransportKind::hostMemory);
   decision.graphs.multicast = multicastGraphOf(decision.joined);
   const auto nvlsHeads = static_cast<int>(decision.graphs.multicast.heads.size());
-  input.facts.multicast = multicast && allReach && !input.facts.network && nvlsHeads > 0 &&
+  input.facts.multicast = multicast && allReach && nvlsHeads > 0 &&
                           input.facts.maxRanksPerNode <= device::kMaxMulticastRanks;
   for (const RankFacts& facts : ranks) {
-    collnet = collnet && decision.nodes >= facts.collnetNodes;
+    collnet = collnet && decision.nodes >= facts.collnet.nodes;
   }
-  input.facts.collnet =
-      collnet && allReach && !input.facts.network && decision.joined.collnetChannels() > 0;
+  input.facts.collnet = collnet && allReach && usesNetwork(ranks) && decision.nodes > 1 &&
+                        decision.joined.collnetChannels() > 0;
   if (input.facts.collnet) {
     decision.graphs.collnet = chainGraphOf(decision.joined, config.channels);
-    decision.graphs.multicast.hasNetwork = decision.nodes > 1;
+    decision.graphs.multicast.hasNetwork = true;
     decision.graphs.collnetDirect = headGraphOf(decision.joined, decision.joined.collnetHeads());
     decision.graphs.collnetDirect.hasNetwork = true;
   }

@@ -25,6 +25,16 @@ struct Reach {
   uint32_t transports;  // bit k: TransportKind k joins it to some rank of its node
 };
 
+// What a rank can do of CollNet. Plain data.
+struct CollNetFacts {
+  int32_t nodes;  // the fewest for which it is used; 0: not at all
+  int32_t ignoresMismatch;
+  std::array<char, 64> plugin;  // and its version; empty: none
+  // Second look, when the heads are connected:
+  uint64_t reductions;               // as tuning::CommFacts::collnetReductions
+  int32_t allGather, reduceScatter;  // 1: the plug-in has them
+};
+
 // What a rank says of itself in the first all-gather. Plain data; text is NUL-terminated.
 struct RankFacts {
   uint32_t layout;  // of this structure: differs between versions of the library
@@ -58,14 +68,12 @@ struct RankFacts {
   uint64_t fabric;        // NVLink fabric across hosts: equal where GPUs are in the same; 0: none
   diagnose::TablePlace calls;  // where the others see what this rank does
   int32_t multicast;           // 1: the device has multicast addresses, and the user wants them
-  // The minimum number of nodes for CollNet; 0: the network does not reduce, or the user forbids
-  // it.
-  int32_t collnetNodes;
   std::array<char, 64> networkName;  // what joins hosts: "Socket", or a plug-in and its version
-  Reach reach;                       // second look
+  CollNetFacts collnet;
+  Reach reach;  // second look
 };
 
-inline constexpr uint32_t kRankFactsLayout = 10 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 11 << 16 | sizeof(RankFacts);
 
 // The ranks of each host, by its hash, and how many devices all ranks use.
 struct Hosts {

@@ -158,7 +158,7 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
     for (size_t i = 0; i < links.size(); i++) {
       if (!links[i].network || !links[i].sends) continue;
       for (uint32_t slot = 0; slot < decision_->slots; slot++) {
-        addresses.push_back(counters_[i].tail + device::kSizesWord + slot);
+        addresses.push_back(counters_[i].tail + device::kReportsWord + slot);
       }
     }
   }
@@ -168,15 +168,16 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
     links[i].tail = values[2 * i];
     links[i].head = values[2 * i + 1];
   }
-  // The counters and sizes may have changed in between; they are those of a call that hangs.
-  auto sizes = values.begin() + static_cast<ptrdiff_t>(2 * links.size());
+  // The counters and reports may have changed in between; they are those of a call that hangs.
+  auto reports = values.begin() + static_cast<ptrdiff_t>(2 * links.size());
   for (diagnose::Link& link : links) {
     if (!link.network || !link.sends) continue;
     const uint64_t slots = std::min<uint64_t>(link.tail - link.head, decision_->slots);
     for (uint64_t step = link.tail - slots; step < link.tail; step++) {
-      link.bytesInFlight += sizes[static_cast<ptrdiff_t>(step % decision_->slots)];
+      const uint64_t report = reports[static_cast<ptrdiff_t>(step % decision_->slots)];
+      link.bytesInFlight += device::unpackReport(report).bytes;
     }
-    sizes += decision_->slots;
+    reports += decision_->slots;
   }
   return links;
 }

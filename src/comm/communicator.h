@@ -20,6 +20,7 @@
 #include "plugin/tuner.h"
 #include "transport/connector.h"
 #include "transport/launcher.h"
+#include "transport/net/collnet.h"
 #include "transport/net/network_driver.h"
 
 namespace unisono::comm {
@@ -32,6 +33,7 @@ struct Options {
   std::string network;  // as NCCL_NET, which wins
   static constexpr int kAnyTrafficClass = -1;
   int trafficClass = kAnyTrafficClass;  // of a network plug-in
+  bool collnet = false;                 // as NCCL_COLLNET_ENABLE, which wins
   uint64_t id = 0;                      // the same on all ranks, set by the library
 };
 
@@ -161,6 +163,7 @@ class Communicator {
   void agree(AllFacts ranks);
   void makeConnector();
   RankFacts facts();
+  AllFacts connectCollNet(const AllFacts& ranks, const std::vector<int>& ports);
   std::shared_ptr<const tuning::Advisor> makeTuner(const std::vector<RankFacts>& ranks,
                                                    const std::vector<topology::RankPlace>& places,
                                                    tuning::CostConstants& constants) const;
@@ -191,8 +194,10 @@ class Communicator {
   std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
   std::shared_ptr<const plugin::TunerLibrary> tunerLibrary_;  // null without a plug-in
   std::shared_ptr<const transport::NetworkDriver> network_;
-  std::vector<int> netPorts_;                 // see TransportOptions::ports
-  uint64_t id_ = 0;                           // the same on all ranks
+  std::vector<int> netPorts_;                                     // see TransportOptions::ports
+  std::shared_ptr<const plugin::CollNet> collNet_;                // null: it is not wanted
+  std::shared_ptr<const transport::CollNetConnections> reducer_;  // null: it is not used
+  uint64_t id_ = 0;                                               // the same on all ranks
   std::shared_ptr<const Decision> decision_;  // shared with the other ranks of the process
   plan::CommConfig config_;                   // of the decision, for this rank
   std::shared_ptr<memory::Arena> arena_;

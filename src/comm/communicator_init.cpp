@@ -73,8 +73,15 @@ tuning::MeasuredTable measurements(const Settings& settings) {
                                    settings.tuningFile);
 }
 
+// The CollNet device of a port; -1: none.
+int collectiveDevice(const plugin::CollNet& collNet, const std::string& port) {
+  const auto& devices = collNet.ports();
+  const auto found = std::ranges::find(devices, port, &plugin::NetPort::name);
+  return found == devices.end() ? -1 : static_cast<int>(found - devices.begin());
+}
+
 // The ports of a network for the topology.
-Ports portsOf(const transport::NetworkDriver& network) {
+Ports portsOf(const transport::NetworkDriver& network, const plugin::CollNet* collNet) {
   const auto known = network.ports();
   if (!known) return std::nullopt;
   std::vector<detect::NicPort> ports;
@@ -94,6 +101,7 @@ Ports portsOf(const transport::NetworkDriver& network) {
     added.connections = port.connections;
     // Data pass through memory of the host, whatever the port can reach.
     added.gdr = false;
+    added.collective = collNet != nullptr && collectiveDevice(*collNet, port.name) >= 0;
   }
   return ports;
 }
@@ -162,9 +170,14 @@ RankFacts Communicator::facts() {
   facts.sharedMemory = sharedMemoryDevice();
   if (runtime_.backend() == runtime::Backend::cuda) facts.fabric = fabricOf(properties.busId);
   facts.multicast = settings_.nvls != 0 && runtime_.supportsMulticast(device_) ? 1 : 0;
-  if (settings_.collnet && runtime_.hasReducingNetwork()) {
-    facts.collnetNodes = static_cast<int32_t>(settings_.collnetNodes);
+  if (settings_.collnet >= 0 ? settings_.collnet > 0 : options_.collnet) {
+    facts.collnet.nodes = static_cast<int32_t>(settings_.collnetNodes);
+    facts.collnet.ignoresMismatch = settings_.ignoreCollnetMismatch ? 1 : 0;
+    collNet_ = network_->openCollNet();
+    if (collNet_ != nullptr) copyText(facts.collnet.plugin, collNet_->name());
   }
+  facts.collnet.reductions = ~uint64_t{0};
+  facts.collnet.allGather = facts.collnet.reduceScatter = 1;
   facts.multiRankDevice = settings_.multiRankDevice ? 1 : 0;
   const ChannelBounds bounds =
       channelBounds(settings_, {options_.minChannels, options_.maxChannels});
@@ -212,7 +225,10 @@ void Communicator::agree(AllFacts ranks) {
   shareReach();
   // Only the node's topology shows which pairs meet on a third GPU or in host memory: they do not
   // reach each other, and the decision must know it on every rank.
-  NodePlace found = findPlace(*ranks, *hosts, bootstrap_->rank(), settings_, portsOf(*network_));
+  Settings ofSearch = settings_;
+  ofSearch.collnet = collNet_ == nullptr ? 0 : 1;
+  NodePlace found =
+      findPlace(*ranks, *hosts, bootstrap_->rank(), ofSearch, portsOf(*network_, collNet_.get()));
   // Host memory and threads of this communicator belong near its GPU. The host backend simulates
   // GPUs of another machine.
   const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
@@ -228,7 +244,15 @@ void Communicator::agree(AllFacts ranks) {
   const auto places = bootstrap_->allGatherShared(found.place);
   tuning::CostConstants constants = tuning::defaultConstants();
   const auto advisor = makeTuner(*ranks, *places, constants);
-  decision_ = bootstrap_->share([&] { return decide(*ranks, *places, {measurements(settings_)}); });
+  const auto shareDecision = [&] {
+    decision_ =
+        bootstrap_->share([&] { return decide(*ranks, *places, {measurements(settings_)}); });
+  };
+  shareDecision();
+  if (decision_->config.model->facts.collnet) {
+    ranks = connectCollNet(ranks, found.headPorts);
+    shareDecision();
+  }
   DecisionSummary summary = *bootstrap_->share([&] { return summarize(*decision_); });
   // Each rank has a tuner of its own, which may have changed the constants.
   if (advisor != nullptr) {
@@ -274,6 +298,55 @@ void Communicator::agree(AllFacts ranks) {
   watch(*ranks);
 }
 
+// Connects the heads of CollNet. Returns what ranks know afterwards: where it fails on one, all do
+// without, as with NCCL. `ports`: of the network, those of this rank.
+Communicator::AllFacts Communicator::connectCollNet(const AllFacts& ranks,
+                                                    const std::vector<int>& ports) {
+  std::vector<int> devices;
+  for (const int port : ports) {
+    const auto known = network_->ports();
+    if (!known || port >= static_cast<int>(known->size())) continue;
+    const int device = collectiveDevice(*collNet_, (*known)[static_cast<size_t>(port)].name);
+    if (device >= 0) devices.push_back(device);
+  }
+  const plan::CommConfig& config = decision_->config;
+  const auto groups = bootstrap_->share(
+      [&] { return transport::CollNetConnections::groupsOf(decision_->graphs, config); });
+  auto connections = std::make_shared<transport::CollNetConnections>(collNet_, std::move(devices));
+  const std::string problem = connections->connect(
+      *bootstrap_, *groups, config.slotBytes[plan::indexOf(device::Protocol::simple)]);
+  if (!problem.empty()) {
+    warnOnce(fmt::format("CollNet is not used: {} (rank {}). Other algorithms carry the calls",
+                         problem, bootstrap_->rank()));
+  }
+  struct Outcome {
+    uint64_t reductions;
+    int32_t works, allGather, reduceScatter;
+  };
+  const auto& functions = collNet_->functions();
+  const auto canReduce = [&](device::DataType type, device::Reduction reduction) {
+    int can = 0;
+    return functions.canReduce(type, reduction, &can) == plugin::kSuccess && can != 0;
+  };
+  const auto all = bootstrap_->allGatherShared(
+      Outcome{tuning::collnetBits(canReduce), problem.empty() ? 1 : 0,
+              functions.hasAllGather() ? 1 : 0, functions.hasReduceScatter() ? 1 : 0});
+  const auto works = [](const Outcome& outcome) { return outcome.works != 0; };
+  if (std::ranges::all_of(*all, works)) reducer_ = std::move(connections);
+  return bootstrap_->share([&] {
+    std::vector<RankFacts> result = *ranks;
+    for (size_t r = 0; r < result.size(); r++) {
+      CollNetFacts& facts = result[r].collnet;
+      const Outcome& outcome = (*all)[r];
+      if (outcome.works == 0) facts.nodes = 0;
+      facts.reductions = outcome.reductions;
+      facts.allGather = outcome.allGather;
+      facts.reduceScatter = outcome.reduceScatter;
+    }
+    return result;
+  });
+}
+
 // Makes the tables of kernels and what connects them to peers. Collective.
 void Communicator::makeConnector() {
   const plan::CommConfig& config = config_;
@@ -316,6 +389,7 @@ transport::TransportOptions Communicator::transportOptions() {
   options.socketsPerThread = settings_.socketsPerThread;
   options.network = network_;
   options.ports = netPorts_;
+  options.reducer = reducer_;
   options.verifiesLinks = settings_.verifyLinks;
   return options;
 }

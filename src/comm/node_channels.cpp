@@ -250,7 +250,17 @@ NodePlace findPlace(const std::vector<RankFacts>& ranks, const Hosts& hosts, int
   for (const topology::Channel& channel : domain.graphs.ring.channels) {
     if (channel.netOut >= 0) leaves.push_back(domain.topology.node(channel.netOut).net.dev);
   }
-  return {place, linksOf(*node, settings, devices), node->affinityOf[own], std::move(leaves)};
+  std::vector<int> headPorts;
+  for (const topology::ChannelGraph* graph :
+       {&domain.graphs.collnetDirect, &domain.graphs.collnetChain, &domain.graphs.nvls}) {
+    for (const topology::Channel& channel : graph->channels) {
+      const int head = domain.deviceOf[static_cast<size_t>(channel.gpus.front())];
+      if (head != static_cast<int>(own) || channel.netOut < 0) continue;
+      headPorts.push_back(domain.topology.node(channel.netOut).net.dev);
+    }
+  }
+  return {place, linksOf(*node, settings, devices), node->affinityOf[own], std::move(leaves),
+          std::move(headPorts)};
 }
 
 }  // namespace unisono::comm

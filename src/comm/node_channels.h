@@ -17,6 +17,7 @@ struct NodePlace {
   transport::PeerLinks links;  // of all pairs of ranks of this node
   std::string cpuAffinity;     // cores near this rank's GPU, see cpuAffinityOf; may be empty
   std::vector<int> ports;      // by which the channels of rings leave the node; may be empty
+  std::vector<int> headPorts;  // those of channels of which this rank is the head
 };
 
 // The search is made once for all ranks of this process that ask for the same machine. Throws as

@@ -46,6 +46,7 @@ void fillPort(XmlNode& nic, const NicPort& port) {
   net.set("guid", fmt::format("{:#x}", port.guid));
   if (port.connections > 0) net.set("maxconn", std::to_string(port.connections));
   net.set("gdr", port.gdr ? "1" : "0");
+  if (port.collective) net.set("coll", "1");
   net.set("keep", "1");
 }
 

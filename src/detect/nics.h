@@ -21,6 +21,7 @@ struct NicPort {
   double latency = 0;            // microseconds; 0: unknown
   long long connections = 0;     // that can be open at once; 0: unknown
   bool gdr = false;              // it can read and write GPU memory
+  bool collective = false;       // its network reduces (CollNet)
 };
 
 // The InfiniBand and RoCE ports that are up; where there is none, the interfaces for sockets that

@@ -3,7 +3,6 @@
 #include "device/collective/collective.h"
 #include "device/collective/direct_wide.h"
 #include "device/collective/nvls.h"
-#include "device/collective/reduction_server.h"
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
 #include "device/protocol/window.h"
@@ -13,32 +12,20 @@ namespace {
 
 using namespace host_target;
 
-// A group of a block, or the task that stands in for a network that reduces.
-template <typename Run>
-void runCollective(const void* arguments, const runtime::HostGroupContext& context, Run run) {
-  const auto& launch = *static_cast<const CollectiveArguments*>(arguments);
-  ThreadGroup group(context);
-  if (context.group < launch.groups()) {
-    run(group, launch);
-  } else if (context.role == 0) {
-    reductionServer(group, context.block, launch);
-  }
-}
-
 template <Algorithm kAlgorithm, Protocol kProtocol>
 void collective(const void* arguments, const runtime::HostGroupContext& context) {
-  runCollective(arguments, context, [&](ThreadGroup& group, const CollectiveArguments& launch) {
-    Block block{};
-    collectiveBlock<kAlgorithm, kProtocol>(group, block, context.block, context.group, launch);
-  });
+  ThreadGroup group(context);
+  Block block{};
+  collectiveBlock<kAlgorithm, kProtocol>(group, block, context.block, context.group,
+                                         *static_cast<const CollectiveArguments*>(arguments));
 }
 
 template <typename View>
 void heads(const void* arguments, const runtime::HostGroupContext& context) {
-  runCollective(arguments, context, [&](ThreadGroup& group, const CollectiveArguments& launch) {
-    MulticastBlock block{};
-    headBlock<View>(group, block, context.block, context.group, launch);
-  });
+  ThreadGroup group(context);
+  MulticastBlock block{};
+  headBlock<View>(group, block, context.block, context.group,
+                  *static_cast<const CollectiveArguments*>(arguments));
 }
 
 void sendReceive(const void* arguments, const runtime::HostGroupContext& context) {

@@ -94,7 +94,6 @@ struct Multicast {
   int32_t nodes;          // of which there are heads
   const int32_t* rankOf;  // [head * nodes + node]
   MulticastChannel* channels;
-  ReductionServer* server;  // of one rank, if the network is simulated
 };
 
 // The types and operators that an NVSwitch reduces.

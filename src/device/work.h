@@ -38,6 +38,15 @@ constexpr bool isFloatingPoint(DataType type) {
   return type >= DataType::float16;
 }
 
+enum class Operation : uint8_t {
+  allReduce,
+  allGather,
+  reduceScatter,
+  broadcast,
+  reduce,
+  local,  // one rank: output = reduction(input), a copy for most
+};
+
 // What a kernel computes. An average is `preMulSum` with 1/n for floating-point types and
 // `sumPostDivide` by n for integers, so that float16 does not overflow on the way.
 enum class Reduction : uint8_t { sum = 0, prod, max, min, preMulSum, sumPostDivide };
@@ -111,7 +120,7 @@ struct alignas(16) Fifo {
   uint64_t step;          // slots passed by this end so far; kept between launches
   uint64_t* offer;        // {offer, window, users}; null if nothing is ever offered
   uint32_t byAddress;     // 1: the receiver may offer addresses
-  uint32_t reportsSizes;  // 1: the sender stores how many bytes of each slot it has filled
+  uint32_t reportsSlots;  // 1: the sender reports what each slot holds (SlotReport)
   uint64_t agreed;        // of the last offer: where the sender writes, or kStagedOffer
   MappedWindow* pinned;   // sender: the window that it writes to, or null
 };
@@ -119,9 +128,30 @@ struct alignas(16) Fifo {
 // Counters of different FIFOs are in different lines, so that polling one does not slow down stores
 // to another.
 inline constexpr size_t kCounterLineBytes = 128;
-// After the tail, in its line, by slot: the sizes of a FIFO that reports them.
-inline constexpr int kSizesWord = 2;
-inline constexpr uint32_t kMaxReportedSlots = kCounterLineBytes / sizeof(uint64_t) - kSizesWord;
+// After the tail, in its line, by slot: the reports of a FIFO that has them.
+inline constexpr int kReportsWord = 2;
+inline constexpr uint32_t kMaxReportedSlots = kCounterLineBytes / sizeof(uint64_t) - kReportsWord;
+// What a proxy must know of a slot: how many bytes the sender has filled, and for a network that
+// reduces also what it shall do with them. The bytes are then those of one piece: in a
+// reduce-scatter a slot has a piece for each node.
+struct SlotReport {
+  uint32_t bytes;
+  Operation operation;
+  DataType type;
+  Reduction reduction;
+};
+constexpr uint64_t packReport(const SlotReport& report) {
+  return report.bytes | static_cast<uint64_t>(report.operation) << 32 |
+         static_cast<uint64_t>(report.type) << 40 | static_cast<uint64_t>(report.reduction) << 48;
+}
+constexpr SlotReport unpackReport(uint64_t report) {
+  return {static_cast<uint32_t>(report), static_cast<Operation>(report >> 32 & 255),
+          static_cast<DataType>(report >> 40 & 255), static_cast<Reduction>(report >> 48 & 255)};
+}
+// In slots with a piece for each node, pieces begin at multiples of this.
+constexpr uint64_t pieceStride(uint64_t bytes) {
+  return (bytes + 15) / 16 * 16;
+}
 
 // The offer for a message that goes through the FIFO.
 inline constexpr uint64_t kStagedOffer = 1;
@@ -172,14 +202,6 @@ struct Channel {
 
 struct Multicast;  // device/multicast.h
 
-// What a rank needs to stand in for the network on simulated nodes: the other ends of the FIFOs.
-struct ReductionServer {
-  int32_t nodes;
-  int32_t streams;  // of each channel: one, or one for each head
-  Fifo* receive;    // [(channel * streams + stream) * nodes + node]
-  Fifo* send;
-};
-
 // A communicator in device memory. The tables grow as connections are made: entries of unconnected
 // peers are null.
 struct DeviceCommunicator {
@@ -197,21 +219,11 @@ struct DeviceCommunicator {
   MappedWindow* windows;     // of the peers: [peer * kWindowSlots + index]; null if there are none
   Multicast* multicast;      // null until it is connected
   Multicast* collNetDirect;  // the same without multicast addresses
-  ReductionServer* server;   // of one rank, if the network is simulated; null until it is connected
 
   // The buffers of an algorithm with heads.
   constexpr Multicast* headsOf(Algorithm algorithm) const {
     return algorithm == Algorithm::collNetDirect ? collNetDirect : multicast;
   }
-};
-
-enum class Operation : uint8_t {
-  allReduce,
-  allGather,
-  reduceScatter,
-  broadcast,
-  reduce,
-  local,  // one rank: output = reduction(input), a copy for most
 };
 
 // The host's part of a collective on one channel.

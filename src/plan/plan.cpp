@@ -235,12 +235,6 @@ constexpr bool haveNeeds(device::AlgorithmList<kList...>) {
 }
 static_assert(haveNeeds(device::CollectiveAlgorithms()), "an algorithm is missing in needOf");
 
-bool isReducedByNetwork(const CommConfig& config, device::Algorithm algorithm) {
-  return algorithm == device::Algorithm::collNetChain ||
-         algorithm == device::Algorithm::collNetDirect ||
-         (algorithm == device::Algorithm::nvls && config.model->facts.nodes > 1);
-}
-
 bool canShareLaunch(const tuning::Choice& a, const tuning::Choice& b) {
   return a.algorithm == b.algorithm && a.protocol == b.protocol;
 }
@@ -272,7 +266,6 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
       launch.blocks = std::max(launch.blocks, work.firstChannel + work.channels);
       const auto need = needOf(work.algorithm);
       if (config.ranks > 1 && need != nullptr) plan.needs.*need = true;
-      launch.serves |= config.rank == kServerRank && isReducedByNetwork(config, work.algorithm);
     }
   }
 }

@@ -94,8 +94,7 @@ std::array<uint64_t, device::kProtocols> chunkBytesOf(const CommConfig& config);
 struct CollectiveLaunch {
   CollectiveLaunch() {}  // NOLINT(modernize-use-equals-default)
   int blocks = 0;
-  int threads = 0;      // of a block
-  bool serves = false;  // stands in for the network in one more group of each block
+  int threads = 0;  // of a block
   device::CollectiveArguments arguments;
 };
 struct SendReceiveLaunch {
@@ -141,9 +140,6 @@ struct Needs {
   bool wide = false;               // the windows for LL128 of all peers
   std::vector<PeerUse> peers;      // one for each message
 };
-
-// The rank that stands in for a network that reduces, between simulated nodes.
-inline constexpr int kServerRank = 0;
 
 struct Plan {
   std::vector<Launch> launches;  // in the order in which they run

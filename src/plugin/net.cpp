@@ -12,83 +12,20 @@
 #include <utility>
 
 #include "base/error.h"
+#include "plugin/net_properties.h"
 
 namespace unisono::plugin {
 namespace {
 
-// The binary interface, as NCCL's public plug-in headers define it. Results are ncclResult_t.
-constexpr int kHostMemory = 1, kGpuMemory = 2;  // NCCL_PTR_HOST, NCCL_PTR_CUDA
-constexpr size_t kLargestOldMessage = size_t{1} << 30;
 using ProfilerCallback = int (*)(void** event, int type, void* parent, int64_t plugin, void* data);
-
-struct PropertiesV6 {
-  char *name, *pciPath;
-  uint64_t guid;
-  int pointers, speed, port;
-  float latency;
-  int maxComms, maxRecvs;
-};
-struct PropertiesV7 {
-  char *name, *pciPath;
-  uint64_t guid;
-  int pointers, speed, port;
-  float latency;
-  int maxComms, maxRecvs, deviceType, deviceVersion;
-};
-struct PropertiesV8 {
-  char *name, *pciPath;
-  uint64_t guid;
-  int pointers, regIsGlobal, speed, port;
-  float latency;
-  int maxComms, maxRecvs, deviceType, deviceVersion;
-};
-template <int kDevices>
-struct VirtualDevice {
-  int count;
-  int devices[kDevices];
-};
-struct PropertiesV9 {  // and 10
-  char *name, *pciPath;
-  uint64_t guid;
-  int pointers, regIsGlobal, forceFlush, speed, port;
-  float latency;
-  int maxComms, maxRecvs, deviceType, deviceVersion;
-  VirtualDevice<4> members;
-  size_t maxP2pBytes, maxCollBytes;
-};
-struct PropertiesV11 : PropertiesV9 {
-  int maxMultiRequestSize;
-};
-struct PropertiesV12 {
-  char *name, *pciPath;
-  uint64_t guid;
-  int pointers, regIsGlobal, forceFlush, speed, port;
-  float latency;
-  int maxComms, maxRecvs, deviceType, deviceVersion;
-  VirtualDevice<8> members;
-  size_t maxP2pBytes, maxCollBytes;
-  int maxMultiRequestSize;
-  int16_t rail, plane;
-};
-static_assert(sizeof(PropertiesV8) == 64 && sizeof(PropertiesV9) == 104 &&
-              sizeof(PropertiesV11) == 112 && sizeof(PropertiesV12) == 128);
 
 struct CommConfig {
   int trafficClass;
 };
 
-template <int kFrom, int kVersion, typename Then, typename Else>
-using Since = std::conditional_t<(kVersion >= kFrom), Then, Else>;
-
 // A table of functions begins alike in all versions, but for the types of some arguments.
 template <int kVersion>
 struct NetTable {
-  using Properties = Since<
-      12, kVersion, PropertiesV12,
-      Since<
-          11, kVersion, PropertiesV11,
-          Since<9, kVersion, PropertiesV9,
-                Since<8, kVersion, PropertiesV8, Since<7, kVersion, PropertiesV7, PropertiesV6>>>>>;
   using RegionBytes = Since<8, kVersion, size_t, int>;
   using Bytes = Since<9, kVersion, size_t, int>;
   using Init = Since<11, kVersion, int (*)(void**, uint64_t, CommConfig*, Logger, ProfilerCallback),
@@ -114,7 +51,7 @@ struct NetTable {
   const char* name;
   Init init;
   int (*devices)(int*);
-  int (*getProperties)(int device, Properties*);
+  int (*getProperties)(int device, PropertiesOf<kVersion>*);
   Listen listen;
   Connect connect;
   Accept accept;
@@ -185,24 +122,10 @@ class NetFunctionsOf final : public NetFunctions {
   }
   int devices(int* count) const override { return table_.devices(count); }
   int describe(int device, NetPort& port) const override {
-    typename NetTable<kVersion>::Properties found{};
+    PropertiesOf<kVersion> found{};
     const int result = table_.getProperties(device, &found);
     if (result != kSuccess) return result;
-    port.name = found.name == nullptr ? "" : found.name;
-    port.pciPath = found.pciPath == nullptr ? "" : found.pciPath;
-    port.guid = found.guid;
-    port.reachesGpus = (found.pointers & kGpuMemory) != 0;
-    port.megabits = found.speed;
-    port.number = found.port;
-    port.latency = found.latency;
-    port.connections = found.maxComms;
-    port.receives = found.maxRecvs;
-    port.messageBytes = kLargestOldMessage;
-    if constexpr (kVersion >= 7) port.deviceType = found.deviceType;
-    if constexpr (kVersion >= 9) {
-      port.forcesFlush = found.forceFlush != 0;
-      port.messageBytes = found.maxP2pBytes;
-    }
+    describePort<kVersion>(found, port);
     return kSuccess;
   }
   int listen(void* context, int device, NetHandle& handle, void** listener) const override {
@@ -397,7 +320,7 @@ std::shared_ptr<const Net> Net::open(const std::string& plugins, const std::stri
       others += (others.empty() ? "" : ", ") + called;
       continue;
     }
-    std::shared_ptr<Net> net(new Net(loaded.functions, member));
+    std::shared_ptr<Net> net(new Net(loaded.library, loaded.functions, member));
     net->name_ = fmt::format("{} (v{})", called, loaded.functions->version());
     const std::string problem = net->start(loaded);
     if (problem.empty()) return net;

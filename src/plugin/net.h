@@ -22,13 +22,14 @@ struct NetPort {
   uint64_t guid = 0;    // of the adapter
   bool reachesGpus = false;
   bool forcesFlush = false;
-  int megabits = 0;         // per second
-  int number = 0;           // of the adapter
-  float latency = 0;        // microseconds
-  int connections = 0;      // that can be open at once
-  int receives = 1;         // that can be grouped
-  int deviceType = 0;       // 0: no part of it runs on the GPU
-  size_t messageBytes = 0;  // of the largest message
+  int megabits = 0;            // per second
+  int number = 0;              // of the adapter
+  float latency = 0;           // microseconds
+  int connections = 0;         // that can be open at once
+  int receives = 1;            // that can be grouped
+  int deviceType = 0;          // 0: no part of it runs on the GPU
+  size_t messageBytes = 0;     // of the largest message
+  size_t collectiveBytes = 0;  // of the largest collective of a CollNet plug-in
 };
 
 // What a receiver hands a sender so that it can connect. Plug-ins keep the state of a connection
@@ -93,16 +94,20 @@ class Net {
   const NetFunctions& functions() const { return *functions_; }
   const std::vector<NetPort>& ports() const { return ports_; }
   void* context() const { return context_; }
+  const Member& member() const { return member_; }
+  // Where its CollNet plug-in is, if it has one.
+  const OpenLibrary& library() const { return library_; }
   int trafficClass() const { return member_.trafficClass; }
 
  private:
   struct Loaded;  // a library, in net.cpp
-  Net(std::shared_ptr<const NetFunctions> functions, const Member& member)
-      : functions_(std::move(functions)), member_(member) {}
+  Net(OpenLibrary library, std::shared_ptr<const NetFunctions> functions, const Member& member)
+      : library_(std::move(library)), functions_(std::move(functions)), member_(member) {}
   static Loaded& load(const std::string& plugin);
   // Returns why the plug-in cannot be used.
   std::string start(Loaded& loaded);
 
+  const OpenLibrary library_;
   const std::shared_ptr<const NetFunctions> functions_;
   const Member member_;
   std::string name_;

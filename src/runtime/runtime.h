@@ -237,9 +237,6 @@ class Runtime {
     return nullptr;
   }
 
-  // Whether the network between nodes reduces (CollNet).
-  virtual bool hasReducingNetwork() { return false; }
-
   virtual PointerInfo inspect(const void* address) = 0;
 
   // The allocation of device memory that `address` is in, ours or an application's.

@@ -45,7 +45,7 @@ PathSettings pathSettingsOf(const Settings& settings) {
 SearchSettings searchSettingsOf(const Settings& settings) {
   SearchSettings search;
   search.crossNic = static_cast<int>(settings.crossNic);
-  search.collnet = settings.collnet;
+  search.collnet = settings.collnet > 0;
   return search;
 }
 

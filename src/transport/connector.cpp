@@ -13,8 +13,7 @@ namespace unisono::transport {
 namespace {
 
 constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kTree = 5, kMulticast = 6, kHeadTree = 7,
-                   kNetwork = 9, kChain = 10, kHeadNetwork = 11, kCollnetDirect = 12,
-                   kDirectNetwork = 13, kWide = 14;
+                   kChain = 10, kCollnetDirect = 12, kWide = 14;
 
 }  // namespace
 
@@ -56,18 +55,21 @@ void Connector::noteLaunch() {
   for (const auto& transport : transports_) {
     if (transport != nullptr) transport->noteLaunch();
   }
+  if (reducer_ != nullptr) reducer_->noteLaunch();
 }
 
 void Connector::drain() {
   for (const auto& transport : transports_) {
     if (transport != nullptr) transport->drain();
   }
+  if (reducer_ != nullptr) reducer_->drain();
 }
 
 void Connector::close() {
   for (const auto& transport : transports_) {
     if (transport != nullptr) transport->close();
   }
+  if (reducer_ != nullptr) reducer_->close();
 }
 
 // Sends, and never waits.
@@ -94,7 +96,7 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
     const auto channel = static_cast<int>(f / count);
     const int number = group.purpose == kPeer ? channel : group.channels[f / count];
     fifoCounters_.push_back({sends ? group.receiver : group.sender, number, sends, fifos[f].tail,
-                             fifos[f].head, fifos[f].reportsSizes != 0});
+                             fifos[f].head, fifos[f].reportsSlots != 0});
   }
   return fifos;
 }
@@ -244,8 +246,7 @@ void Connector::completeForMessages(const Making& making) {
 
 // One buffer per rank for all channels.
 HeadBuffers Connector::connectHeads(uint64_t purpose, const HeadGraph& graph,
-                                    const plan::HeadShape& shape, uint64_t networkPurpose,
-                                    int networkPeer) {
+                                    const plan::HeadShape& shape, int networkPeer) {
   HeadBuffers buffers;
   buffers.layout = {static_cast<uint32_t>(graph.heads.size()), slots_, shape.slotBytes};
   buffers.channels = shape.channels;
@@ -256,8 +257,9 @@ HeadBuffers Connector::connectHeads(uint64_t purpose, const HeadGraph& graph,
   }
   if (graph.hasNetwork) {
     buffers.networkPeer = networkPeer;
-    buffers.server = connectNetwork(networkPurpose, networkPeer,
-                                    {static_cast<size_t>(shape.channels), graph.heads});
+    for (int channel = 0; channel < shape.channels; channel++) {
+      for (const auto& heads : graph.heads) connectNetwork(networkPeer, channel, heads);
+    }
   }
   const memory::Block own = arena_.allocate(buffers.bytes());
   buffers.own = own.address;
@@ -282,8 +284,7 @@ void Connector::connectMulticast() {
     addTreeHops(hops, channel, graph.trees[static_cast<size_t>(channel) % graph.trees.size()]);
   }
   connectHops(kHeadTree, hops);
-  HeadBuffers buffers =
-      connectHeads(kMulticast, graph, shape, kHeadNetwork, device::kHeadNetworkPeer);
+  HeadBuffers buffers = connectHeads(kMulticast, graph, shape, device::kHeadNetworkPeer);
   for (size_t tree = 0; tree < graph.trees.size() && !graph.trees[tree].empty(); tree++) {
     buffers.trees[tree] = graph.trees[tree][static_cast<size_t>(config_.rank)];
   }
@@ -297,7 +298,7 @@ void Connector::connectMulticast() {
 void Connector::connectCollnetDirect() {
   tables_.setHeads(&device::DeviceCommunicator::collNetDirect,
                    connectHeads(kCollnetDirect, graphs_.collnetDirect, config_.collnetDirect,
-                                kDirectNetwork, device::kDirectNetworkPeer));
+                                device::kDirectNetworkPeer));
   collnetDirectConnected_ = true;
 }
 
@@ -308,13 +309,9 @@ void Connector::connectChains() {
     addTreeHops(hops, static_cast<int>(channel), graph.chains[channel]);
   }
   connectHops(kChain, hops);
-  std::vector<std::vector<std::vector<int>>> heads;
-  for (const auto& ofChannel : graph.heads) heads.push_back({ofChannel});
-  if (auto* server = connectNetwork(kNetwork, device::kNetworkPeer, heads)) {
-    tables_.setServer(server);
-  }
   for (size_t channel = 0; channel < graph.chains.size(); channel++) {
     const auto& ofChannel = graph.heads[channel];
+    connectNetwork(device::kNetworkPeer, static_cast<int>(channel), ofChannel);
     tables_.setChain(
         static_cast<int>(channel), graph.chains[channel][static_cast<size_t>(config_.rank)],
         std::find(ofChannel.begin(), ofChannel.end(), config_.rank) != ofChannel.end());
@@ -322,52 +319,21 @@ void Connector::connectChains() {
   chainsConnected_ = true;
 }
 
-// Both FIFOs of every head, to the network and from it, are in the memory of the rank that stands
-// in for it. `heads`: [channel][stream][node].
-device::ReductionServer* Connector::connectNetwork(
-    uint64_t purpose, int peer, const std::vector<std::vector<std::vector<int>>>& heads) {
-  const size_t slotBytes = config_.slotBytes[plan::indexOf(device::Protocol::simple)];
-  const size_t fifoBytes = 2 * device::kCounterLineBytes + slots_ * slotBytes;
-  const size_t streams = heads.front().size(), nodes = heads.front().front().size();
-  const bool serves = config_.rank == plan::kServerRank;
-  std::set<int> clients;
-  for (const auto& channel : heads) {
-    for (const auto& stream : channel) clients.insert(stream.begin(), stream.end());
+// Connects this rank to the network if it is one of `heads`, by node.
+void Connector::connectNetwork(int peer, int channel, const std::vector<int>& heads) {
+  if (std::find(heads.begin(), heads.end(), config_.rank) == heads.end()) return;
+  if (reducer_ == nullptr) {
+    if (options_.reducer == nullptr) throw internalError("A plan needs a network that reduces");
+    reducer_ = options_.reducer->makeNetwork(context_);
   }
-  clients.erase(plan::kServerRank);
-  memory::Block own{};
-  const auto tagFor = [&](int client) { return tagOf(purpose, true, plan::kServerRank, client); };
-  if (serves) {
-    own = arena_.allocate(2 * heads.size() * streams * nodes * fifoBytes);
-    for (const int client : clients) blocks_.send(client, tagFor(client), 0, own);
-  } else if (clients.contains(config_.rank)) {
-    own.address = blocks_.receive(plan::kServerRank, tagFor(config_.rank), 0);
+  constexpr size_t kSimple = plan::indexOf(device::Protocol::simple);
+  const ReducingNetwork::Ends ends =
+      reducer_->connect({peer, channel, heads, config_.slotBytes[kSimple]});
+  for (const bool sends : {true, false}) {
+    std::array<device::Fifo, device::kProtocols> fifos{};
+    fifos[kSimple] = sends ? ends.send : ends.receive;
+    tables_.setFifos(sends, channel, peer, fifos);
   }
-  std::vector<device::Fifo> receive, send;  // of the network
-  std::byte* at = own.address;
-  for (size_t channel = 0; channel < heads.size(); channel++) {
-    for (const std::vector<int>& stream : heads[channel]) {
-      for (const int head : stream) {
-        device::Fifo fifos[2] = {};
-        for (device::Fifo& fifo : fifos) {
-          fifo.head = reinterpret_cast<uint64_t*>(at);
-          fifo.tail = reinterpret_cast<uint64_t*>(at + device::kCounterLineBytes);
-          fifo.slots = at + 2 * device::kCounterLineBytes;
-          at += fifoBytes;
-        }
-        receive.push_back(fifos[0]);
-        send.push_back(fifos[1]);
-        if (head != config_.rank) continue;
-        for (const bool sends : {true, false}) {
-          std::array<device::Fifo, device::kProtocols> ends{};
-          ends[plan::indexOf(device::Protocol::simple)] = fifos[sends ? 0 : 1];
-          tables_.setFifos(sends, static_cast<int>(channel), peer, ends);
-        }
-      }
-    }
-  }
-  if (!serves) return nullptr;
-  return tables_.makeServer(static_cast<int>(nodes), static_cast<int>(streams), receive, send);
 }
 
 void Connector::exchangeWindows(uint64_t purpose, const memory::Block& window,

@@ -117,11 +117,8 @@ class Connector {
   void connectChains();
   // What the ranks of a node share for an algorithm with heads, but for a multicast address.
   HeadBuffers connectHeads(uint64_t purpose, const HeadGraph& graph, const plan::HeadShape& shape,
-                           uint64_t networkPurpose, int networkPeer);
-  // Of a simulated network: connects `peer` for this rank's end, and returns the server's table, or
-  // null on other ranks.
-  device::ReductionServer* connectNetwork(uint64_t purpose, int peer,
-                                          const std::vector<std::vector<std::vector<int>>>& heads);
+                           int networkPeer);
+  void connectNetwork(int peer, int channel, const std::vector<int>& heads);
 
   runtime::Runtime& runtime_;
   memory::Arena& arena_;
@@ -135,6 +132,7 @@ class Connector {
   const TransportContext context_;
   BlockExchange blocks_;
   std::array<std::unique_ptr<Transport>, kTransportKinds> transports_;  // those in use
+  std::unique_ptr<ReducingNetwork> reducer_;                            // null until it is needed
 
   std::set<std::tuple<int, int, int>> connectedHops_;  // channel, sender, receiver
   bool ringsConnected_ = false, treesConnected_ = false, chainsConnected_ = false;

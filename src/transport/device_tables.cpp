@@ -103,28 +103,6 @@ void DeviceTables::setChain(int channel, const topology::TreePlace& place, bool 
   write(&channels_[channel].chain, &chain, sizeof(chain));
 }
 
-device::ReductionServer* DeviceTables::makeServer(int nodes, int streams,
-                                                  std::span<const device::Fifo> receive,
-                                                  std::span<const device::Fifo> send) {
-  Pieces pieces;
-  const size_t serverOffset = pieces.add<device::ReductionServer>(1);
-  const size_t receiveOffset = pieces.add<device::Fifo>(receive.size());
-  const size_t sendOffset = pieces.add<device::Fifo>(send.size());
-  std::byte* base = arena_.allocate(pieces.bytes()).address;
-  auto* onDevice = reinterpret_cast<device::ReductionServer*>(base + serverOffset);
-  const device::ReductionServer server{nodes, streams,
-                                       reinterpret_cast<device::Fifo*>(base + receiveOffset),
-                                       reinterpret_cast<device::Fifo*>(base + sendOffset)};
-  write(server.receive, receive.data(), receive.size_bytes());
-  write(server.send, send.data(), send.size_bytes());
-  write(onDevice, &server, sizeof(server));
-  return onDevice;
-}
-
-void DeviceTables::setServer(device::ReductionServer* server) {
-  write(&communicator_->server, &server, std::span(&server, 1).size_bytes());
-}
-
 void DeviceTables::setHeads(device::Multicast* device::DeviceCommunicator::*member,
                             const HeadBuffers& buffers) {
   const auto channels = static_cast<size_t>(buffers.channels);
@@ -163,8 +141,7 @@ void DeviceTables::setHeads(device::Multicast* device::DeviceCommunicator::*memb
                                 static_cast<int32_t>(count),
                                 static_cast<int32_t>(nodes),
                                 rankOf,
-                                reinterpret_cast<device::MulticastChannel*>(base + channelOffset),
-                                buffers.server};
+                                reinterpret_cast<device::MulticastChannel*>(base + channelOffset)};
   write(heads.channels, table.data(), std::span(table).size_bytes());
   write(members, addresses.data(), std::span(addresses).size_bytes());
   write(rankOf, ranks.data(), std::span(ranks).size_bytes());

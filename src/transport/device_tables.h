@@ -26,7 +26,6 @@ struct HeadBuffers {
   std::byte* all = nullptr;                  // their multicast address, or null
   std::array<topology::TreePlace, 2> trees;  // of heads: its places, for even and odd channels
   int networkPeer = 0;                       // that reduces for heads; 0: none
-  device::ReductionServer* server = nullptr;
 
   size_t bytes() const { return layout.bytes() * static_cast<size_t>(channels); }
 };
@@ -61,10 +60,6 @@ class DeviceTables {
   void setTree(int channel, const topology::TreePlace& place);
   // Neighbours in the CollNet chain of a channel; with `hasNetwork` the parent is the network.
   void setChain(int channel, const topology::TreePlace& place, bool hasNetwork);
-  // The ends of the network, which this rank stands in for, as in device::ReductionServer.
-  device::ReductionServer* makeServer(int nodes, int streams, std::span<const device::Fifo> receive,
-                                      std::span<const device::Fifo> send);
-  void setServer(device::ReductionServer* server);
   // The member is the one of device::DeviceCommunicator that the algorithm uses.
   void setHeads(device::Multicast* device::DeviceCommunicator::*member, const HeadBuffers& buffers);
   // The FIFOs for messages to or from a peer, on consecutive channels.

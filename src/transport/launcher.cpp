@@ -12,7 +12,6 @@ struct Prepared {
   const runtime::Kernel& kernel;
   runtime::LaunchShape shape;
   const void* arguments;
-  int servers = 0;  // tasks of each block that are no thread groups of the launch
 };
 
 Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
@@ -26,10 +25,9 @@ Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
               : device::collectiveKernel(device::codeOf(work.algorithm), work.protocol),
           {.blocks = launch.blocks,
            .threadsPerBlock = launch.threads,
-           .groupsPerBlock = launch.arguments.groups() + (launch.serves ? 1 : 0),
+           .groupsPerBlock = launch.arguments.groups(),
            .argumentBytes = launch.arguments.bytesInUse()},
-          &launch.arguments,
-          launch.serves ? 1 : 0};
+          &launch.arguments};
 }
 
 Prepared prepare(const LaunchContext& context, plan::SendReceiveLaunch& launch) {
@@ -94,7 +92,7 @@ int launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch
       [&](auto& one) {
         const Prepared prepared = prepare(context, one);
         runtime.launch(prepared.kernel, prepared.shape, prepared.arguments, stream);
-        return prepared.shape.blocks * (prepared.shape.groupsPerBlock - prepared.servers);
+        return prepared.shape.blocks * prepared.shape.groupsPerBlock;
       },
       launch);
 }

@@ -21,6 +21,7 @@
 namespace unisono::transport {
 
 class NetworkDriver;
+class ReducingDriver;
 
 // In order of preference.
 enum class TransportKind : uint8_t {
@@ -74,8 +75,9 @@ struct TransportOptions {
   std::chrono::seconds networkTimeout{120};          // of the settings
   int64_t socketThreads = 0, socketsPerThread = 0;   // of the settings
   std::shared_ptr<const NetworkDriver> network;
-  std::vector<int> ports;      // of the network, by channel (from the first one again); empty: any
-  bool verifiesLinks = false;  // whether LinkCheck looks at links
+  std::vector<int> ports;  // of the network, by channel (from the first one again); empty: any
+  std::shared_ptr<const ReducingDriver> reducer;  // null: no network reduces
+  bool verifiesLinks = false;                     // whether LinkCheck looks at links
 };
 
 // All channels of one purpose from one rank to another. This rank is one of the two, or the one
@@ -137,6 +139,36 @@ class Transport {
   // Ends the connections of an aborted communicator, whose kernels may still run. Nothing but the
   // destructor may follow.
   virtual void close() {}
+};
+
+// A network that reduces what one rank of each node sends, the heads, and returns the result to
+// all of them, as one connector uses it. Its destruction is as that of a Transport.
+class ReducingNetwork {
+ public:
+  virtual ~ReducingNetwork() = default;
+  struct Stream {
+    int peer;  // the network peer, such as device::kNetworkPeer
+    int channel;
+    std::vector<int> heads;  // by node; this rank is one of them
+    uint32_t slotBytes;
+  };
+  // The FIFOs of this rank to the network and from it. Each slot that goes out reports what is to
+  // be done with it (device::SlotReport), and returns as one slot.
+  struct Ends {
+    device::Fifo send, receive;
+  };
+  virtual Ends connect(const Stream& stream) = 0;
+  // As those of Transport.
+  virtual void noteLaunch() {}
+  virtual void drain() {}
+  virtual void close() {}
+};
+
+// The connections of a communicator to such a network.
+class ReducingDriver {
+ public:
+  virtual ~ReducingDriver() = default;
+  virtual std::unique_ptr<ReducingNetwork> makeNetwork(const TransportContext& context) const = 0;
 };
 
 }  // namespace unisono::transport

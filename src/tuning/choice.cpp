@@ -48,6 +48,13 @@ Exclusion callExclusion(const CostModel& model, const Question& question, Algori
     const uint64_t share = shareOf(question.operation, question.bytes, model.facts.ranks);
     return model.facts.direct.fits(protocol, share) ? Exclusion::none : Exclusion::tooLarge;
   }
+  const bool network = algorithm == Algorithm::collNetDirect ||
+                       algorithm == Algorithm::collNetChain ||
+                       (algorithm == Algorithm::nvls && model.facts.nodes > 1);
+  if (network && question.operation != Operation::allGather &&
+      (model.facts.collnetReductions & collnetBit(question.type, question.reduction)) == 0) {
+    return Exclusion::networkOperation;
+  }
   if (algorithm == Algorithm::nvls || algorithm == Algorithm::nvlsTree) {
     if (question.operation != Operation::allGather &&
         !device::isMulticastReduction(question.type, question.reduction)) {

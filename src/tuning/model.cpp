@@ -257,8 +257,12 @@ bool keepsLinesWhole(const CommFacts& facts, const TuningSettings& settings, Alg
 
 // Why heads cannot carry an all-gather or reduce-scatter between nodes: every rank has to be one,
 // and a slot holds whole vectors of all nodes.
-Exclusion sharesExclusion(const CommFacts& facts, int heads) {
+Exclusion sharesExclusion(const CommFacts& facts, Operation operation, int heads) {
   constexpr uint64_t kVectorBytes = 16;
+  const bool gathers = operation == Operation::allGather;
+  if (!(gathers ? facts.collnetAllGather : facts.collnetReduceScatter)) {
+    return Exclusion::networkOperation;
+  }
   if (facts.maxRanksPerNode > heads) return Exclusion::tooManyRanks;
   const bool fits = kVectorBytes * static_cast<uint64_t>(facts.nodes) <= facts.headSlotBytes;
   return fits ? Exclusion::none : Exclusion::tooLarge;
@@ -283,7 +287,7 @@ Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorit
         return Exclusion::noSwitch;
       }
       if (facts.maxRanksPerNode > kMaxCollnetRanksPerNode) return Exclusion::tooManyRanks;
-      if (scatters) shares = sharesExclusion(facts, facts.collnetHeads);
+      if (scatters) shares = sharesExclusion(facts, operation, facts.collnetHeads);
       break;
     case Algorithm::nvls:
     case Algorithm::nvlsTree:
@@ -297,7 +301,7 @@ Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorit
         return Exclusion::tooManyRanks;
       }
       if (scatters && facts.nodes > 1) {
-        shares = sharesExclusion(facts, std::min(facts.collnetHeads, facts.nvlsHeads));
+        shares = sharesExclusion(facts, operation, std::min(facts.collnetHeads, facts.nvlsHeads));
       }
       break;
     case Algorithm::pat:

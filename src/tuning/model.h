@@ -69,6 +69,9 @@ struct CommFacts {
   topology::MachineFacts machine;
   bool multicast = false;  // NVLink multicast is there and allowed
   bool collnet = false;    // the network reduces, and the user wants it
+  // What it can do: the bits of types and operators (collnetBit), and other operations.
+  uint64_t collnetReductions = ~uint64_t{0};
+  bool collnetAllGather = true, collnetReduceScatter = true;
   // All ranks are on one node and map each other's memory, and there are not too many.
   bool reachAll = false;
   bool network = false;      // some ranks exchange data over the network, which LL cannot pass
@@ -81,6 +84,25 @@ struct CommFacts {
   // The payload of a chunk, by protocol; 0: unknown.
   std::array<uint64_t, device::kProtocols> chunkBytes{};
 };
+// Sums, products, largest and smallest; what scales is a sum of scaled operands.
+inline constexpr int kCollnetReductions = 4;
+constexpr uint64_t collnetBit(device::DataType type, device::Reduction reduction) {
+  const int number = reduction <= device::Reduction::min ? static_cast<int>(reduction) : 0;
+  return uint64_t{1} << (static_cast<int>(type) * kCollnetReductions + number);
+}
+// The bits of those for which `can(type, reduction)` holds.
+template <typename Can>
+uint64_t collnetBits(const Can& can) {
+  uint64_t bits = 0;
+  for (int t = 0; t < device::kDataTypes; t++) {
+    for (int r = 0; r < kCollnetReductions; r++) {
+      const auto type = static_cast<device::DataType>(t);
+      const auto reduction = static_cast<device::Reduction>(r);
+      if (can(type, reduction)) bits |= collnetBit(type, reduction);
+    }
+  }
+  return bits;
+}
 CommFacts factsOf(const topology::Joined& joined);
 
 // Adds the limits of this library's own code. `reachAll`: all ranks map each other's memory.

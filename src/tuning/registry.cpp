@@ -86,6 +86,8 @@ std::string_view reasonOf(Exclusion exclusion) {
       return "no NVLink multicast";
     case Exclusion::noCollnet:
       return "the network does not reduce (CollNet)";
+    case Exclusion::networkOperation:
+      return "the network (CollNet) does not do this operation, or not with this type and operator";
     case Exclusion::noSwitch:
       return "no NVSwitch";
     case Exclusion::tooManyRanks:

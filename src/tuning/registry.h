@@ -25,18 +25,19 @@ enum class Exclusion : uint8_t {
   patDisabled,
   noMulticast,
   noCollnet,
-  noSwitch,      // CollNet direct needs NVSwitches
-  tooManyRanks,  // on a node
-  noChannels,    // the search found none
-  unreachable,   // some ranks cannot map each other's memory
-  network,       // the network carries protocol Simple only
-  splitLines,    // LL128: stores of 128 bytes may arrive in pieces
-  tooLarge,      // for its buffers
-  type,          // multicast does not reduce this type
-  reduction,     // nor this operator
-  order,         // UNISONO_DETERMINISTIC: it reduces in orders of its own
-  notMeasured,   // there is no estimate for this machine
-  tuner,         // the tuner plug-in ruled it out
+  networkOperation,  // the network does not do it, or not with this type and operator
+  noSwitch,          // CollNet direct needs NVSwitches
+  tooManyRanks,      // on a node
+  noChannels,        // the search found none
+  unreachable,       // some ranks cannot map each other's memory
+  network,           // the network carries protocol Simple only
+  splitLines,        // LL128: stores of 128 bytes may arrive in pieces
+  tooLarge,          // for its buffers
+  type,              // multicast does not reduce this type
+  reduction,         // nor this operator
+  order,             // UNISONO_DETERMINISTIC: it reduces in orders of its own
+  notMeasured,       // there is no estimate for this machine
+  tuner,             // the tuner plug-in ruled it out
 };
 std::string_view reasonOf(Exclusion exclusion);
 

@@ -61,7 +61,7 @@ class End {
   // Of the sender: fills a slot, if there is room. The data stay what they are.
   bool put(uint64_t bytes) {
     if (std::atomic_ref(head_).load(std::memory_order_acquire) + kSlots <= step_) return false;
-    std::atomic_ref(tail_[device::kSizesWord + step_ % kSlots]).store(bytes);
+    std::atomic_ref(tail_[device::kReportsWord + step_ % kSlots]).store(bytes);
     std::atomic_ref(tail_[0]).store(++step_, std::memory_order_release);
     return true;
   }
@@ -75,7 +75,7 @@ class End {
 
  private:
   const uint32_t slotBytes_;
-  alignas(128) uint64_t tail_[device::kSizesWord + kSlots] = {};
+  alignas(128) uint64_t tail_[device::kReportsWord + kSlots] = {};
   alignas(128) uint64_t head_ = 0;
   std::vector<std::byte> slots_ = std::vector<std::byte>(size_t{kSlots} * slotBytes_, std::byte{7});
   uint64_t step_ = 0;
@@ -203,7 +203,7 @@ class Ends {
     auto stream = std::make_unique<Stream>(std::move(sockets), end.memory());
     stream->setWake([this] { proxy_.wake(); });
     proxy_.addStream(client_, std::make_unique<PlayedStream>(end.memory(), std::move(stream), step),
-                     {0, 1, "of this program"});
+                     {0, {1}, "of this program"});
   }
   void start() { started_ = true; }
   void wait() const {

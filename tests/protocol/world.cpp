@@ -124,6 +124,8 @@ World::World(const Geometry& geometry, int ranks)
   // Ranks connect on threads of their own, and wait there.
   startSchedule({});
   network(0);
+  reducer_ = std::make_unique<SimulatedNetwork>(testRuntime(), geometry.slots);
+  reducerStream_ = testRuntime().createStream(0);
   onEveryRank(ranks, [this, ranks](int rank) { makeMember(rank, ranks); });
   nameMemory();
 }
@@ -140,32 +142,15 @@ void World::visitFifos(Visit visit) const {
     }
     return nullptr;
   };
-  const auto visitNetwork = [&](const device::ReductionServer& server, int channel, size_t stream,
-                                int peer, const auto& heads) {
+  for (const auto& stream : reducer_->streams()) {
+    const auto& [peer, channel, heads, slotBytes] = stream->use;
     for (size_t node = 0; node < heads.size(); node++) {
       constexpr auto kSimple = static_cast<int>(device::Protocol::simple);
       device::Connection& head = *connectionTo(heads[node], channel, peer);
-      const size_t entry = (index(channel) * index(server.streams) + stream) * heads.size() + node;
-      const size_t slotBytes = geometry_.slotBytes;
-      visit(head.send[kSimple], server.receive[entry], slotBytes, false,
+      visit(head.send[kSimple], stream->receive[node], size_t{slotBytes}, false,
             fmt::format("connection {} -> network, channel {}", heads[node], channel));
-      visit(server.send[entry], head.receive[kSimple], slotBytes, false,
+      visit(stream->send[node], head.receive[kSimple], size_t{slotBytes}, false,
             fmt::format("connection network -> {}, channel {}", heads[node], channel));
-    }
-  };
-  const device::DeviceCommunicator& first = tables(plan::kServerRank);
-  const auto streams = makeHeadGraph(ranks()).heads;
-  for (int channel = 0; channel < geometry_.channels; channel++) {
-    if (first.server != nullptr) {
-      visitNetwork(*first.server, channel, 0, device::kNetworkPeer,
-                   makeChainGraph(ranks()).heads[index(channel)]);
-    }
-    for (const auto& [heads, peer] : {std::pair(first.multicast, device::kHeadNetworkPeer),
-                                      std::pair(first.collNetDirect, device::kDirectNetworkPeer)}) {
-      if (heads == nullptr || heads->server == nullptr) continue;
-      for (size_t stream = 0; stream < streams.size(); stream++) {
-        visitNetwork(*heads->server, channel, stream, peer, streams[stream]);
-      }
     }
   }
   for (int rank = 0; rank < ranks(); rank++) {
@@ -359,9 +344,11 @@ void World::makeMember(int rank, int ranks) {
     for (int b = a + 1; b < ranks; b++) member.links[{a, b}] = link(a, b);
   }
   member.graphs = makeGraphs(ranks);
+  transport::TransportOptions options;
+  options.reducer = driverOf(*reducer_);
   member.connector = std::make_unique<transport::Connector>(
       runtime, network(rank), *member.arena, *member.mappings, *member.tables, config,
-      geometry_.slots, member.places, member.links, member.graphs);
+      geometry_.slots, member.places, member.links, member.graphs, std::move(options));
   member.connector->connectThrough();
 
   plan::Needs everything;
@@ -491,6 +478,11 @@ void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotByte
     receive.agreed = random();
     receive.tail[1] = random();
   }
+  for (uint64_t slot = 0; send.reportsSlots != 0 && slot < slots; slot++) {
+    send.tail[device::kReportsWord + slot] = device::packReport(
+        {static_cast<uint32_t>(below(random, slotBytes)), device::Operation::allReduce,
+         device::DataType::int8, device::Reduction::min});
+  }
   std::memset(receive.slots, static_cast<int>(below(random, 256)), slots * slotBytes);
   if (!hasLines) return;
   // Each line was last stored in some step of its slot since that was cleared.
@@ -618,6 +610,7 @@ void World::reset(Random& random, Past past) {
   visitFifos(
       [&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
           const std::string&) { resetFifo(send, receive, slotBytes, hasLines, past, random); });
+  reducer_->reset();
   resetDirect(random);
   resetWide(random);
   resetHeads(&device::DeviceCommunicator::multicast, random);
@@ -656,6 +649,9 @@ void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
                                          &member.connector->wide(), tables(rank).windows};
   for (plan::Launch& launch : plan.launches) {
     transport::launch(testRuntime(), context, launch, stream(rank));
+    const auto* collective = std::get_if<plan::CollectiveLaunch>(&launch);
+    if (rank != 0 || collective == nullptr) continue;
+    reducer_->enqueue(*collective, nodesOf(ranks()), abortFlag(0), reducerStream_.get());
   }
 }
 
@@ -713,6 +709,7 @@ std::vector<std::string> World::synchronize() {
     try {
       testRuntime().synchronize(stream(rank));
       testRuntime().synchronize(members_[index(rank)].mapper.get());
+      if (rank == 0) testRuntime().synchronize(reducerStream_.get());
       errors.emplace_back();
     } catch (const Error& error) {
       errors.emplace_back(error.what());

@@ -11,6 +11,7 @@
 #include "memory/arena.h"
 #include "memory/mapping_cache.h"
 #include "plan/plan.h"
+#include "reducing_network.h"
 #include "runtime/host/host_runtime.h"
 #include "transport/connector.h"
 #include "transport/device_tables.h"
@@ -156,6 +157,9 @@ class World {
   void nameWide(int rank) const;
 
   Geometry geometry_;
+  // Before its users. Streams of the network are those of rank 0.
+  std::unique_ptr<SimulatedNetwork> reducer_;
+  std::shared_ptr<void> reducerStream_;
   std::vector<Member> members_;
 };
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "element_types.h"
+#include "support/fake_net.h"
 #include "support/seed.h"
 #include "testing.h"
 #include "tuning/registry.h"
@@ -200,10 +201,13 @@ std::vector<Path> reducingPaths() {
 }
 
 std::vector<Environment> environmentsOf(const Path& path) {
-  const std::map<std::string, std::string> variables = {
-      {"NCCL_ALGO", std::string(tuning::nameOf(path.algorithm))},
-      {"NCCL_PROTO", std::string(tuning::nameOf(path.protocol))},
-      {"NCCL_COLLNET_ENABLE", "1"}};
+  std::map<std::string, std::string> variables;
+  if (path.algorithm == tuning::Algorithm::collNetChain ||
+      path.algorithm == tuning::Algorithm::collNetDirect) {
+    variables = testing::collNetVariables();
+  }
+  variables["NCCL_ALGO"] = tuning::nameOf(path.algorithm);
+  variables["NCCL_PROTO"] = tuning::nameOf(path.protocol);
   return {{variables, {1, 6}}, {variables, {3, 2}}};
 }
 
@@ -217,7 +221,7 @@ std::vector<Environment> mixedEnvironments() {
           {{{"UNISONO_ZERO_COPY", "0"}}, {1, 6}}};
 }
 
-// A machine with NICs, without which there is no CollNet.
+// A machine with a NIC for each GPU, so that each can be a head of CollNet.
 const bool topologySet = [] {
   ::setenv("UNISONO_HOST_TOPOLOGY", UNISONO_TOPOLOGY, 0);
   return true;

@@ -1,62 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A network plug-in of the version NET_VERSION, over TCP on the loopback interface. FAKE_NET in the
-// environment says what it does wrong, FAKE_NET_SENDS after how many sends. It ends the process
-// where it is called against the rules.
-#include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-enum { kSuccess = 0, kSystemError = 2, kInternalError = 3, kHost = 1, kWarn = 2, kInfo = 3 };
-enum { kRequests = 32, kDevices = 2 };
-typedef void (*Logger)(int, unsigned long, const char*, int, const char*, ...);
-
-#if NET_VERSION >= 9
-typedef size_t Bytes;
-#else
-typedef int Bytes;
-#endif
-#if NET_VERSION >= 8
-typedef size_t RegionBytes;
-#else
-typedef int RegionBytes;
-#endif
-
-typedef struct {
-  char *name, *pciPath;
-  uint64_t guid;
-  int ptrSupport;
-#if NET_VERSION >= 8
-  int regIsGlobal;
-#endif
-#if NET_VERSION >= 9
-  int forceFlush;
-#endif
-  int speed, port;
-  float latency;
-  int maxComms, maxRecvs;
-#if NET_VERSION >= 7
-  int netDeviceType, netDeviceVersion;
-#endif
-#if NET_VERSION >= 9
-  int deviceCount, devices[NET_VERSION >= 12 ? 8 : 4];
-  size_t maxP2pBytes, maxCollBytes;
-#endif
-#if NET_VERSION >= 11
-  int maxMultiRequestSize;
-#endif
-#if NET_VERSION >= 12
-  int16_t railId, planeId;
-#endif
-} Properties;
+// A network plug-in of the version NET_VERSION, over TCP on the loopback interface.
+#include "fake_net_part.h"
 
 typedef struct {
   int trafficClass;
@@ -68,21 +12,6 @@ __attribute__((visibility("default"))) int fakeNetInits = 0, fakeNetTrafficClass
 __attribute__((visibility("default"))) int fakeNetFlushes = 0;
 
 static Logger logger_;
-
-static void require(int condition, const char* rule) {
-  if (condition) return;
-  fprintf(stderr, "fake net plug-in v%d: %s\n", NET_VERSION, rule);
-  abort();
-}
-
-static int does(const char* mode) {
-  const char* wanted = getenv("FAKE_NET");
-  return wanted != NULL && strcmp(wanted, mode) == 0;
-}
-
-static void count(int change) {
-  __atomic_fetch_add(&fakeNetOpen, change, __ATOMIC_SEQ_CST);
-}
 
 typedef struct Connection Connection;
 typedef struct {
@@ -128,19 +57,41 @@ static Connection* newConnection(int socket, int sends) {
   return connection;
 }
 
+// Returns the folder of the device of that number in FAKE_NET_PORTS; null if there is none.
+static char* pathOf(int device) {
+  static __thread char path[64];
+  const char* at = getenv("FAKE_NET_PORTS");
+  for (int i = 0; at != NULL && i < device; i++) {
+    at = strchr(at, ',');
+    if (at != NULL) at++;
+  }
+  if (at == NULL) return NULL;
+  snprintf(path, sizeof(path), "/sys/devices/pci0000:00/%.12s", at);
+  return path;
+}
+
+int fakeNetDevices(void) {
+  int number = 0;
+  if (getenv("FAKE_NET_PORTS") == NULL) return 2;
+  while (pathOf(number) != NULL) number++;
+  return number;
+}
+
 static int devices(int* number) {
-  *number = does("no devices") ? 0 : kDevices;
+  *number = does("no devices") ? 0 : fakeNetDevices();
   return kSuccess;
 }
 
-static int getProperties(int device, Properties* properties) {
-  static char* names[] = {"fake0", "fake1"};
-  static char* paths[] = {"/sys/devices/pci0000:00/0000:0a:00.0", NULL};
+int fakeNetProperties(int device, Properties* properties) {
+  static char* names[] = {"fake0", "fake1", "fake2", "fake3", "fake4", "fake5", "fake6", "fake7"};
   if (does("properties fail")) return kSystemError;
-  require(device >= 0 && device < kDevices, "device out of range");
+  require(device >= 0 && device < fakeNetDevices(), "device out of range");
   memset(properties, 0, sizeof(*properties));
   properties->name = names[device];
-  properties->pciPath = paths[device];
+  properties->pciPath = pathOf(device);
+  if (properties->pciPath == NULL && device == 0) {
+    properties->pciPath = "/sys/devices/pci0000:00/0000:0a:00.0";
+  }
   properties->guid = 70 + (uint64_t)device;
   properties->ptrSupport = kHost;
   properties->speed = 100000;
@@ -164,7 +115,7 @@ static int getProperties(int device, Properties* properties) {
 static int doListen(int device, void* handle, void** listener) {
   Handle* own = handle;
   socklen_t length = sizeof(own->address);
-  require(device >= 0 && device < kDevices, "device out of range");
+  require(device >= 0 && device < fakeNetDevices(), "device out of range");
   if (does("listen fails")) return kSystemError;
   memset(own, 0, sizeof(*own));
   own->socket = -1;
@@ -186,7 +137,7 @@ static int doListen(int device, void* handle, void** listener) {
 static int doConnect(int device, void* handle, void** sender) {
   Handle* own = handle;
   char byte;
-  require(device >= 0 && device < kDevices, "device out of range");
+  require(device >= 0 && device < fakeNetDevices(), "device out of range");
   *sender = NULL;
   if (does("connect fails")) return kSystemError;
   if (does("never connects") || own->turns++ == 0) return kSuccess;
@@ -351,11 +302,6 @@ static int start(Logger logger) {
   return kSuccess;
 }
 
-#define CONCAT2(a, b) a##b
-#define CONCAT(a, b) CONCAT2(a, b)
-#define STRING2(a) #a
-#define STRING(a) STRING2(a)
-
 typedef int (*Profiler)(void**, int, void*, int64_t, void*);
 typedef void* Unused;
 
@@ -455,7 +401,7 @@ typedef struct {
 
 __attribute__((visibility("default"))) Table CONCAT(ncclNetPlugin_v, NET_VERSION) = {
     .name = "Fake" STRING(NET_VERSION),
-    .functions = {(void*)init, (void*)devices, (void*)getProperties, (void*)listenOf,
+    .functions = {(void*)init, (void*)devices, (void*)fakeNetProperties, (void*)listenOf,
                   (void*)connectOf, (void*)acceptOf, (void*)regMr, NULL, (void*)deregMr,
                   (void*)sendOf, (void*)receiveOf, (void*)iflush, (void*)test,
                   (void*)closeConnection, (void*)closeConnection, (void*)closeListen},

@@ -11,6 +11,7 @@
 
 #include "collective_case.h"
 #include "device/direct_work.h"
+#include "support/fake_net.h"
 #include "support/pairwise.h"
 #include "support/seed.h"
 #include "tuning/direct.h"
@@ -291,6 +292,12 @@ std::string shapeText(const test::Point& point) {
   return text.str();
 }
 
+bool needsCollNet(const Path& path, int nodes) {
+  return nodes > 1 &&
+         (path.algorithm == Algorithm::collNetChain || path.algorithm == Algorithm::collNetDirect ||
+          path.algorithm == Algorithm::nvls);
+}
+
 // The variables of a point, and its communicator.
 class Shape {
  public:
@@ -299,7 +306,9 @@ class Shape {
     if (!path.automatic) {
       set("NCCL_ALGO", std::string(tuning::nameOf(path.algorithm)));
       set("NCCL_PROTO", std::string(tuning::nameOf(path.protocol)));
-      set("NCCL_COLLNET_ENABLE", "1");
+      if (needsCollNet(path, nodesOf(point))) {
+        for (const auto& [name, value] : testing::collNetVariables()) set(name.c_str(), value);
+      }
     }
     if (const uint32_t slot = kSlotBytes[at(point, bufferAxis)]; slot != 0) {
       for (const char* name : {"NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE"}) {
@@ -347,7 +356,7 @@ std::vector<test::Point> makePoints(int covers, std::mt19937_64& random) {
   return points;
 }
 
-// A machine with NICs, without which there is no CollNet.
+// A machine with a NIC for each GPU, so that each can be a head of CollNet.
 const bool topologySet = [] {
   ::setenv("UNISONO_HOST_TOPOLOGY", UNISONO_TOPOLOGY, 0);
   return true;
@@ -362,6 +371,12 @@ TEST(Matrix, CasesAreRight) {
     if (kSanitized) {
       std::erase_if(points, [](const test::Point& point) { return ranksOf(point) > 8; });
     }
+#if defined(__SANITIZE_THREAD__)
+    // It does not see the order that the network makes between the groups of a block.
+    std::erase_if(points, [](const test::Point& point) {
+      return needsCollNet(pathOf(point), nodesOf(point)) && caseOf(point).inPlace;
+    });
+#endif
     std::shuffle(points.begin(), points.end(), random);
     points.resize(std::min<size_t>(points.size(), scaled(250, 40)));
   }

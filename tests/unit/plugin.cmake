@@ -20,6 +20,9 @@ set_tests_properties(plugin_tuner_test PROPERTIES
 unisono_test(plugin_net_test SOURCES plugin_net_test.cpp DEPENDS unisono_plugin LABELS unit)
 foreach(version RANGE 6 12)
   add_library(fake_net_${version} SHARED ${CMAKE_SOURCE_DIR}/tests/system/fake_net.c)
+  if(NOT version MATCHES "^(7|10)$")  # these have no CollNet
+    target_sources(fake_net_${version} PRIVATE ${CMAKE_SOURCE_DIR}/tests/system/fake_collnet.c)
+  endif()
   target_compile_definitions(fake_net_${version} PRIVATE NET_VERSION=${version} _GNU_SOURCE)
   set_target_properties(fake_net_${version} PROPERTIES C_VISIBILITY_PRESET hidden
     OUTPUT_NAME nccl-net-fake${version} LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/net)

@@ -35,7 +35,7 @@ class End {
   bool put(const std::vector<std::byte>& data) {
     if (head() + kSlots <= step_) return false;
     std::copy(data.begin(), data.end(), slot());
-    std::atomic_ref(tail_[device::kSizesWord + step_ % kSlots]).store(data.size());
+    std::atomic_ref(tail_[device::kReportsWord + step_ % kSlots]).store(data.size());
     std::atomic_ref(tail_[0]).store(++step_, std::memory_order_release);
     return true;
   }
@@ -51,7 +51,7 @@ class End {
   std::byte* slot() { return slots_.data() + step_ % kSlots * slotBytes_; }
 
   const uint32_t slotBytes_;
-  uint64_t tail_[device::kSizesWord + kSlots] = {};
+  uint64_t tail_[device::kReportsWord + kSlots] = {};
   uint64_t head_ = 0;
   std::vector<std::byte> slots_ = std::vector<std::byte>(size_t{kSlots} * slotBytes_);
   uint64_t step_ = 0;  // of the kernel
@@ -255,11 +255,11 @@ TEST(Proxies, MoveDataWhileTheirClientsAreBusy) {
   const uint64_t client = proxy.add({[&] { return idle.load(); }, [](const Error&) {}});
   proxy.addStream(
       client, std::make_unique<SendStream>(StreamSockets{std::move(sockets.sender)}, from.memory()),
-      {0, 1, "to b"});
+      {0, {1}, "to b"});
   proxy.addStream(
       client,
       std::make_unique<ReceiveStream>(StreamSockets{std::move(sockets.receiver)}, to.memory()),
-      {0, 1, "to a"});
+      {0, {1}, "to a"});
   for (int i = 0; i < 20; i++) {
     std::this_thread::sleep_for(i % 4 * 1ms);
     idle = false;
@@ -283,9 +283,9 @@ TEST(Proxies, RemoveClientsWhoseDataMove) {
     const Proxy::Client busy{[] { return false; }, [](const Error&) {}};
     const uint64_t sends = proxy.add(busy), receives = proxy.add(busy);
     proxy.addStream(sends, std::make_unique<SendStream>(std::move(sender), from.memory()),
-                    {0, 1, "to b"});
+                    {0, {1}, "to b"});
     proxy.addStream(receives, std::make_unique<ReceiveStream>(std::move(receiver), to.memory()),
-                    {0, 1, "to a"});
+                    {0, {1}, "to a"});
     const std::vector<std::byte> data(kLargeSlot);
     std::vector<std::byte> got(1);
     for (int taken = 0; taken < 20;) {
@@ -319,7 +319,7 @@ TEST(Proxies, NameTheConnectionThatFails) {
   proxy.addStream(
       client,
       std::make_unique<ReceiveStream>(StreamSockets{std::move(sockets.receiver)}, to.memory()),
-      {3, 5, "to 192.0.2.1:80 over eth7"});
+      {3, {5}, "to 192.0.2.1:80 over eth7"});
   sockets.sender.close();
   while (!failed) std::this_thread::sleep_for(1ms);
   for (const char* part : {"rank 3", "peer 5", "192.0.2.1:80 over eth7", "the peer closed it"}) {

@@ -346,7 +346,7 @@ struct End {
   StreamMemory memory() { return {tail, &head, slots.data(), kSlots, kSlotBytes}; }
   std::byte* slot() { return slots.data() + step % kSlots * kSlotBytes; }
 
-  uint64_t tail[device::kSizesWord + kSlots] = {};
+  uint64_t tail[device::kReportsWord + kSlots] = {};
   uint64_t head = 0;
   std::vector<std::byte> slots = std::vector<std::byte>(size_t{kSlots} * kSlotBytes);
   uint64_t step = 0;  // of the kernel
@@ -383,7 +383,7 @@ TEST_P(VerbsStreams, MoveSlotsOfAnySize) {
       std::vector<std::byte> data(random() % 4 == 0 ? 0 : random() % (End::kSlotBytes + 1));
       for (std::byte& byte : data) byte = static_cast<std::byte>(random());
       std::copy(data.begin(), data.end(), from.slot());
-      std::atomic_ref(from.tail[device::kSizesWord + from.step % End::kSlots]).store(data.size());
+      std::atomic_ref(from.tail[device::kReportsWord + from.step % End::kSlots]).store(data.size());
       std::atomic_ref(from.tail[0]).store(++from.step, std::memory_order_release);
       sent.push_back(std::move(data));
     }

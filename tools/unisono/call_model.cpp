@@ -53,7 +53,6 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
     tuning::setLimits(reach.all, input.facts);
     input.facts.slotsOfHost = reach.hostMemory;
     input.facts.network = input.facts.nodes > 1 && !settings.network.empty();
-    if (input.facts.network) input.facts.multicast = input.facts.collnet = false;
   }
   if (!settings.tuningFile.empty()) {
     input.measured = tuning::replaceCurves(

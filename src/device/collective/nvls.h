@@ -185,8 +185,9 @@ class HeadFifos : public FifoEnds<kMaxFan, kMaxFan> {
     });
     forEachSend(send, [&](int i) { move.sent[place(i)] = send_[i].slot(block_, block_.send[i]); });
   }
-  // After the barrier of the workers and the poster.
-  UNISONO_DEVICE void post(Peers receive, Peers send) {
+  // After the barrier of the workers and the poster. `bytes` are those of a piece.
+  UNISONO_DEVICE void post(Peers receive, Peers send, uint64_t bytes) {
+    forEachSend(send, [&](int i) { report(i, reportOf(bytes)); });
     forEachSend(send, [&](int i) {
       if (group_.isPoster(i) && !group_.aborted()) send_[i].postData(block_.send[i]);
     });
@@ -256,7 +257,7 @@ class HeadCollective {
   // A slot has a piece of the share of each node's head; in an all-reduce one piece.
   UNISONO_DEVICE int shares() const { return follow() ? 1 : block_.nodes; }
   UNISONO_DEVICE uint64_t paddedBytes(const Piece& piece) const {
-    return (piece.count * elementBytes_ + 15) / 16 * 16;
+    return pieceStride(piece.count * elementBytes_);
   }
   // Calls body(offset, index) for each piece of a head's slot: where it is in the slot, and where
   // in the buffers of the user.
@@ -434,7 +435,7 @@ class HeadCollective {
     group_.syncDone();
     if (reduces) postToAll(0, MulticastLayout::reduced(block_.head), reduceStep_++);
     if (broadcasts) postToAll(1, layout.broadcast(block_.head), broadcastStep_++);
-    fifos.post(receive, send);
+    fifos.post(receive, send, pieceOf(all, block_.head).count * elementBytes_);
   }
 
   UNISONO_DEVICE void moveHead(const HeadMove<View>& move) {

@@ -160,6 +160,20 @@ class FifoEnds {
     });
   }
 
+  // Reports a slot to the proxy of a network. After an abort the slot may still hold an older step.
+  UNISONO_DEVICE void report(int i, const SlotReport& slot) {
+    const End& end = block_.send[i];
+    if (!group_.isPoster(i) || group_.aborted() || end.fifo.reportsSlots == 0) return;
+    storeRelaxed(end.fifo.tail + kReportsWord + (send_[i].step() & (block_.slots - 1)),
+                 packReport(slot));
+  }
+  // Of a work's slot.
+  UNISONO_DEVICE SlotReport reportOf(uint64_t bytes) const {
+    const CollectiveWork& work = block_.work;
+    return {static_cast<uint32_t>(bytes), work.operation, work.reduction.type,
+            work.reduction.reduction};
+  }
+
   UNISONO_DEVICE void advance(Peers receive, Peers send) {
     forEachReceive(receive, [&](int i) { receive_[i].advance(); });
     forEachSend(send, [&](int i) { send_[i].advance(); });

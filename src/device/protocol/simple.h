@@ -251,18 +251,15 @@ class Simple : public FifoEnds<kReceives, kSends> {
     }
   }
 
-  // For the proxy of a network. After an abort the slot may still hold an older step.
-  UNISONO_DEVICE void reportSize(int i, const Slice& slice) {
-    const End& end = block_.send[i];
-    if (!group_.isPoster(i) || group_.aborted() || end.fifo.reportsSizes == 0) return;
-    const uint64_t bytes =
-        kCopies ? slice.elements : slice.elements * elementBytes(block_.work.reduction.type);
-    storeRelaxed(end.fifo.tail + kSizesWord + (send_[i].step() & (block_.slots - 1)), bytes);
+  UNISONO_DEVICE SlotReport reportOf(const Slice& slice) const {
+    if constexpr (kCopies) return {static_cast<uint32_t>(slice.elements), {}, {}, {}};
+    const uint64_t size = elementBytes(block_.work.reduction.type);
+    return FifoEnds<kReceives, kSends>::reportOf(slice.elements * size);
   }
 
   UNISONO_DEVICE void publish(const Slice& slice) {
     group_.syncDone();
-    this->forEachSend(slice.send, [&](int i) { reportSize(i, slice); });
+    this->forEachSend(slice.send, [&](int i) { this->report(i, reportOf(slice)); });
     this->forEachSend(slice.send, [&](int i) {
       if (!group_.isPoster(i)) return;
       if (!group_.aborted()) send_[i].postData(block_.send[i]);

@@ -43,7 +43,6 @@ class HostRuntime final : public Runtime {
   MemoryHandle exportMemory(const void* address, size_t bytes) override;
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override;
   bool supportsMulticast(int) override { return true; }
-  bool hasReducingNetwork() override { return true; }  // device/collective/reduction_server.h
   std::shared_ptr<MappedMemory> mapMulticast(int device, std::span<std::byte* const> members,
                                              size_t bytes) override;
   PointerInfo inspect(const void* address) override { return memory_->inspect(address); }

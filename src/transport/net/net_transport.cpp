@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/math.h"
+#include "transport/net/fifo_memory.h"
 #include "transport/net/network_driver.h"
 #include "transport/net/proxy.h"
 
@@ -21,51 +21,17 @@ struct NetworkOffer {
   std::array<char, 64> network;  // its name
 };
 
-// The memory of all FIFOs of one end of a group.
-class GroupMemory {
- public:
-  GroupMemory(runtime::Runtime& runtime, const ConnectionGroup& group, uint32_t slots)
-      : slots_(slots) {
-    size_t bytes = 0;
-    for (size_t c = 0; c < group.channels.size(); c++) {
-      for (size_t i = 0; i < group.slotBytes.size(); i++) {
-        if (!isSimple(group, i)) continue;
-        slotBytes_ = group.slotBytes[i];
-        bytes += strideOf();
-        fifos_++;
-      }
-    }
-    memory_ = runtime.allocatePinned(bytes);
+// The memory of all FIFOs of one end of a group: those of protocol Simple.
+FifoMemory memoryOf(runtime::Runtime& runtime, const ConnectionGroup& group, uint32_t slots) {
+  uint32_t slotBytes = 0;
+  size_t fifos = 0;
+  for (size_t i = 0; i < group.slotBytes.size(); i++) {
+    if (!isSimple(group, i)) continue;
+    slotBytes = group.slotBytes[i];
+    fifos += group.channels.size();
   }
-
-  size_t fifos() const { return fifos_; }
-  StreamMemory streamOf(size_t fifo) const {
-    auto* base = static_cast<std::byte*>(memory_->hostAddress()) + fifo * strideOf();
-    return {reinterpret_cast<uint64_t*>(base),
-            reinterpret_cast<uint64_t*>(base + device::kCounterLineBytes), base + kSlotAlignment,
-            slots_, slotBytes_};
-  }
-  device::Fifo fifoOf(size_t fifo) const {
-    auto* base = static_cast<std::byte*>(memory_->deviceAddress()) + fifo * strideOf();
-    device::Fifo result{};
-    result.tail = reinterpret_cast<uint64_t*>(base);
-    result.head = reinterpret_cast<uint64_t*>(base + device::kCounterLineBytes);
-    result.slots = base + kSlotAlignment;
-    result.reportsSizes = 1;
-    return result;
-  }
-
- private:
-  static constexpr size_t kSlotAlignment = 4096;
-  size_t strideOf() const {
-    return kSlotAlignment + roundUp(size_t{slots_} * slotBytes_, kSlotAlignment);
-  }
-
-  const uint32_t slots_;
-  uint32_t slotBytes_ = 0;
-  size_t fifos_ = 0;
-  std::shared_ptr<runtime::PinnedMemory> memory_;
-};
+  return {runtime, fifos, slots, slotBytes};
+}
 
 class NetworkTransport final : public Transport {
  public:
@@ -92,21 +58,21 @@ class NetworkTransport final : public Transport {
   const std::unique_ptr<Network> network_;
   Proxy& proxy_;
   const uint64_t client_;
-  std::vector<std::unique_ptr<GroupMemory>> memory_;
+  std::vector<std::unique_ptr<FifoMemory>> memory_;
 };
 
 // Of one end of a group.
 class NetworkTransport::Pending final : public PendingConnection {
  public:
   Pending(NetworkTransport& transport, const ConnectionGroup& group, NetworkGroup ends,
-          const GroupMemory& memory)
+          const FifoMemory& memory)
       : transport_(transport), group_(group), ends_(std::move(ends)), memory_(memory) {}
 
   std::vector<device::Fifo> connect() override {
     const int rank = transport_.context_.config.rank;
     for (auto& connection : transport_.connect(ends_, group_.sender == rank)) {
       transport_.proxy_.addStream(transport_.client_, std::move(connection.stream),
-                                  {rank, ends_.peer, std::move(connection.name)});
+                                  {rank, {ends_.peer}, std::move(connection.name)});
     }
     std::vector<device::Fifo> fifos;
     size_t next = 0;
@@ -122,7 +88,7 @@ class NetworkTransport::Pending final : public PendingConnection {
   NetworkTransport& transport_;
   const ConnectionGroup group_;
   const NetworkGroup ends_;
-  const GroupMemory& memory_;
+  const FifoMemory& memory_;
 };
 
 NetworkTransport::NetworkTransport(const TransportContext& context)
@@ -133,8 +99,9 @@ NetworkTransport::NetworkTransport(const TransportContext& context)
 }
 
 std::unique_ptr<PendingConnection> NetworkTransport::setup(const ConnectionGroup& group) {
-  memory_.push_back(std::make_unique<GroupMemory>(context_.runtime, group, context_.slots));
-  const GroupMemory& memory = *memory_.back();
+  memory_.push_back(
+      std::make_unique<FifoMemory>(memoryOf(context_.runtime, group, context_.slots)));
+  const FifoMemory& memory = *memory_.back();
   const bool sends = group.sender == context_.config.rank;
   NetworkGroup ends{tagOf(group.purpose, false, group.sender, group.receiver),
                     sends ? group.receiver : group.sender,

@@ -26,6 +26,9 @@ class PluginDriver final : public NetworkDriver {
   std::string name() const override { return net_->name(); }
   bool joinsSimulatedHosts() const override { return true; }
   std::optional<std::vector<plugin::NetPort>> ports() const override { return net_->ports(); }
+  std::shared_ptr<const plugin::CollNet> openCollNet() const override {
+    return plugin::CollNet::open(*net_);
+  }
   std::unique_ptr<Network> makeNetwork(const TransportContext& context) const override {
     return makePluginNetwork(context, net_);
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/settings.h"
+#include "plugin/collnet.h"
 #include "plugin/net.h"
 #include "transport/net/network.h"
 
@@ -26,6 +27,8 @@ class NetworkDriver {
   virtual bool joinsSimulatedHosts() const { return false; }
   // What TransportOptions::ports numbers; nothing: the interfaces that the machine has.
   virtual std::optional<std::vector<plugin::NetPort>> ports() const { return std::nullopt; }
+  // Opens its CollNet plug-in; null without one.
+  virtual std::shared_ptr<const plugin::CollNet> openCollNet() const { return nullptr; }
   virtual std::unique_ptr<Network> makeNetwork(const TransportContext& context) const = 0;
 };
 

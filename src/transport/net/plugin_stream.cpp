@@ -85,7 +85,13 @@ PluginSendStream::~PluginSendStream() {
   // closed, maybe before data that are still on their way are there. It may have closed the
   // connection, and an abort must not wait.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
-  for (uint32_t i = 0; i < memory_.slotCount && post(step_, 0); i++) {
+  // post() may have to be called again.
+  for (uint32_t posted = 0; posted < memory_.slotCount && failure_.empty();) {
+    if (post(step_, 0)) {
+      posted++;
+    } else if (std::chrono::steady_clock::now() > deadline) {
+      break;
+    }
   }
   for (int bytes = 0; !requests_.empty() && failure_.empty();) {
     if (!takeRequest(bytes) && std::chrono::steady_clock::now() > deadline) break;

@@ -145,17 +145,18 @@ void Proxy::reportFailure(Entry& entry) {
   if (now - *entry.failedAt < kGrace) return;
   for (Member& member : members_) {
     if (member.number != entry.client) continue;
-    if (member.client.hasLeft && member.client.hasLeft(entry.place.peer)) {
+    if (member.client.hasLeft && std::ranges::any_of(entry.place.peers, member.client.hasLeft)) {
       entry.isForgiven = true;
       return;
     }
     if (std::exchange(member.hasFailed, true)) continue;
-    member.client.fail(
-        Error(ErrorCode::remoteError, fmt::format("The network connection {} failed: {}",
-                                                  entry.place.connection, entry.stream->failure()))
-            .rank(entry.place.rank)
-            .peer(entry.place.peer)
-            .remedy("Look at the output of the peer, and at the network between the hosts"));
+    Error error(ErrorCode::remoteError,
+                fmt::format("The network connection {} failed: {}", entry.place.connection,
+                            entry.stream->failure()));
+    error.rank(entry.place.rank);
+    if (entry.place.peers.size() == 1) error.peer(entry.place.peers.front());
+    error.remedy("Look at the output of the peer, and at the network between the hosts");
+    member.client.fail(error);
   }
 }
 

@@ -44,7 +44,8 @@ class Proxy {
   void remove(uint64_t client);
   // What errors of a stream name.
   struct Place {
-    int rank, peer;
+    int rank;
+    std::vector<int> peers;  // one, or all others of a collective
     std::string connection;  // "to 192.0.2.1:80 over eth0"
   };
   void addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place);
@@ -59,7 +60,7 @@ class Proxy {
     std::unique_ptr<Stream> stream;
     Place place;
     std::optional<std::chrono::steady_clock::time_point> failedAt;
-    bool isForgiven = false;  // the peer has left
+    bool isForgiven = false;  // a peer has left
   };
   struct Member {
     uint64_t number;

@@ -24,10 +24,13 @@ void Stream::setHead(uint64_t steps) {
   std::atomic_ref(*memory_.head).store(steps, std::memory_order_release);
 }
 
+device::SlotReport Stream::reportOf(uint64_t step) const {
+  uint64_t* report = memory_.tail + device::kReportsWord + (step & (memory_.slotCount - 1));
+  return device::unpackReport(std::atomic_ref(*report).load(std::memory_order_relaxed));
+}
+
 uint32_t Stream::filledBytes(uint64_t step) const {
-  uint64_t* size = memory_.tail + device::kSizesWord + (step & (memory_.slotCount - 1));
-  const uint64_t bytes = std::atomic_ref(*size).load(std::memory_order_relaxed);
-  return static_cast<uint32_t>(std::min<uint64_t>(bytes, memory_.slotBytes));
+  return std::min(reportOf(step).bytes, memory_.slotBytes);
 }
 
 }  // namespace unisono::transport

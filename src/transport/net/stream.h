@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "device/work.h"
+
 // One FIFO between two hosts: the sender's kernel fills slots in memory of its host, the proxy of
 // the sender sends them over a connection, and the proxy of the receiver puts them into slots that
 // the receiver's kernel reads. Each FIFO has a connection of its own, so that the flow control of
@@ -17,7 +19,7 @@ namespace unisono::transport {
 
 // The FIFO's memory as the CPU addresses it (device::Fifo).
 struct StreamMemory {
-  uint64_t* tail;  // followed by the sizes of the slots
+  uint64_t* tail;  // followed by the reports of the slots
   uint64_t* head;
   std::byte* slots;
   uint32_t slotCount, slotBytes;
@@ -63,6 +65,7 @@ class Stream {
   void setTail(uint64_t steps);
   void setHead(uint64_t steps);
   // Of the slot that the sender's kernel has filled.
+  device::SlotReport reportOf(uint64_t step) const;
   uint32_t filledBytes(uint64_t step) const;
 
   const StreamMemory memory_;
