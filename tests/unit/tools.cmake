@@ -33,4 +33,7 @@ if(TARGET unisono_tool)
     target_compile_definitions(tools_${command}_test PRIVATE
       UNISONO_PROGRAM="$<TARGET_FILE:unisono>")
   endforeach()
+  add_dependencies(tools_explain_test fake_net_11)
+  target_compile_definitions(tools_explain_test PRIVATE
+    UNISONO_FAKE_NETS="${CMAKE_BINARY_DIR}/tests/net")
 endif()

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "program_testing.h"
+#include "support/fake_net.h"
 
 // `unisono explain` as its users run it.
 namespace unisono::explain {
@@ -15,6 +16,10 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::read;
+
+[[maybe_unused]] constexpr const char* kNotUnderThreadSanitizer =
+    "ThreadSanitizer takes the thread-local storage of a library that was opened at run time for a "
+    "data race";
 
 class ExplainProgram : public testing::Program {
  protected:
@@ -56,8 +61,12 @@ TEST_F(ExplainProgram, FollowsTheEnvironment) {
   EXPECT_EQ(file["choice"]["predicted_us"], 0.5);
 }
 
+// Between nodes of a simulation, which LL128 can pass.
 TEST_F(ExplainProgram, AsksTheTunerPlugin) {
-  const std::string call = "--preset dgx-h100 --nodes 2 -b 1K -e 1M -s 64K",
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << kNotUnderThreadSanitizer;
+#endif
+  const std::string call = "--preset dgx-h100 --nodes 2 --ranks 2 --run -b 1K -e 1M -s 64K",
                     plugin = "NCCL_TUNER_PLUGIN=" UNISONO_TUNER_EXAMPLE;
   const json without = explainJson(call, "NCCL_TUNER_PLUGIN=none");
   EXPECT_EQ(without["tuner"], "");
@@ -76,6 +85,32 @@ TEST_F(ExplainProgram, AsksTheTunerPlugin) {
   EXPECT_EQ(missing["choice"], without["choice"]);
   ASSERT_EQ(missing["warnings"].size(), 1u);
   EXPECT_THAT(missing["warnings"][0], HasSubstr("/nowhere/tuner.so cannot be loaded"));
+}
+
+// Between machines only protocol Simple passes the network.
+TEST_F(ExplainProgram, KnowsWhatJoinsTheNodes) {
+  const std::string node = "--file " UNISONO_TEST_DATA "/topologies/h800x8-vm.detected.xml -s 8 ";
+  const std::string call = node + "--nodes 2 ";
+  const json plain = explainJson(call, "NCCL_NET_PLUGIN=none");
+  EXPECT_EQ(plain["network"], "InfiniBand, RoCE or sockets");
+  EXPECT_EQ(plain["choice"]["protocol"], "Simple");
+  EXPECT_EQ(explainJson(node)["network"], "");
+  EXPECT_EQ(explainJson(call, "NCCL_NET_PLUGIN=none NCCL_NET=Socket")["network"], "Socket");
+
+  const std::string plugin = "NCCL_NET_PLUGIN=" + testing::fakeNetPath(11);
+  EXPECT_EQ(explainJson(call, plugin)["network"], "Fake11 (v11)");
+  const auto reasonOf = [](const json& report) -> std::string {
+    for (const json& row : report["candidates"]) {
+      if (row["algorithm"] == "CollNetChain" && row["protocol"] == "Simple") return row["reason"];
+    }
+    return "no candidate";
+  };
+  const json reducing = explainJson(call, plugin + " NCCL_COLLNET_ENABLE=1");
+  EXPECT_EQ(reducing["network"], "Fake11 (v11), which reduces through Sum11 (v11)");
+  EXPECT_THAT(reasonOf(reducing), HasSubstr("runs only where"));
+  EXPECT_THAT(reasonOf(explainJson(call, plugin)), HasSubstr("does not reduce"));
+  EXPECT_THAT(reasonOf(explainJson(call + "--type f8e4m3", plugin + " NCCL_COLLNET_ENABLE=1")),
+              HasSubstr("not with this type and operator"));
 }
 
 TEST_F(ExplainProgram, AsNcclChoosesAmongNcclsAlgorithms) {
@@ -109,8 +144,7 @@ TEST_F(ExplainProgram, DrawsThePlot) {
 
 TEST_F(ExplainProgram, RunsTheCallOnSimulatedGpus) {
 #ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer takes the thread-local storage of a library that was opened at "
-                  "run time for a data race";
+  GTEST_SKIP() << kNotUnderThreadSanitizer;
 #endif
   const json report = explainJson("all_reduce --preset hgx-h200x4 --ranks 2 --run -b 1K -e 256K");
   EXPECT_EQ(report["run"]["backend"], "host");

@@ -43,6 +43,9 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
   input.facts = tuning::factsOf(view.joined);
   input.facts.multicast = assumptions.multicast;
   input.facts.collnet = assumptions.collnet;
+  input.facts.collnetReductions = assumptions.collnetReductions;
+  input.facts.collnetAllGather = assumptions.collnetAllGather;
+  input.facts.collnetReduceScatter = assumptions.collnetReduceScatter;
   input.allowed = tuning::parseAllowed(settings.algorithm, settings.protocol);
   input.settings = tuning::tuningSettingsOf(settings);
   if (assumptions.asNccl) {
@@ -52,7 +55,7 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
     const GpuReach reach = reachOf(view);
     tuning::setLimits(reach.all, input.facts);
     input.facts.slotsOfHost = reach.hostMemory;
-    input.facts.network = input.facts.nodes > 1 && !settings.network.empty();
+    input.facts.network = input.facts.nodes > 1 && assumptions.network;
   }
   if (!settings.tuningFile.empty()) {
     input.measured = tuning::replaceCurves(

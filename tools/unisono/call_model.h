@@ -11,7 +11,11 @@ namespace unisono::explain {
 struct Assumptions {
   bool asNccl = false;     // NCCL's algorithms, as if all were implemented, and none of ours
   bool multicast = false;  // NVLink multicast is there
+  bool network = false;    // nodes exchange data over a network, not through shared memory
   bool collnet = false;    // the network reduces
+  // What it can do, as tuning::CommFacts::collnetReductions and the members after it.
+  uint64_t collnetReductions = ~uint64_t{0};
+  bool collnetAllGather = true, collnetReduceScatter = true;
 };
 
 // What a communicator on the machine of `view` with these settings would choose by. Throws Error

@@ -15,6 +15,7 @@
 #include "detect/detect.h"
 #include "explain_report.h"
 #include "library_table.h"
+#include "plugin/collnet.h"
 #include "plugin/tuner.h"
 #include "temporary_file.h"
 
@@ -137,6 +138,36 @@ void loadTuner(const Settings& settings, const topo::View& view, tuning::ModelIn
   if (report.advisor != nullptr) report.tunerName = library->name();
 }
 
+// What joins the nodes: the network that a communicator opens with these settings. A simulation
+// joins them through shared memory, unless the user or a plug-in says otherwise.
+void findNetwork(const ExplainArguments& arguments, const Settings& settings, Assumptions& assumed,
+                 ExplainReport& report) {
+  if (report.nodes == 1) return;
+  const bool simulated =
+      arguments.run && !(arguments.machine.file.empty() && arguments.machine.preset.empty());
+  const auto net =
+      plugin::Net::open(settings.netPlugin, settings.network, {.communicator = 1},
+                        [&](const std::string& warning) { report.warnings.push_back(warning); });
+  assumed.network = net != nullptr || !settings.network.empty() || !simulated;
+  if (!assumed.network) return;
+  report.network = net != nullptr             ? net->name()
+                   : settings.network.empty() ? "InfiniBand, RoCE or sockets"
+                                              : settings.network;
+  if (net == nullptr || settings.collnet <= 0) return;
+  const auto collNet = plugin::CollNet::open(
+      *net, [&](const std::string& warning) { report.warnings.push_back(warning); });
+  if (collNet == nullptr) return;
+  report.network += fmt::format(", which reduces through {}", collNet->name());
+  assumed.collnet = report.nodes >= settings.collnetNodes;
+  assumed.collnetReductions = tuning::collnetBits([&](device::DataType type,
+                                                      device::Reduction reduction) {
+    int can = 0;
+    return collNet->functions().canReduce(type, reduction, &can) == plugin::kSuccess && can != 0;
+  });
+  assumed.collnetAllGather = collNet->functions().hasAllGather();
+  assumed.collnetReduceScatter = collNet->functions().hasReduceScatter();
+}
+
 int show(const ExplainArguments& arguments) {
   const BenchOperation operation = parseOperation(arguments.operation);
   const bench::ElementInfo& type = parseType(arguments.type);
@@ -160,13 +191,16 @@ int show(const ExplainArguments& arguments) {
   machine.ranksPerNode = arguments.ranks / machine.nodes;
 
   const Settings settings = settingsFromEnvironment();
+  report.nodes = machine.nodes;
+  Assumptions assumed{
+      .asNccl = arguments.asNccl, .multicast = arguments.multicast, .collnet = arguments.collnet};
+  findNetwork(arguments, settings, assumed, report);
   topo::ViewSettings viewSettings = topo::viewSettings(settings, machine);
-  viewSettings.search.collnet |= arguments.collnet;
+  viewSettings.search.collnet |= assumed.collnet;
   const topology::XmlTopology file = topo::readMachine(machine, settings, viewSettings.paths);
   const topo::View view = topo::makeView(file, viewSettings);
 
   report.source = view.source;
-  report.nodes = machine.nodes;
   report.ranks = view.joined.ranks();
   report.asNccl = arguments.asNccl;
   report.operation = operation;
@@ -176,8 +210,7 @@ int show(const ExplainArguments& arguments) {
   report.question = {static_cast<tuning::Operation>(operation),
                      bench::bytesForCount(operation, report.count, type.bytes, report.ranks),
                      static_cast<device::DataType>(type.type), deviceReduction(reduction, type), 1};
-  tuning::ModelInput input =
-      modelInputOf(settings, view, {arguments.asNccl, arguments.multicast, arguments.collnet});
+  tuning::ModelInput input = modelInputOf(settings, view, assumed);
   loadTuner(settings, view, input, report);
   report.model = tuning::makeModel(input);
   for (std::string& warning : tuning::warningsOf(input, report.model)) {

@@ -115,6 +115,7 @@ std::string textOf(const ExplainReport& report) {
       bytesText(report.question.bytes), report.count, report.typeName,
       info.reduces ? ", " + report.reductionName : "", report.ranks, report.ranks == 1 ? "" : "s",
       report.nodes, report.nodes == 1 ? "" : "s", report.source);
+  if (!report.network.empty()) text += fmt::format("Network: {}\n", report.network);
   if (report.asNccl) text += "As if all of NCCL's algorithms and none of ours were implemented.\n";
   if (!report.tunerName.empty()) text += fmt::format("Tuner plug-in: {}\n", report.tunerName);
   for (const std::string& warning : report.warnings) text += "Warning: " + warning + "\n";
@@ -130,10 +131,15 @@ std::string textOf(const ExplainReport& report) {
 }
 
 std::string jsonOf(const ExplainReport& report) {
-  Json json = {{"machine", report.source},       {"nodes", report.nodes},
-               {"ranks", report.ranks},          {"as_nccl", report.asNccl},
-               {"tuner", report.tunerName},      {"operation", nameOf(report.question.operation)},
-               {"bytes", report.question.bytes}, {"count", report.count},
+  Json json = {{"machine", report.source},
+               {"nodes", report.nodes},
+               {"ranks", report.ranks},
+               {"as_nccl", report.asNccl},
+               {"network", report.network},
+               {"tuner", report.tunerName},
+               {"operation", nameOf(report.question.operation)},
+               {"bytes", report.question.bytes},
+               {"count", report.count},
                {"type", report.typeName}};
   if (bench::operationInfo(report.operation).reduces) json["reduction"] = report.reductionName;
   json["choice"] = choiceJson(report);

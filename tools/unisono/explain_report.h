@@ -23,6 +23,7 @@ struct MeasuredRow {
 struct ExplainReport {
   std::string source;  // file, preset or "this machine"
   int nodes = 1, ranks = 1;
+  std::string network;  // that joins the nodes; empty: none, or shared memory
   bool asNccl = false;
   bench::BenchOperation operation{};
   std::string typeName, reductionName;
