@@ -44,7 +44,7 @@ void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
     if (offered.outputBytes > 0) {
       call.window = windows_->find(call.output, offered.outputBytes, -1, captured);
     }
-    if (bytes < config_.directBytes) continue;
+    if (bytes < config_.directBytes || plan::isWideMessages(config_, call)) continue;
     switch (call.call) {
       case plan::Call::receive:
         if (call.peer == rank()) break;
@@ -103,9 +103,8 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
 // receives into it in another, so the input is copied first.
 void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
   auto bytesOf = [&](const plan::Task& call) {
-    const bool inPlace =
-        call.call == plan::Call::allToAll && call.input == call.output &&
-        (calls.size() > 1 || !tuning::sendsDirectly(*config_.model, plan::shareBytes(call)));
+    const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output &&
+                         (calls.size() > 1 || !plan::canBeInPlace(config_, call));
     return inPlace && ranks() > 1 ? call.count * static_cast<uint64_t>(ranks()) *
                                         device::elementBytes(call.reduction.type)
                                   : 0;

@@ -38,6 +38,25 @@ uint64_t shareBytes(const Task& task) {
   return task.count * device::elementBytes(task.reduction.type);
 }
 
+bool isWideMessages(const CommConfig& config, const Task& task) {
+  constexpr uint64_t kMostBytes = 8 << 20;
+  if (task.call != Call::allToAll && task.call != Call::gather && task.call != Call::scatter) {
+    return false;
+  }
+  const uint64_t bytes = shareBytes(task);
+  if (bytes == 0 || tuning::sendsDirectly(*config.model, bytes)) return false;
+  // As sendsDirectly(), what holds for all-reduce.
+  const tuning::Estimate& wide = config.model->of(
+      device::Operation::allReduce, device::Algorithm::direct, device::Protocol::ll128);
+  return config.wide.blocks > 0 && wide.exclusion == tuning::Exclusion::none && wide.allowed &&
+         bytes <= kMostBytes && bytes < config.wideOfferBytes &&
+         bytes <= config.model->facts.direct.messageBytes;
+}
+
+bool canBeInPlace(const CommConfig& config, const Task& task) {
+  return tuning::sendsDirectly(*config.model, shareBytes(task)) || isWideMessages(config, task);
+}
+
 DirectWork directWork(const CommConfig& config, const Task& task) {
   const auto bytes = static_cast<uint32_t>(shareBytes(task));
   const bool isRoot = config.rank == task.peer;

@@ -26,6 +26,12 @@ struct DirectMessages {
 };
 device::DirectWork directWork(const CommConfig& config, const DirectMessages& messages);
 
+// Whether an all-to-all, a gather or a scatter is a launch over LL128, as a collective is. Above
+// its limit, messages that go straight into mapped buffers are as fast.
+bool isWideMessages(const CommConfig& config, const Task& task);
+// Whether such a call in place sends every part before another one takes its place.
+bool canBeInPlace(const CommConfig& config, const Task& task);
+
 // The launch of a collective over LL128, by Algorithm::direct or twoShot.
 WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algorithm algorithm);
 

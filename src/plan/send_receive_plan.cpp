@@ -293,10 +293,16 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
   MessageQueues queues(config.ranks);
   for (const Task& task : tasks) {
     const bool isPair = task.call == Call::send || task.call == Call::receive;
-    if (!isPair && tuning::sendsDirectly(*config.model, shareBytes(task))) {
+    if (!isPair && canBeInPlace(config, task)) {
       const device::DirectWork work = directWork(config, task);
       needPeers(config, work, plan.needs);
-      packer.add(work);
+      plan.needs.wide |= config.wide.blocks > 0;  // a larger one that follows must not wait
+      if (isWideMessages(config, task)) {
+        // They use the FIFOs of collectives, after those of the group and before other messages.
+        plan.launches.emplace_back(wideLaunch(config, task, device::Algorithm::direct));
+      } else {
+        packer.add(work);
+      }
     } else {
       enqueueMessages(config, task, queues);
     }

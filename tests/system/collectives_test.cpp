@@ -84,6 +84,22 @@ TEST_P(Collectives, LargerThanEveryBuffer) {
   }
 }
 
+// What is sent to one rank is more than lines of LL carry and less than peers' buffers are used
+// for.
+TEST_P(Collectives, OfMiddleSizes) {
+  const Ranks ranks(GetParam());
+  for (Call call : kCalls) {
+    for (const size_t count : {size_t{66'001}, size_t{70'000}, size_t{150'004}}) {
+      for (bool inPlace : {false, true}) {
+        if ((inPlace && !canBeInPlace(call)) || (kSanitized && count > 70'000)) continue;
+        run(ranks, {call, bench::ElementType::int32, Operator::sum, inPlace, count,
+                    ranks.size() / 2, count % 2});
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 // Calls follow each other on one stream without a wait in between: what one leaves in the buffers
 // must not meet the next.
 TEST_P(Collectives, ManyInARow) {

@@ -260,6 +260,55 @@ CommConfig wideConfig(int rank, int ranks, const char* algorithms, const char* p
   return config;
 }
 
+TEST(DirectPlan, AllToAllGatherAndScatterOverLl128) {
+  const auto isWideWith = [](const CommConfig& config, Call call, uint64_t bytes) {
+    const Plan plan = makePlan(config, {taskOf(call, bytes, device::DataType::uint8, 1)});
+    return std::holds_alternative<WideLaunch>(plan.launches.at(0));
+  };
+  for (const Call call : {Call::allToAll, Call::gather, Call::scatter}) {
+    const CommConfig config = wideConfig(2, 4, "", "");
+    EXPECT_FALSE(isWideWith(config, call, 2048)) << "over LL";
+    EXPECT_TRUE(isWideWith(config, call, 2049));
+    EXPECT_TRUE(isWideWith(config, call, 8 << 20));
+    EXPECT_FALSE(isWideWith(config, call, (8 << 20) + 1)) << "into mapped buffers";
+    EXPECT_FALSE(isWideWith(wideConfig(2, 4, "ring", ""), call, 2049));
+    EXPECT_FALSE(isWideWith(wideConfig(2, 4, "", "ll"), call, 2049));
+    EXPECT_FALSE(isWideWith(directConfig(2, 4), call, 2049)) << "without windows for LL128";
+    CommConfig limited = config;
+    limited.wideOfferBytes = 2049;
+    EXPECT_FALSE(isWideWith(limited, call, 2049));
+    // What a larger call needs is connected by a small one.
+    for (const uint64_t bytes : {100, 100'000}) {
+      const Plan plan = makePlan(config, {taskOf(call, bytes, device::DataType::uint8, 1)});
+      EXPECT_TRUE(plan.needs.wide);
+      EXPECT_FALSE(plan.needs.peers.empty());
+    }
+  }
+  EXPECT_FALSE(isWideWith(wideConfig(2, 4, "", ""), Call::send, 100'000));
+
+  // Its place is after the collectives of a group, whatever their order, and before messages.
+  const Plan group =
+      makePlan(wideConfig(0, 2, "direct", ""),
+               {taskOf(Call::send, 100, device::DataType::uint8, 1), taskOf(Call::allReduce, 100),
+                taskOf(Call::allToAll, 100'000), taskOf(Call::allReduce, 200'000)});
+  ASSERT_EQ(group.launches.size(), 4u);
+  EXPECT_TRUE(argumentsOf(group.launches[0]).work[0].reduces);
+  EXPECT_TRUE(std::get<WideLaunch>(group.launches[1]).arguments.work.reduces);
+  EXPECT_FALSE(std::get<WideLaunch>(group.launches[2]).arguments.work.reduces);
+  EXPECT_EQ(argumentsOf(group.launches[3]).work[0].to, 1);
+
+  // Parts have their places in both buffers.
+  const CommConfig config = wideConfig(2, 4, "", "");
+  const Plan plan = makePlan(config, {taskOf(Call::allToAll, 100'000)});
+  const device::WideArguments& arguments = std::get<WideLaunch>(plan.launches.at(0)).arguments;
+  EXPECT_FALSE(arguments.offers);
+  EXPECT_FALSE(arguments.twoShot);
+  EXPECT_EQ(arguments.work.inputStride, 100'000u);
+  EXPECT_EQ(arguments.work.outputStride, 100'000u);
+  EXPECT_EQ(arguments.work.to & arguments.work.from, 0b111);
+  EXPECT_TRUE(arguments.work.own);
+}
+
 TEST(DirectPlan, CallsOverLl128HaveALaunchEach) {
   const Plan plan = makePlan(wideConfig(1, 4, "direct", ""),
                              {taskOf(Call::allReduce, 100), taskOf(Call::allReduce, 1 << 20),
