@@ -233,6 +233,7 @@ void Communicator::launch(Prepared& prepared) {
 
 transport::LaunchContext Communicator::launchContext(const device::LaunchMark& mark) const {
   return {tables_->address(),
+          tables_->channels(),
           abort_->waitFlag(),
           abort_->launchFlag(),
           &connector_->direct(),

@@ -128,6 +128,14 @@ inline constexpr int kWarpThreads = 32;
 inline constexpr int kWorkerThreads = 512;
 inline constexpr int kServiceThreads = 2 * kWarpThreads;
 inline constexpr int kChannelThreads = kWorkerThreads + kServiceThreads;
+// Whether a block has warps that only wait and post. Protocols of lines poll for credits seldom and
+// release nothing.
+constexpr bool hasServiceWarps(Protocol protocol) {
+  return protocol == Protocol::simple;
+}
+constexpr int serviceThreads(Protocol protocol) {
+  return hasServiceWarps(protocol) ? kServiceThreads : 0;
+}
 // At most, of a block for collectives. A multiprocessor has 4 parts with registers of their own: 16
 // warps have 128 registers a thread, which protocols of lines need, 18 warps have 96.
 constexpr int maxChannelThreads(Protocol protocol) {

@@ -14,12 +14,23 @@ template <Algorithm kAlgorithm, Protocol kProtocol>
 __global__ void __launch_bounds__(maxChannelThreads(kProtocol), 1)
     collective(const __grid_constant__ CollectiveArguments arguments) {
   constexpr int kGroups = groupsOf(kAlgorithm);
+  constexpr Service kService = hasServiceWarps(kProtocol) ? Service::warps : Service::none;
   __shared__ Block blocks[kGroups];
-  const int warps = static_cast<int>(blockDim.x) / kWarpSize / kGroups;  // a multiple of kGroups
-  const int index = kGroups == 1 ? 0 : static_cast<int>(threadIdx.x) / (warps * kWarpSize);
-  ThreadGroup group(warps, index * warps, 1 + 3 * index);
-  collectiveBlock<kAlgorithm, kProtocol>(group, blocks[index], static_cast<int>(blockIdx.x), index,
-                                         arguments);
+  const int channel = static_cast<int>(blockIdx.x);
+  int warps = static_cast<int>(blockDim.x) / kWarpSize;  // a multiple of kGroups
+  int index = 0;
+  bool isWhole = true;
+  if constexpr (kGroups > 1) {
+    isWhole = usesOneGroup(arguments, channel);
+    if (!isWhole) {
+      warps /= kGroups;
+      index = static_cast<int>(threadIdx.x) / (warps * kWarpSize);
+    }
+  }
+  ThreadGroup group(warps, index * warps, 1 + 3 * index, kService);
+  if (kGroups > 1 && isWhole && group.isPoster()) markStart(arguments.mark, channel, 1);
+  collectiveBlock<kAlgorithm, kProtocol>(group, blocks[index], channel, index, arguments);
+  if (kGroups > 1 && isWhole && group.isPoster()) markEnd(arguments.mark, channel, 1);
 }
 
 __global__ void __launch_bounds__(kChannelThreads, 1)

@@ -123,6 +123,7 @@ struct alignas(16) Fifo {
   uint32_t reportsSlots;  // 1: the sender reports what each slot holds (SlotReport)
   uint64_t agreed;        // of the last offer: where the sender writes, or kStagedOffer
   MappedWindow* pinned;   // sender: the window that it writes to, or null
+  uint64_t acquired;      // of the peer's counter, which this end has seen; kept between launches
 };
 
 // Counters of different FIFOs are in different lines, so that polling one does not slow down stores
@@ -318,6 +319,7 @@ struct StampArguments {
 inline constexpr int kMaxCollectiveWorks = 31;
 struct CollectiveArguments {
   DeviceCommunicator* communicator;
+  Channel* channels;  // of the communicator: here, so that a kernel need not load the address first
   // Nonzero after an abort. Cheap to read on the device: every kernel looks at it before it touches
   // memory of the user, who may have freed it by then.
   const uint32_t* launchFlag;

@@ -46,6 +46,7 @@ class DeviceTables {
                device::DeviceCommunicator head);
 
   device::DeviceCommunicator* address() const { return communicator_; }
+  device::Channel* channels() const { return channels_; }
   // The words of device::LaunchMark.
   uint64_t* marks() const { return marks_; }
 

@@ -16,6 +16,7 @@ struct Prepared {
 
 Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
   launch.arguments.communicator = context.communicator;
+  launch.arguments.channels = context.channels;
   launch.arguments.launchFlag = context.launchFlag;
   launch.arguments.mark = context.mark;
   static_assert(device::kMulticastGroups <= device::kMarkGroups);

@@ -11,6 +11,7 @@ namespace unisono::transport {
 // What the kernels of one communicator need that a plan does not say.
 struct LaunchContext {
   device::DeviceCommunicator* communicator = nullptr;  // in device memory
+  device::Channel* channels = nullptr;                 // of the communicator, too
   const uint32_t* abortFlag = nullptr;                 // ends waits
   const uint32_t* launchFlag = nullptr;                // ends kernels that begin later
   const device::DirectMemory* direct = nullptr;

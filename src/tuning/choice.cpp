@@ -252,7 +252,8 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
   const bool whole = device::groupsOf(choice.algorithm) > 1 || choice.algorithm == Algorithm::pat;
   const int most = device::maxChannelThreads(choice.protocol);
   choice.threads =
-      whole ? most : std::clamp(workers + device::kServiceThreads, kFewestThreads, most);
+      whole ? most
+            : std::clamp(workers + device::serviceThreads(choice.protocol), kFewestThreads, most);
   choice.chunkBytes = model.facts.chunkBytes[p];
 }
 

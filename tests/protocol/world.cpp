@@ -471,6 +471,9 @@ void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotByte
   send.step = receive.step = step;
   *send.head = step;
   *receive.tail = step;
+  // What either end has seen of the other's counter: up to a step that it had passed by then.
+  send.acquired = step - std::min(step, below(random, slots + 2));
+  receive.acquired = step - std::min(step, below(random, slots + 2));
   if (send.offer != nullptr) {
     *send.offer = 0;
     send.offer[2] = 0;
@@ -644,9 +647,9 @@ void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
     throw internalError("The plan uses connections that the test did not make").rank(rank);
   }
   const runtime::DeviceScope scope(testRuntime(), rank);
-  const transport::LaunchContext context{member.tables->address(),  abortFlag(rank),
-                                         abortFlag(rank),           &member.connector->direct(),
-                                         &member.connector->wide(), tables(rank).windows};
+  const transport::LaunchContext context{
+      member.tables->address(),    member.tables->channels(), abortFlag(rank),     abortFlag(rank),
+      &member.connector->direct(), &member.connector->wide(), tables(rank).windows};
   for (plan::Launch& launch : plan.launches) {
     transport::launch(testRuntime(), context, launch, stream(rank));
     const auto* collective = std::get_if<plan::CollectiveLaunch>(&launch);

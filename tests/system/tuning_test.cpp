@@ -41,7 +41,7 @@ TEST(TuningVariables, ChangeWhatCarriesACall) {
       {{rings, {"NCCL_PROTO", "LL128"}, {"NCCL_LL128_NTHREADS", "160"}},
        Call::allReduce,
        kLarge,
-       "with Ring LL128, channels: 2, threads: 224"},
+       "with Ring LL128, channels: 2, threads: 160"},
       {{rings, simple, {"NCCL_THREAD_THRESHOLDS", "1 1 1 1 1 1000000"}},
        Call::allReduce,
        kLarge,

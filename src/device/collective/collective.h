@@ -21,7 +21,7 @@ struct AlgorithmCode<Algorithm::ring> {
                                        const CollectiveWork&) {
     block.ring = channel.ring;
   }
-  UNISONO_DEVICE static void loadEnds(ThreadGroup& group, Block& block, Channel& channel,
+  UNISONO_DEVICE static void loadEnds(ThreadGroup& group, int, Block& block, Channel& channel,
                                       const CollectiveWork& work) {
     loadRingEnds(group, block, channel, static_cast<int>(work.protocol));
   }
@@ -35,9 +35,10 @@ struct AlgorithmCode<Algorithm::tree> {
                                        const CollectiveWork& work) {
     block.tree = treeOf(channel, work);
   }
-  UNISONO_DEVICE static void loadEnds(ThreadGroup& group, Block& block, Channel& channel,
-                                      const CollectiveWork& work) {
-    loadTreeEnds(group, block, channel, treeOf(channel, work), static_cast<int>(work.protocol));
+  UNISONO_DEVICE static void loadEnds(ThreadGroup& group, int groupIndex, Block& block,
+                                      Channel& channel, const CollectiveWork& work) {
+    loadTreeEnds(group, groupIndex, block, channel, treeOf(channel, work),
+                 static_cast<int>(work.protocol));
   }
 };
 
@@ -81,7 +82,7 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
   using Code = AlgorithmCode<kAlgorithm>;
   constexpr int kProtocolIndex = static_cast<int>(kProtocol);
   DeviceCommunicator& communicator = *arguments.communicator;
-  Channel& channel = communicator.channels[channelIndex];
+  Channel& channel = arguments.channels[channelIndex];
   // Works of one rank alone: such communicators have no connections.
   const bool alone = arguments.work[0].operation == Operation::local;
   if (group.isPoster()) markStart(arguments.mark, channelIndex, groupIndex);
@@ -89,7 +90,8 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
     loadCommunicator(block, communicator, channelIndex);
     block.slotBytes = communicator.slotBytes[kProtocolIndex];
     block.group = groupIndex;
-    // What a launch does not use may be connected while it runs.
+    // What a launch does not use may be connected while it runs. What follows before the next
+    // barrier reads none of this from the block.
     if (!alone) Code::loadPlace(block, channel, arguments.work[0]);
   }
   stayStopped(group, communicator, arguments.launchFlag);
@@ -99,8 +101,8 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
       continue;
     }
     if (group.isLoader(0)) block.work = work;
-    if (!alone) Code::loadEnds(group, block, channel, work);
-    group.syncAll();
+    if (!alone) Code::loadEnds(group, groupIndex, block, channel, work);
+    group.syncAll();  // also for stayStopped
     if (!alone) {
       typename Code::template Type<ProtocolCode<kProtocol>::template Type>(group, block).run();
     } else if constexpr (kAlgorithm == kLocalAlgorithm && kProtocol == kLocalProtocol) {

@@ -514,6 +514,7 @@ UNISONO_DEVICE void headBlock(ThreadGroup& group, MulticastBlock& block, int cha
     block.buffer.members = block.saved->members;
   }
   stayStopped(group, communicator, arguments.launchFlag);
+  group.syncAll();
   for (int w = 0; w < arguments.works; w++) {
     const CollectiveWork& work = arguments.work[w];
     if (channelIndex < work.firstChannel || channelIndex >= work.firstChannel + work.channels) {

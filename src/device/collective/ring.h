@@ -10,11 +10,11 @@ namespace unisono::device::UNISONO_TARGET {
 // Loads the ends of the FIFOs that a group uses.
 UNISONO_DEVICE void loadRingEnds(ThreadGroup& group, Block& block, Channel& channel, int protocol) {
   if (group.isLoader(0)) {
-    Connection& previous = channel.connections[block.ring.previous];
+    Connection& previous = channel.connections[channel.ring.previous];
     loadEnd(block.receive[0], &previous.receive[protocol], previous.peer);
   }
   if (group.isLoader(1)) {
-    Connection& next = channel.connections[block.ring.next];
+    Connection& next = channel.connections[channel.ring.next];
     loadEnd(block.send[0], &next.send[protocol], next.peer);
   }
 }

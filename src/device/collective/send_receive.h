@@ -113,6 +113,7 @@ UNISONO_DEVICE void messageBlock(ThreadGroup& group, Block& block, bool sends, i
     block.slotBytes = communicator.peerSlotBytes;
   }
   stayStopped(group, communicator, arguments.launchFlag);
+  group.syncAll();
   for (int w = 0; w < arguments.works; w++) {
     const SendReceiveWork& work = arguments.work[w];
     const Message& message = sends ? work.send : work.receive;

@@ -16,8 +16,14 @@ UNISONO_DEVICE const Tree& treeOf(const Channel& channel, const CollectiveWork& 
   return work.algorithm == Algorithm::collNetChain ? channel.chain : channel.tree;
 }
 
+// Whether one group does the work of a channel, because the rank is the root: it can have all
+// threads of the block.
+UNISONO_DEVICE bool usesOneGroup(const CollectiveArguments& arguments, int channel) {
+  return treeOf(arguments.channels[channel], arguments.work[0]).up < 0;
+}
+
 // Loads the ends of the FIFOs that a group uses.
-UNISONO_DEVICE void loadTreeEnds(ThreadGroup& group, Block& block, Channel& channel,
+UNISONO_DEVICE void loadTreeEnds(ThreadGroup& group, int groupIndex, Block& block, Channel& channel,
                                  const Tree& tree, int protocol) {
   const bool isRoot = tree.up < 0;
   // Place `place` of an array of ends is loaded by lane `lane`.
@@ -35,7 +41,7 @@ UNISONO_DEVICE void loadTreeEnds(ThreadGroup& group, Block& block, Channel& chan
     Connection& to = channel.connections[connection];
     loadEnd(block.send[place], &to.send[protocol], to.peer);
   };
-  const bool up = block.group == kUpGroup;
+  const bool up = groupIndex == kUpGroup;
   if (isRoot && !up) return;  // the other group does both
   const bool toChildren = !up || isRoot;
   for (int i = 0; i < kMaxTreeChildren; i++) {

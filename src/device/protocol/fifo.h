@@ -61,7 +61,8 @@ UNISONO_DEVICE void loadCommunicator(Block& block, const DeviceCommunicator& com
 class FifoCursor {
  public:
   FifoCursor() = default;
-  UNISONO_DEVICE explicit FifoCursor(const End& end) : step_(end.fifo.step) {}
+  UNISONO_DEVICE explicit FifoCursor(const End& end)
+      : step_(end.fifo.step), acquired_(end.fifo.acquired) {}
 
   UNISONO_DEVICE uint64_t step() const { return step_; }
   UNISONO_DEVICE void advance() { step_++; }
@@ -93,6 +94,11 @@ class FifoCursor {
     noteWrite(&end.origin->step, sizeof(end.origin->step));
     end.origin->step = step_;
   }
+  // By the waiter. Later works then seldom load the counter of a peer before they begin.
+  UNISONO_DEVICE void saveAcquired(const End& end) const {
+    noteWrite(&end.origin->acquired, sizeof(end.origin->acquired));
+    end.origin->acquired = acquired_;
+  }
 
  private:
   // Until the counter is at least as wanted. A value that was acquired covers all steps before it,
@@ -108,7 +114,7 @@ class FifoCursor {
   }
 
   uint64_t step_ = 0;
-  uint64_t acquired_ = 0;  // of the counter that the peer advances; by a waiter
+  uint64_t acquired_ = 0;  // of the counter that the peer advances; of the waiter
 };
 
 // What all protocols do with the ends of their FIFOs.
@@ -124,6 +130,18 @@ class FifoEnds {
 
   // Keeps the steps for the next work.
   UNISONO_DEVICE void finish() {
+    UNISONO_UNROLL
+    for (int i = 0; i < kReceives; i++) {
+      if (group_.isWaiter(i) && block_.receive[i].origin != nullptr) {
+        receive_[i].saveAcquired(block_.receive[i]);
+      }
+    }
+    UNISONO_UNROLL
+    for (int i = 0; i < kSends; i++) {
+      if (group_.isWaiter(kReceives + i) && block_.send[i].origin != nullptr) {
+        send_[i].saveAcquired(block_.send[i]);
+      }
+    }
     if (!group_.isPoster()) return;
     UNISONO_UNROLL
     for (int i = 0; i < kReceives; i++) {
@@ -185,16 +203,15 @@ class FifoEnds {
   FifoCursor send_[kSends > 0 ? kSends : 1];
 };
 
-// At the beginning and the end of what a group does in a launch; the end follows a syncAll().
-// Nothing before stayStopped touches the user's memory, and nothing after it if the communicator
-// was aborted. Later launches find `stopped`, for the counters of the two ends of a FIFO may differ
-// after an abort.
+// At the beginning and the end of what a group does in a launch; a syncAll() follows the one and
+// comes before the other. Nothing before that syncAll() touches the user's memory, and nothing
+// after it if the communicator was aborted. Later launches find `stopped`, for the counters of the
+// two ends of a FIFO may differ after an abort.
 UNISONO_DEVICE void stayStopped(ThreadGroup& group, const DeviceCommunicator& communicator,
                                 const uint32_t* launchFlag) {
   if (group.isPoster() && (loadRelaxed(launchFlag) | loadRelaxed(&communicator.stopped)) != 0) {
     group.setAborted();
   }
-  group.syncAll();
 }
 UNISONO_DEVICE void keepStopped(ThreadGroup& group, DeviceCommunicator& communicator) {
   if (group.isPoster() && group.aborted()) storeRelaxed(&communicator.stopped, uint32_t{1});

@@ -21,14 +21,21 @@ inline constexpr int kMaxGroups = 3;
 inline constexpr int kGroupWords = 6;
 
 // A range of whole warps of a block: workers, then a warp that waits for peers and one that posts
-// to them. Both run beside the workers, so that neither the polls before a slice nor the release
-// behind it, which waits for outstanding stores, cost the workers time. `barrier` is the first of
-// three named barriers of the group (0 is the block's own).
+// to them. These two run at the same time as the workers, so that neither the polls before a slice
+// nor the release after it, which waits for outstanding stores, cost the workers time. Where such
+// polls are rare and nothing is released, the first and the last warp of the workers do both
+// (Service::none). `barrier` is the first of three named barriers of the group (0 is the block's
+// own).
+enum class Service { none, warps };
 class ThreadGroup {
  public:
-  UNISONO_DEVICE ThreadGroup(int warps, int firstWarp, int barrier)
+  UNISONO_DEVICE ThreadGroup(int warps, int firstWarp, int barrier,
+                             Service service = Service::warps)
       : rank_(static_cast<int>(threadIdx.x) - firstWarp * kWarpSize),
-        workers_((warps - 2) * kWarpSize),
+        service_(service == Service::warps ? kWarpSize : 0),
+        workers_(warps * kWarpSize - 2 * service_),
+        waiter_(service == Service::warps ? workers_ : 0),
+        poster_(service == Service::warps ? workers_ + kWarpSize : workers_ - kWarpSize),
         barrier_(barrier),
         aborted_(abortedOf(barrier)) {
     if (rank_ == 0) *aborted_ = 0;
@@ -38,27 +45,25 @@ class ThreadGroup {
   UNISONO_DEVICE int rank() const { return rank_; }
   UNISONO_DEVICE int size() const { return workers_; }
   UNISONO_DEVICE bool isWorker() const { return rank_ < workers_; }
-  UNISONO_DEVICE bool isWaiter() const { return rank_ >= workers_ && rank_ < workers_ + kWarpSize; }
   // Lane `index` of the waiting warp.
-  UNISONO_DEVICE bool isWaiter(int index) const { return rank_ == workers_ + index; }
+  UNISONO_DEVICE bool isWaiter(int index) const { return rank_ == waiter_ + index; }
   // Lane `index` of the posting warp.
-  UNISONO_DEVICE bool isPoster(int index = 0) const {
-    return rank_ == workers_ + kWarpSize + index;
-  }
+  UNISONO_DEVICE bool isPoster(int index = 0) const { return rank_ == poster_ + index; }
   // Lane `index` of those that load what the group shares.
   UNISONO_DEVICE bool isLoader(int index) const { return rank_ == index; }
 
-  // What the waiter has seen holds for the workers behind this.
+  // What the waiter has seen holds for the workers after this.
   UNISONO_DEVICE void syncReady() const {
-    if (rank_ < workers_ + kWarpSize) sync(barrier_, workers_ + kWarpSize);
+    if (rank_ < workers_ + service_) sync(barrier_, workers_ + service_);
   }
-  // What the workers have done may be posted behind this.
+  // What the workers have done may be posted after this.
   UNISONO_DEVICE void syncDone() const {
-    if (!isWaiter()) sync(barrier_ + 1, workers_ + kWarpSize);
+    const bool onlyWaits = rank_ >= workers_ && rank_ < workers_ + service_;
+    if (!onlyWaits) sync(barrier_ + 1, workers_ + service_);
   }
-  UNISONO_DEVICE void syncAll() const { sync(barrier_ + 2, workers_ + 2 * kWarpSize); }
+  UNISONO_DEVICE void syncAll() const { sync(barrier_ + 2, workers_ + 2 * service_); }
 
-  // Set by the waiter, seen by the workers behind syncReady and by all behind syncAll.
+  // Set by the waiter, seen by the workers after syncReady and by all after syncAll.
   UNISONO_DEVICE void setAborted() { *aborted_ = 1; }
   UNISONO_DEVICE bool aborted() const { return *aborted_ != 0; }
 
@@ -81,7 +86,9 @@ class ThreadGroup {
   }
 
   int rank_;
+  int service_;  // threads of each of the two warps that serve the workers
   int workers_;
+  int waiter_, poster_;  // the first lanes of the warps that wait and post
   int barrier_;
   volatile int* aborted_;
 };

@@ -7,7 +7,7 @@
 //
 //   UNISONO_DEVICE           qualifier of every device function; UNISONO_DEVICE_CALL: never inlined
 //   ThreadGroup              threads that work on one role: rank() and size() of the workers, and
-//                            the duties of waiting for and posting to peers beside them
+//                            the duties of waiting for and posting to peers
 //   ThreadGroup::setWord     words that the waiter leaves to the other roles
 //   load/store with order    loadRelaxed, loadAcquire, storeRelaxed, storeRelease,
 //                            exchange, fetchAddAcquire, addRelease (system scope)
