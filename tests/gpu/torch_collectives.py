@@ -350,6 +350,44 @@ def groups_and_graphs(c):
                 yield plain, c.stacked(count).sum(dim=0)
             del captured
         return run
+    # Even ranks send 40 small messages and then 4 large ones, odd ranks the large ones first.
+    def sizes_from(sender):
+        small, large = [50_000] * 40, [250_001] * 4
+        return small + large if sender % 2 == 0 else large + small
+
+    def long_batch(replays):
+        def run():
+            peer = rank ^ 1
+            if peer >= world:
+                return
+            ins = [c.mine(count, salt=i) for i, count in enumerate(sizes_from(rank))]
+            outs = [c.empty(count) for count in sizes_from(peer)]
+
+            def exchange():
+                works = dist.batch_isend_irecv(
+                    [dist.P2POp(dist.isend, data, peer) for data in ins] +
+                    [dist.P2POp(dist.irecv, data, peer) for data in outs])
+                for work in works:
+                    work.wait()
+            exchange()
+            captured = torch.cuda.CUDAGraph()
+            if replays > 0:
+                torch.cuda.synchronize()
+                with torch.cuda.graph(captured):
+                    exchange()
+            for _ in range(max(replays, 1)):
+                if replays > 0:
+                    for out in outs:
+                        out.fill_(99)
+                    captured.replay()
+                torch.cuda.synchronize()
+                for i, out in enumerate(outs):
+                    yield out, c.values(peer, out.numel(), salt=i)
+            del captured
+        return run
+    c.check("batch of 44 messages each way, small and large", long_batch(0))
+    c.check("CUDA graph of 44 messages each way, 3 replays", long_batch(3))
+
     for count in (8, 16384, 6000001):
         c.check(f"CUDA graph of 2 all_reduce of {count}, 5 replays", graph(count))
 
