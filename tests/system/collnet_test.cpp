@@ -366,13 +366,14 @@ TEST(CollNetRegistration, FailsWithAName) {
 }
 
 TEST(CollNetHang, IsEndedByAnAbort) {
-  const Meeting joined;
+  const Meeting joined, enqueued;
   onNodes({.fault = "collnet hangs", .faulty = -1}, [&](int rank, const ncclUniqueId& id) {
     ncclComm_t comm = nullptr;
     check(ncclCommInitRank(&comm, 2, id, rank));
     joined.wait(rank);
     const EndlessCall call(comm, rank);
     check(call.enqueue());
+    enqueued.wait(rank);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     call.abort();
   });

@@ -122,9 +122,11 @@ INSTANTIATE_TEST_SUITE_P(Setups, NetPluginSetups,
 
 // Messages that never complete, and a connection that is never made.
 TEST(NetPluginsThatHang, AreEndedByAnAbort) {
-  onTwoNodes("hangs", [](int rank, ncclComm_t comm) {
+  const Meeting enqueued;
+  onTwoNodes("hangs", [&](int rank, ncclComm_t comm) {
     const EndlessCall call(comm, rank);
     check(call.enqueue());
+    enqueued.wait(rank);
     std::this_thread::sleep_for(20ms);
     call.abort();
   });

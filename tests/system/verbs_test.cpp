@@ -251,9 +251,11 @@ INSTANTIATE_TEST_SUITE_P(All, VerbsSetups,
 
 // Completions that never come.
 TEST(VerbsThatHang, AreEndedByAnAbort) {
-  onNodes(2, {}, {{"FAKE_VERBS_FAULT", "lose 20"}}, [](int rank, ncclComm_t comm) {
+  const Meeting enqueued;
+  onNodes(2, {}, {{"FAKE_VERBS_FAULT", "lose 20"}}, [&](int rank, ncclComm_t comm) {
     const EndlessCall call(comm, rank);
     check(call.enqueue());
+    enqueued.wait(rank);
     std::this_thread::sleep_for(20ms);
     call.abort();
     awaitDestruction();
