@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What an all-reduce and a matrix product that run at the same time cost each other, and the latency of small eager
+calls. LD_PRELOAD chooses the NCCL library; run once with each and compare.
+"""
+import argparse
+import time
+
+import torch
+import torch.distributed as dist
+
+import torch_support
+
+REPEATS, CALLS = 7, 200
+
+
+def milliseconds(start, *work):
+    """From `start()` on until all streams have done `work`; the median of several runs on this rank."""
+    results = []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        dist.barrier(device_ids=[torch.cuda.current_device()])
+        torch.cuda.synchronize()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        start(begin)
+        for function, stream in work:
+            with torch.cuda.stream(stream):
+                function()
+        for _, stream in work:
+            torch.cuda.current_stream().wait_stream(stream)
+        end.record()
+        end.synchronize()
+        results.append(begin.elapsed_time(end))
+    return sorted(results)[REPEATS // 2]
+
+
+def measure(rank, _world, _device, options):
+    torch.manual_seed(1)
+    side = options["side"]
+    a, b = (torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = torch.empty_like(a)
+    data = torch.randn(options["bytes"] // 2, device="cuda", dtype=torch.bfloat16)
+    compute, communicate = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def multiply():
+        for _ in range(options["products"]):
+            torch.mm(a, b, out=product)
+
+    def reduce():
+        for _ in range(options["reductions"]):
+            dist.all_reduce(data, op=dist.ReduceOp.MAX)
+
+    def let_go(begin):
+        for stream in (compute, communicate):
+            stream.wait_event(begin)
+
+    for work in (multiply, reduce):
+        work()
+    alone = {"products": milliseconds(let_go, (multiply, compute)),
+             "all-reduces": milliseconds(let_go, (reduce, communicate))}
+    both = milliseconds(let_go, (reduce, communicate), (multiply, compute))
+    small = torch.ones(256, device="cuda")
+    latencies = []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        dist.barrier(device_ids=[rank])
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(CALLS):
+            dist.all_reduce(small, op=dist.ReduceOp.MAX)
+        torch.cuda.synchronize()
+        latencies.append((time.perf_counter() - begin) / CALLS * 1e6)
+    if rank == 0:
+        print(f"{options['products']} products of {side} x {side}: {alone['products']:.3f} ms")
+        print(f"{options['reductions']} all-reduces of {options['bytes']} bytes: "
+              f"{alone['all-reduces']:.3f} ms")
+        print(f"both at once: {both:.3f} ms, {both / sum(alone.values()):.3f} of the sum")
+        print(f"eager all-reduce of 1 KB: {sorted(latencies)[REPEATS // 2]:.2f} us", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--side", type=int, default=8192, help="of the matrices (default: 8192)")
+    parser.add_argument("--products", type=int, default=4)
+    parser.add_argument("--bytes", type=int, default=64 << 20,
+                        help="of an all-reduce (default: 64 MiB)")
+    parser.add_argument("--reductions", type=int, default=10)
+    torch_support.add_rank_options(parser)
+    options = parser.parse_args()
+    torch_support.check_rank_options(parser, options)
+    torch_support.say_library()
+    torch_support.run_ranks(options.ranks, options.device, options.eager, measure,
+                            {name: getattr(options, name)
+                             for name in ("side", "products", "bytes", "reductions")})
+
+
+if __name__ == "__main__":
+    main()
