@@ -428,8 +428,10 @@ TEST_P(LongGroups, OfMessagesOfAllSizesWaitForNoOrder) {
   // Peers that share a channel for larger messages wait for each other.
   const Setting channels("NCCL_MIN_P2P_NCHANNELS", "4");
   const Ranks ranks(n);
-  std::vector<DeviceBuffer> tiny;
-  for (int rank = 0; rank < n; rank++) tiny.emplace_back(ranks.device(rank), 1);
+  std::vector<DeviceBuffer> tiny;  // a byte for each peer, and one for what is sent
+  for (int rank = 0; rank < n; rank++) {
+    tiny.emplace_back(ranks.device(rank), static_cast<size_t>(n) + 1);
+  }
   for (unsigned seed = 0; seed < static_cast<unsigned>(scaled(8, 2)); seed++) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
@@ -467,9 +469,9 @@ TEST_P(LongGroups, OfMessagesOfAllSizesWaitForNoOrder) {
     ranks.inGroup([&](int rank) {
       for (int peer = 0; peer < n; peer++) {
         if (peer == rank) continue;
-        void* bytes = tiny[static_cast<size_t>(rank)].as();
-        EXPECT_OK(ncclSend(bytes, 1, ncclInt8, peer, ranks.comm(rank), ranks.stream(rank)));
-        EXPECT_OK(ncclRecv(bytes, 1, ncclInt8, peer, ranks.comm(rank), ranks.stream(rank)));
+        char* bytes = tiny[static_cast<size_t>(rank)].as<char>();
+        EXPECT_OK(ncclSend(bytes + n, 1, ncclInt8, peer, ranks.comm(rank), ranks.stream(rank)));
+        EXPECT_OK(ncclRecv(bytes + peer, 1, ncclInt8, peer, ranks.comm(rank), ranks.stream(rank)));
       }
     });
     ranks.synchronize();
