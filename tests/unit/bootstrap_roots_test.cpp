@@ -145,7 +145,7 @@ TEST(BootstrapRoots, IdsThatCannotBeUsedTogether) {
   const Settings settings = localSettings();
   const UniqueId id = createUniqueId(settings);
   Settings fixed = settings;
-  fixed.commId = "127.0.0.1:39519";
+  fixed.commId = "127.0.0.1:29519";  // below the ports that connections are given
   const UniqueId atAddress = createUniqueId(fixed);
   const auto refusal = [&](std::vector<UniqueId> ids, int ranks) {
     return std::string(
