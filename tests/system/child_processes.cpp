@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "child_processes.h"
 
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 
 #include <cstdio>
@@ -32,6 +33,10 @@ std::vector<int> runChildren(int processes, const std::function<void(int)>& body
     results.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status));
   }
   return results;
+}
+
+void expectAllPass(const std::vector<int>& results) {
+  EXPECT_EQ(results, std::vector<int>(results.size(), 0));
 }
 
 ncclUniqueId sharedId(const Pipe& pipe, int process, int processes) {

@@ -51,6 +51,7 @@ class Meeting {
 
 // Runs `body(process)` in a child each; its status is 0 if no expectation failed there.
 std::vector<int> runChildren(int processes, const std::function<void(int)>& body);
+void expectAllPass(const std::vector<int>& results);
 
 // The id that process 0 makes, in each of `processes`.
 ncclUniqueId sharedId(const Pipe& pipe, int process, int processes);

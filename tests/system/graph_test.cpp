@@ -104,10 +104,6 @@ struct Rank {
   cudaStream_t stream = nullptr;
 };
 
-void expectAllPass(const std::vector<int>& results) {
-  EXPECT_EQ(results, std::vector<int>(results.size(), 0));
-}
-
 // Rank 2 is late with its third replay.
 TEST(Replays, ThatHangAreExplained) {
   const Log log;

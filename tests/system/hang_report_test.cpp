@@ -98,10 +98,6 @@ struct Rank {
   cudaStream_t stream = nullptr;
 };
 
-void expectAllPass(const std::vector<int>& results) {
-  EXPECT_EQ(results, std::vector<int>(results.size(), 0));
-}
-
 TEST(HangReport, NamesTheRankThatHasNotArrived) {
   const Log log;
   const Pipe pipe;
