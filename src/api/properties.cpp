@@ -52,7 +52,7 @@ std::shared_ptr<comm::Communicator> communicatorOf(ncclComm_t comm) {
 extern "C" {
 #pragma GCC visibility push(default)
 
-// Later versions append fields; 0 says that there is no such capability.
+// Later versions append fields; 0 means that the capability is absent.
 ncclResult_t ncclCommQueryProperties(ncclComm_t comm, Properties* props) {
   return api::guarded([&] {
     const auto communicator = communicatorOf(comm);

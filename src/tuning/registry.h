@@ -36,7 +36,7 @@ enum class Exclusion : uint8_t {
   type,              // multicast does not reduce this type
   reduction,         // nor this operator
   order,             // UNISONO_DETERMINISTIC: it reduces in orders of its own
-  notMeasured,       // there is no estimate for this machine
+  notMeasured,       // this machine has no estimate
   tuner,             // the tuner plug-in ruled it out
 };
 std::string_view reasonOf(Exclusion exclusion);
