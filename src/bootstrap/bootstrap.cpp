@@ -162,6 +162,19 @@ void Bootstrap::handleMessages(uint64_t tag, MessageHandler handler) {
   mailbox_->handleMessages(tag, std::move(handler));
 }
 
+void Bootstrap::handleQuestions(QuestionHandlers handlers) {
+  mailbox_->handleQuestions(std::move(handlers));
+}
+
+bool Bootstrap::ask(int peer, std::span<const std::byte> question, bool connects) {
+  checkPeer(peer);
+  return mailbox_->ask(peer, question, connects);
+}
+
+std::string Bootstrap::addressOf(int peer) const {
+  return mailbox_->addressOfPeer(peer);
+}
+
 void Bootstrap::allGather(std::span<std::byte> all, size_t bytesPerRank,
                           const std::function<void()>& check) {
   const auto ranks = static_cast<size_t>(ranks_);

@@ -147,6 +147,17 @@ class Bootstrap {
   using MessageHandler = std::function<void(int peer, std::vector<std::byte> message)>;
   void handleMessages(uint64_t tag, MessageHandler handler);
 
+  // Questions to other ranks, which answer them whatever their calls wait for, as long as their
+  // processes run. ask() never waits: it returns whether the question, of at most kLongestQuestion
+  // bytes, is under way. If `peer` is not connected yet it is not, but with `connects` a later
+  // attempt will find it connected.
+  void handleQuestions(QuestionHandlers handlers);
+  bool ask(int peer, std::span<const std::byte> question, bool connects);
+  // Where `peer` listens, for people; empty while it is not known.
+  std::string addressOf(int peer) const;
+  // A lower rank to which there is a connection from the beginning; -1 for rank 0.
+  int uplink() const { return tree_.parent(); }
+
  private:
   Bootstrap(const RankTree& tree, std::unique_ptr<Mailbox> mailbox,
             std::shared_ptr<LocalRanks> local);

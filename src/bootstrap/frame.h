@@ -39,11 +39,13 @@ enum class FrameKind : uint32_t {
                           // the number of the all-gather
   joined = 14,            // root -> head: all that the root serves have joined. Head -> root above:
                           // the same. Head -> root: all ranks have joined.
+  question = 15,          // rank -> rank: answered by the thread of the connections
+  answer = 16,            // rank -> rank: the answer to a question
 };
 
 // The version of all messages that ranks exchange to set up a communicator, those of `comm`
 // included. Ranks whose versions differ are refused by the root.
-inline constexpr uint32_t kProtocolVersion = 15;
+inline constexpr uint32_t kProtocolVersion = 16;
 
 // Every message is this header and `length` bytes of payload. Little-endian, as are all machines
 // that this library is built for.
@@ -68,6 +70,7 @@ struct FrameLimit {
 inline constexpr uint64_t kLongestText = 4096;
 inline constexpr uint64_t kLongestName = 256;
 inline constexpr uint64_t kLongestMessage = uint64_t{1} << 20;
+inline constexpr uint64_t kLongestQuestion = 256;
 inline constexpr uint64_t kLongestCollective = uint64_t{1} << 28;
 
 struct Frame {

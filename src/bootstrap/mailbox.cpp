@@ -194,6 +194,34 @@ void Mailbox::handleMessages(uint64_t tag, MessageHandler handler) {
   handlers_.insert_or_assign(tag, std::move(handler));
 }
 
+void Mailbox::handleQuestions(QuestionHandlers handlers) {
+  const Lock lock(mutex_);
+  questionHandlers_ = std::move(handlers);
+}
+
+bool Mailbox::ask(int peer, std::span<const std::byte> question, bool connects) {
+  // A peer that reads nothing is not asked more than this.
+  constexpr size_t kMostUnsent = 16;
+  const Lock lock(mutex_);
+  if (leaving_ || peer == rank_) return false;
+  Peer& state = peerOf(peer);
+  if (state.out) {
+    const PeerSocketPointer connection = state.out;
+    if (connection->stage != Stage::open || connection->unsent.size() >= kMostUnsent) return false;
+    enqueue(connection, {.kind = FrameKind::question}, question);
+    return connection->stage == Stage::open;
+  }
+  const bool isDue = !state.attempt && !state.goneSince && Clock::now() >= state.nextAttempt;
+  if (connects && isDue && addressOf(peer) != nullptr) startAttempt(peer);
+  return false;
+}
+
+std::string Mailbox::addressOfPeer(int peer) const {
+  const Lock lock(mutex_);
+  const Address* address = addressOf(peer);
+  return address == nullptr ? "" : address->text();
+}
+
 // Returns the connection on which to send to `peer`, and opens it when there is none.
 Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, const WaitRule& rule,
                                                  Lock& lock) {

@@ -91,6 +91,12 @@ class Mailbox final : private Reactor::Handler {
   using MessageHandler = std::function<void(int peer, std::vector<std::byte> message)>;
   void handleMessages(uint64_t tag, MessageHandler handler);
 
+  // See Bootstrap.
+  void handleQuestions(QuestionHandlers handlers);
+  bool ask(int peer, std::span<const std::byte> question, bool connects);
+  // Where `peer` listens, for people.
+  std::string addressOfPeer(int peer) const;
+
   // Keeps a connection to a lower rank, `uplink` at first, another one when it has left. As every
   // rank but the lowest has one, news reach all ranks whoever has left.
   void keepUplink(int uplink);
@@ -218,8 +224,9 @@ class Mailbox final : private Reactor::Handler {
   std::map<int, Peer> peers_;                     // those that anything is known of
   std::map<Key, std::deque<std::vector<std::byte>>> inbox_;
   std::map<uint64_t, MessageHandler> handlers_;  // of messages, by tag
-  std::optional<Failure> failure_;               // of another rank
-  std::optional<Failure> told_;  // what the others are told: the same, or a failure of this rank
+  QuestionHandlers questionHandlers_;
+  std::optional<Failure> failure_;  // of another rank
+  std::optional<Failure> told_;     // what the others are told: the same, or a failure of this rank
   std::map<uint64_t, Failure> failedCollectives_;  // the last ones, by number
   std::optional<Departure> earliest_;  // of those who left, the one with the fewest collectives
   int uplink_ = -1;

@@ -26,7 +26,9 @@ Mailbox::PeerSocket::PeerSocket(Socket opened, const Secret& secret)
                       {FrameKind::failure, kLongestText},
                       {FrameKind::death, kLongestText},
                       {FrameKind::departure, sizeof(DepartureCounts) + kLongestText},
-                      {FrameKind::failedCollective, sizeof(uint32_t) + kLongestText}}) {}
+                      {FrameKind::failedCollective, sizeof(uint32_t) + kLongestText},
+                      {FrameKind::question, kLongestQuestion},
+                      {FrameKind::answer, kLongestMessage}}) {}
 
 void Mailbox::serve(int descriptor) {
   const Lock lock(mutex_);
@@ -181,6 +183,21 @@ void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
     std::memcpy(&departure.counts, frame.payload.data(), sizeof(departure.counts));
     departure.text = frame.text().substr(sizeof(departure.counts));
     hearDeparture(std::move(departure), *connection->peer);
+    return;
+  }
+  if (header.kind == FrameKind::question) {
+    if (!questionHandlers_.answer) return;
+    const auto answer = questionHandlers_.answer(*connection->peer, frame.payload);
+    const bool canTell = !answer.empty() && answer.size() <= kLongestMessage;
+    if (canTell && isIntroduced(*connection)) {
+      enqueue(connection, {.kind = FrameKind::answer}, answer);
+    }
+    return;
+  }
+  if (header.kind == FrameKind::answer) {
+    if (questionHandlers_.hear) {
+      questionHandlers_.hear(*connection->peer, std::move(frame.payload));
+    }
     return;
   }
   if (header.kind == FrameKind::message) {

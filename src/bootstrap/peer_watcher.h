@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 
@@ -32,6 +36,14 @@ class PeerWatcher {
   // A rank has failed or has ended without leaving. Called once: for the first one.
   virtual void peerFailed(const Error& error) = 0;
   virtual void peerLeft(const Departure& departure) = 0;
+};
+
+// How a rank answers questions of others, and hears the answers to its own. Called by the reactor's
+// thread with a lock held: they must neither wait, call the bootstrap nor throw.
+struct QuestionHandlers {
+  // Returns the answer, of at most kLongestMessage bytes; an empty one is not sent.
+  std::function<std::vector<std::byte>(int peer, std::span<const std::byte> question)> answer;
+  std::function<void(int peer, std::vector<std::byte> answer)> hear;
 };
 
 }  // namespace unisono::bootstrap

@@ -99,10 +99,23 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   id_ = id.value();
   const auto tables = bootstrap_->share([&] {
     std::vector<diagnose::RankPlace> places;
-    for (const RankFacts& peer : ranks) places.push_back({peer.process, peer.calls});
+    const bool network = usesNetwork(ranks);
+    for (const RankFacts& peer : ranks) {
+      places.push_back({peer.process, peer.calls, network ? peer.host : 0,
+                        fmt::format("process {} on host {}", peer.pid, peer.hostName.data())});
+    }
     return diagnose::PeerTables::get(id_, places);
   });
-  if (journal_ == nullptr) return;
+  // Other hosts ask what the ranks of this one do.
+  bootstrap::QuestionHandlers handlers;
+  handlers.answer = [tables = *tables, self = rank()](int peer,
+                                                      std::span<const std::byte> question) {
+    return diagnose::answerQuestion(question, *tables, self, peer);
+  };
+  if (journal_ == nullptr) {
+    bootstrap_->handleQuestions(std::move(handlers));
+    return;
+  }
   diagnose::noteSettings(changedSettings(settings_));
   journal_->start(id_, rank(), this->ranks(), device_, decision_->slots, options_.name,
                   network_->name());
@@ -124,9 +137,19 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   questions.readReplays = [this] { return readReplays(); };
   questions.hasAnyoneLeft = [this] { return health_->hasAnyoneLeft(); };
   questions.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
+  questions.ask = [this](int peer, std::span<const std::byte> question, bool connects) {
+    return bootstrap_->ask(peer, question, connects);
+  };
+  questions.hasLeft = [this](int peer) { return health_->hasLeft(peer); };
+  questions.addressOf = [this](int peer) { return bootstrap_->addressOf(peer); };
+  questions.uplink = bootstrap_->uplink();
   watched_ = std::make_shared<diagnose::Watched>(journal_, *tables, rank(), description(),
                                                  std::chrono::seconds(settings_.hangSeconds),
                                                  std::move(questions));
+  handlers.hear = [watched = watched_](int, std::vector<std::byte> answer) {
+    watched->hear(std::move(answer));
+  };
+  bootstrap_->handleQuestions(std::move(handlers));
   diagnose::Watchdog::get().add(watched_);
 }
 

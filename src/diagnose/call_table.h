@@ -14,7 +14,7 @@
 // own tables; everybody else only reads them, at any time, so that all that changes is atomic.
 namespace unisono::diagnose {
 
-inline constexpr uint32_t kTableLayout = 6;
+inline constexpr uint32_t kTableLayout = 7;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
@@ -109,6 +109,7 @@ struct CallTable {
   std::atomic<uint64_t> counts[plan::kCallKinds];  // of calls of each kind
   std::atomic<int32_t> error;                      // ncclResult_t of the communicator
   std::atomic<uint32_t> aborted, finalized;        // 1: yes
+  std::atomic<uint64_t> reported;                  // the call that was explained last
   alignas(64) CallRecord calls[kCalls];
   CallRecord replay;  // that runs; index 0: none
   LinkRecord link[kLinks];

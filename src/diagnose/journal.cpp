@@ -177,6 +177,7 @@ void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots
   }
   for (auto& count : table_.counts) count.store(0, kRelease);
   table_.error.store(0, kRelease);
+  table_.reported.store(0, kRelease);
   table_.changed.store(steadyNow(), kRelease);
   table_.id.store(id, kRelease);
 }

@@ -44,6 +44,8 @@ class Journal {
   // Notes a group of captured calls: from now on the numbers of calls are not those of other ranks.
   void noteCapture() { table_.captures.fetch_add(1, std::memory_order_release); }
   void noteFailure(int32_t error, bool aborted);
+  // Notes the call that this rank has explained: see Report::key().
+  void noteReport(uint64_t key) { table_.reported.store(key, std::memory_order_release); }
   void noteFinalize() { table_.finalized.store(1, std::memory_order_release); }
   // The calls `first` to `last` are in launch `number`.
   void launched(uint64_t first, uint64_t last, uint64_t number);

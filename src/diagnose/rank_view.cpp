@@ -27,11 +27,7 @@ std::optional<Call> readCall(const CallRecord& record, int ranks) {
   call.type = static_cast<device::DataType>(kind >> 8 & 0xff);
   call.reduction = static_cast<device::Reduction>(kind >> 16 & 0xff);
   call.peer = static_cast<int32_t>(kind >> 32);
-  const bool needsPeer = call.isMessage() || call.hasRoot();
-  const bool isValid = call.call <= plan::Call::scatter &&
-                       static_cast<int>(call.type) < device::kDataTypes &&
-                       (!needsPeer || (call.peer >= 0 && call.peer < ranks));
-  return isValid ? std::optional(call) : std::nullopt;
+  return isPossible(call, ranks) ? std::optional(call) : std::nullopt;
 }
 
 // From /proc, for a process of the same PID namespace that does not answer.
@@ -115,6 +111,13 @@ std::string describe(const Call& call) {
   return text + ")";
 }
 
+bool isPossible(const Call& call, int ranks) {
+  const bool needsPeer = call.isMessage() || call.hasRoot();
+  return static_cast<size_t>(call.call) < static_cast<size_t>(plan::kCallKinds) &&
+         static_cast<size_t>(call.type) < static_cast<size_t>(device::kDataTypes) &&
+         (!needsPeer || (call.peer >= 0 && call.peer < ranks));
+}
+
 const Call* RankView::current() const {
   if (replay) return &*replay;
   const auto found = std::find_if(calls.begin(), calls.end(),
@@ -188,6 +191,7 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
   view.error = table.error.load(kAcquire);
   view.isAborted = table.aborted.load(kAcquire) != 0;
   view.isFinalized = table.finalized.load(kAcquire) != 0;
+  view.reported = table.reported.load(kAcquire);
   for (const CallRecord& record : table.calls) {
     if (const auto call = readCall(record, view.ranks)) view.calls.push_back(*call);
   }

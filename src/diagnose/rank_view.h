@@ -21,6 +21,9 @@ struct RankView {
   uint32_t slots = 0;
   uint64_t id = 0;
   std::string name, network;
+  std::string host;  // of its process; empty: it is this one
+  // For a rank of another host that did not answer: its process and address.
+  std::string place;
   int64_t pid = 0;
   // Of its process: "stopped", "ended", or "" if it runs or nobody can say.
   std::string processState;
@@ -33,6 +36,7 @@ struct RankView {
   std::array<uint64_t, plan::kCallKinds> counts{};  // of all calls, by kind
   int error = 0;                                    // ncclResult_t
   bool isAborted = false, isFinalized = false;
+  uint64_t reported = 0;    // the call that its process has explained last: Report::key()
   std::vector<Call> calls;  // the last ones, oldest first
   std::vector<Link> links;
   std::string elsewhere;  // the call of another communicator that the same process waits in
@@ -60,6 +64,9 @@ struct RankView {
   uint64_t lastCollective() const;
   uint64_t lastMessage(plan::Call call, int peer) const;
 };
+
+// Says whether a rank of `ranks` can have made such a call.
+bool isPossible(const Call& call, int ranks);
 
 // Reads a table of a segment.
 RankView readView(const ProcessHead& head, const CallTable& table, int64_t now);

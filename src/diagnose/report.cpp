@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "base/fnv.h"
 #include "base/system.h"
 
 namespace unisono::diagnose {
@@ -54,6 +55,10 @@ class Inquiry {
     findCycle();
     judge();
     for (const int rank : report_.missing) addDetail(rank);
+    for (const int rank : report_.silent) {
+      if (report_.details.size() == kMaxDetails) break;
+      report_.details.push_back(fmt::format("rank {} ({}) did not answer", rank, view(rank).place));
+    }
     compareSettings();
     return std::move(report_);
   }
@@ -113,7 +118,10 @@ class Inquiry {
 
   void sortRanks() {
     for (const int rank : participants()) {
-      if (!view(rank).isKnown) continue;
+      if (!view(rank).isKnown) {
+        if (!view(rank).place.empty()) report_.silent.push_back(rank);
+        continue;
+      }
       const Call* call = counterpart(report_.call, owner_, rank);
       if (!hasArrived(report_.call, owner_, rank)) {
         report_.missing.push_back(rank);
@@ -191,8 +199,15 @@ class Inquiry {
     }
   }
 
+  // "process 17", or "process 17 on host n1" where that is not this one.
+  static std::string processText(const RankView& rank) {
+    const bool isHere = rank.host.empty() || rank.host == hostName();
+    return isHere ? fmt::format("process {}", rank.pid)
+                  : fmt::format("process {} on host {}", rank.pid, rank.host);
+  }
+
   void judge() {
-    if (judgeMismatch() || judgeMissing() || judgeConnecting() || judgeOutside() ||
+    if (judgeMismatch() || judgeMissing() || judgeSilent() || judgeConnecting() || judgeOutside() ||
         judgeNetwork()) {
       return;
     }
@@ -221,11 +236,11 @@ class Inquiry {
     report_.verdict = Verdict::notArrived;
     report_.headline = fmt::format("not arrived: {}", rankList(report_.missing));
     const RankView& first = view(report_.missing.front());
+    const std::string process = processText(first);
     if (first.processState == "stopped") {
-      report_.next = fmt::format("Let process {} go on (kill -CONT {})", first.pid, first.pid);
+      report_.next = fmt::format("Let {} go on (kill -CONT {})", process, first.pid);
     } else if (first.processState == "ended") {
-      report_.next =
-          fmt::format("Look at the output of process {} for why it has ended", first.pid);
+      report_.next = fmt::format("Look at the output of {} for why it has ended", process);
     } else if (!first.elsewhere.empty()) {
       report_.next =
           "Make the calls of the two communicators in the same order on all ranks, or make them on "
@@ -234,10 +249,20 @@ class Inquiry {
       report_.next = "Put sends and receives that wait for each other into one group";
     } else {
       report_.next = fmt::format(
-          "Look at what process {} does instead, for instance with gdb -p {} or py-spy dump --pid "
-          "{}",
-          first.pid, first.pid, first.pid);
+          "Look at what {} does instead, for instance with gdb -p {} or py-spy dump --pid {}",
+          process, first.pid, first.pid);
     }
+    return true;
+  }
+
+  bool judgeSilent() {
+    if (report_.silent.empty()) return false;
+    report_.verdict = Verdict::noAnswer;
+    report_.headline =
+        fmt::format("no answer from {}, for which the others may wait", rankList(report_.silent));
+    report_.next =
+        fmt::format("Look whether this process runs, and whether its host can be reached: {}",
+                    view(report_.silent.front()).place);
     return true;
   }
 
@@ -283,7 +308,7 @@ class Inquiry {
   std::optional<std::string> silentAdvice(const std::vector<int>& ranks) const {
     for (const int rank : ranks) {
       if (view(rank).processState == "stopped") {
-        return fmt::format("Let process {} go on (kill -CONT {})", view(rank).pid, view(rank).pid);
+        return fmt::format("Let {} go on (kill -CONT {})", processText(view(rank)), view(rank).pid);
       }
     }
     return std::nullopt;
@@ -373,7 +398,7 @@ class Inquiry {
     if (report_.details.size() == kMaxDetails) return;
     const RankView& other = view(rank);
     std::string text =
-        fmt::format("rank {} (process {}, device {})", rank, other.pid, other.device);
+        fmt::format("rank {} ({}, device {})", rank, processText(other), other.device);
     if (other.hasLeft) {
       report_.details.push_back(text + " has destroyed its communicator");
       return;
@@ -438,8 +463,9 @@ class Inquiry {
 };
 
 const char* nameOf(Verdict verdict) {
-  static constexpr const char* kNames[] = {"different_calls", "not_arrived", "not_connected",
-                                           "outside",         "in_network",  "in_kernel"};
+  static constexpr const char* kNames[] = {"different_calls", "not_arrived", "no_answer",
+                                           "not_connected",   "outside",     "in_network",
+                                           "in_kernel"};
   return kNames[static_cast<size_t>(verdict)];
 }
 
@@ -467,6 +493,18 @@ std::optional<Report> explain(const std::vector<RankView>& views, int self, int6
   return Inquiry(views, self, now).run();
 }
 
+uint64_t Report::key() const {
+  Fnv hash;
+  hash.add(call.sequence);
+  hash.add(call.replay);
+  if (call.isMessage()) {
+    for (const int number : {static_cast<int>(call.call), rank, call.peer}) {
+      hash.add(static_cast<uint64_t>(number));
+    }
+  }
+  return hash.value();
+}
+
 std::string Report::text(const RankView& self) const {
   std::string text = fmt::format("No progress for {:.1f} s: {}\n", seconds, headline);
   auto line = [&](const char* label, const std::string& value) {
@@ -478,6 +516,7 @@ std::string Report::text(const RankView& self) const {
   line("not arrived:", rankList(missing));
   line("waiting:", rankList(waiting));
   line("finished:", rankList(finished));
+  if (!silent.empty()) line("no answer:", rankList(silent));
   if (!waits.empty()) line("who for whom:", waitsText(*this));
   if (!cycle.empty()) line("cycle:", fmt::format("ranks {}", fmt::join(cycle, " -> ")));
   for (const std::string& detail : details) line("", detail);
@@ -503,16 +542,17 @@ std::string Report::json(const RankView& self) const {
       "\"ranks\":{},\"rank\":{},\"call\":\"{}\",\"sequence\":{},\"count\":{},\"type\":\"{}\","
       "\"reduction\":{},\"peer\":{},\"replay\":{},\"seconds\":{:.1f},\"not_arrived\":[{}],"
       "\"waiting\":[{}],"
-      "\"finished\":[{}],\"waits\":[{}],\"cycle\":[{}],\"details\":[{}],\"settings\":[{}],"
+      "\"finished\":[{}],\"no_answer\":[{}],\"waits\":[{}],\"cycle\":[{}],\"details\":[{}],"
+      "\"settings\":[{}],"
       "\"next\":{}}}}}",
       nameOf(verdict), quoteJson(headline), quoteJson(self.name), self.id, self.ranks, rank,
       diagnose::nameOf(call.call), call.sequence, call.count, diagnose::nameOf(call.type),
       call.reduces() ? quoteJson(diagnose::nameOf(call.reduction)) : "null",
       call.isMessage() || call.hasRoot() ? fmt::format("{}", call.peer) : "null",
       call.isReplay() ? fmt::format("{}", call.replay) : "null", seconds, fmt::join(missing, ","),
-      fmt::join(waiting, ","), fmt::join(finished, ","), fmt::join(edges, ","),
-      fmt::join(cycle, ","), fmt::join(quoted(details), ","), fmt::join(quoted(settings), ","),
-      quoteJson(next));
+      fmt::join(waiting, ","), fmt::join(finished, ","), fmt::join(silent, ","),
+      fmt::join(edges, ","), fmt::join(cycle, ","), fmt::join(quoted(details), ","),
+      fmt::join(quoted(settings), ","), quoteJson(next));
 }
 
 }  // namespace unisono::diagnose

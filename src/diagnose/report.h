@@ -15,6 +15,7 @@ namespace unisono::diagnose {
 enum class Verdict {
   differentCalls,  // ranks made other calls under the same number
   notArrived,      // a rank has not made the call
+  noAnswer,        // nobody can say what a rank does, and it does not answer
   notConnected,    // all have made it, and connect
   outside,         // its kernel has not begun on some rank: other work is before it on its stream
   inNetwork,       // all kernels run, and data do not leave a host
@@ -28,12 +29,16 @@ struct Report {
   bool isOverrun = false;  // it is one before that, which the table no longer holds
   int rank = 0;            // whose call it is
   double seconds = 0;      // since when it waits
-  std::vector<int> missing, waiting, finished;  // ranks; those that nobody can read are in none
+  std::vector<int> missing, waiting, finished;  // ranks, each in one list at most
+  std::vector<int> silent;                      // ranks that did not answer
   std::vector<std::pair<int, int>> waits;       // who waits for whom
   std::vector<int> cycle;                       // of ranks that wait for each other; empty: none
   std::vector<std::string> details;             // of the first such ranks, a line each
   std::vector<std::string> settings;            // that differ between ranks, a line each
   std::string next;                             // what to do
+
+  // The same for all ranks that explain the same call.
+  uint64_t key() const;
 
   // Several lines: the headline, the call, the lists, the details, what to do.
   std::string text(const RankView& self) const;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/fork.h"
@@ -103,19 +104,29 @@ std::shared_ptr<PeerTables> PeerTables::get(uint64_t id, const std::vector<RankP
 }
 
 PeerTables::PeerTables(uint64_t id, const std::vector<RankPlace>& places) : id_(id) {
-  for (const RankPlace& place : places) peers_.push_back({place, nullptr, nullptr});
+  std::set<uint64_t> hosts;
+  for (const RankPlace& place : places) {
+    if (place.process == runtime::processToken()) hosts.insert(place.host);
+  }
+  for (const RankPlace& place : places) {
+    Peer& peer = peers_.emplace_back();
+    peer.place = place;
+    peer.isNear = hosts.contains(place.host);
+  }
 }
 
 void PeerTables::map(int64_t now) {
   if (allMapped_ || now < nextMapping_) return;
   allMapped_ = true;
   for (Peer& peer : peers_) {
-    if (peer.table != nullptr || peer.place.table.slot >= kTables) continue;
+    const bool isKnown = peer.table.load(std::memory_order_relaxed) != nullptr;
+    if (isKnown || !peer.isNear || peer.place.table.slot >= kTables) continue;
     try {
       peer.segment = mapTables(peer.place);
-      peer.table = &tableOf(peer.segment->address(), peer.place.table.slot);
+      peer.table.store(&tableOf(peer.segment->address(), peer.place.table.slot),
+                       std::memory_order_release);
     } catch (const std::exception& error) {
-      logInfo("The calls of rank {} cannot be read: {}", &peer - peers_.data(), error.what());
+      logInfo("The calls of {} cannot be read: {}", peer.place.name, error.what());
       allMapped_ = false;
       nextMapping_ = now + kMappingPause;
       // A process that does not answer takes long, and the others are not to wait for each such.
@@ -125,10 +136,9 @@ void PeerTables::map(int64_t now) {
 }
 
 RankView PeerTables::view(int rank, int64_t now) const {
-  const Peer& peer = at(rank);
   RankView view;
-  if (peer.table != nullptr) {
-    view = readView(headOf(peer.segment->address()), *peer.table, now);
+  if (const CallTable* table = tableAt(rank); table != nullptr) {
+    view = readView(headOf(at(rank).segment->address()), *table, now);
     view.hasLeft = view.id != id_;
     if (view.hasLeft) view.calls.clear();
   }
@@ -137,15 +147,15 @@ RankView PeerTables::view(int rank, int64_t now) const {
 }
 
 uint64_t PeerTables::calls(int rank) const {
-  const CallTable* table = at(rank).table;
+  const CallTable* table = tableAt(rank);
   return table == nullptr ? 0 : table->entered.load(kAcquire);
 }
 
 void PeerTables::addProcess(RankView& view, int64_t now) const {
-  const Peer& peer = at(view.rank);
-  if (peer.table == nullptr) return;
-  view.elsewhere = waitElsewhere(peer.segment->address(), view, now);
-  view.settings = readSettings(headOf(peer.segment->address()));
+  if (tableAt(view.rank) == nullptr) return;
+  std::byte* segment = at(view.rank).segment->address();
+  view.elsewhere = waitElsewhere(segment, view, now);
+  view.settings = readSettings(headOf(segment));
 }
 
 Watched::Watched(std::shared_ptr<Journal> journal, std::shared_ptr<PeerTables> peers, int rank,
@@ -155,7 +165,8 @@ Watched::Watched(std::shared_ptr<Journal> journal, std::shared_ptr<PeerTables> p
       rank_(rank),
       description_(std::move(description)),
       patience_(patience.count()),
-      questions_(std::move(questions)) {}
+      questions_(std::move(questions)),
+      remote_(peers_, rank, questions_.uplink, questions_.ask) {}
 
 void Watched::stop() {
   const std::lock_guard lock(mutex_);
@@ -231,9 +242,10 @@ void Watched::lookAtReplays(int64_t now) {
   if (const auto links = questions_.readLinks()) journal_->setLinks(*links);
 }
 
-// Every rank compares its collectives with those of the lowest one, and what it sends with what the
-// peers receive.
+// Every rank compares its collectives with those of the lowest one and of its uplink, and what it
+// sends with what the peers receive. So every two ranks are joined by such pairs.
 void Watched::compareCalls() {
+  if (mismatches_) return;
   // Counted before they are read, so that no call is missed.
   const uint64_t ownCalls = peers_->calls(rank_);
   const auto countCalls = [&] {
@@ -241,32 +253,43 @@ void Watched::compareCalls() {
     for (const int rank : compared_) calls += peers_->calls(rank);
     return calls;
   };
-  if (mismatches_ || countCalls() == comparedCalls_) return;
+  const bool isNew = countCalls() != comparedCalls_;
+  if (!isNew && !remote_.isComparing(ownCalls)) return;
   const int64_t now = steadyNow();
   const RankView own = peers_->view(rank_, now);
+  for (const RankView& other : remote_.compare(own, ownCalls, now)) {
+    if (compareWith(own, other)) return;
+  }
+  if (!isNew) return;
   compared_.clear();
   const auto add = [&](int rank) {
     const bool isKnown = std::find(compared_.begin(), compared_.end(), rank) != compared_.end();
-    if (rank != rank_ && !isKnown && peers_->isMapped(rank)) compared_.push_back(rank);
+    if (rank >= 0 && rank != rank_ && !isKnown && peers_->isMapped(rank)) compared_.push_back(rank);
   };
   int lowest = 0;
   while (lowest < rank_ && !peers_->isMapped(lowest)) lowest++;
   add(lowest);
+  add(questions_.uplink);
   for (const Call& call : own.calls) {
     if (call.call == plan::Call::send) add(call.peer);
   }
   comparedCalls_ = countCalls();
   for (const int rank : compared_) {
-    const auto mismatch = findMismatch(own, peers_->view(rank, now));
-    if (!mismatch) continue;
-    mismatches_ = true;
-    const std::lock_guard lock(mutex_);
-    if (stopped_) return;
-    questions_.fail(Error(ErrorCode::invalidUsage, describe(*mismatch))
-                        .remedy("All ranks must make the same calls with the same arguments, in "
-                                "the same order, and a receive of the same size for each send"));
-    return;
+    if (compareWith(own, peers_->view(rank, now))) return;
   }
+}
+
+// Returns whether they differ. Then the communicator has failed.
+bool Watched::compareWith(const RankView& own, const RankView& other) {
+  const auto mismatch = findMismatch(own, other);
+  if (!mismatch) return false;
+  mismatches_ = true;
+  const std::lock_guard lock(mutex_);
+  if (stopped_) return true;
+  questions_.fail(Error(ErrorCode::invalidUsage, describe(*mismatch))
+                      .remedy("All ranks must make the same calls with the same arguments, in the "
+                              "same order, and a receive of the same size for each send"));
+  return true;
 }
 
 // Or enough attempts have failed: a report without the progress of the device is better than none.
@@ -274,7 +297,8 @@ bool Watched::isMeasured() const {
   return !isBusy_ || measured_ || unread_ >= kEnoughAttempts;
 }
 
-// One report for a hang: of the lowest rank that lives and waits.
+// One report for a hang: of the lowest rank that lives and waits. Other hosts are asked first, and
+// whoever is asked says what it has explained itself.
 void Watched::reportHang(int64_t now) {
   if (journal_->isIdle()) return;
   const RankView own = peers_->view(rank_, now);
@@ -284,22 +308,52 @@ void Watched::reportHang(int64_t now) {
       now - own.waitsSince(*current) < patience_ || !isMeasured()) {
     return;
   }
-  reported_ = identity(*current);
+  if (std::exchange(asked_, identity(*current)) != identity(*current)) remote_.restart(now);
+  const bool isComplete = remote_.gather(now);
   for (int rank = 0; rank < rank_; rank++) {
-    if (reportsInstead(peers_->view(rank, now), now)) return;
+    if (!reportsInstead(viewOf(rank, now), now)) continue;
+    reported_ = identity(*current);
+    return;
   }
-  std::vector<RankView> views;
-  for (int rank = 0; rank < peers_->ranks(); rank++) {
-    views.push_back(peers_->view(rank, now));
-    peers_->addProcess(views.back(), now);
-  }
+  if (!isComplete) return;
+  reported_ = identity(*current);
+  std::vector<RankView> views = collectViews(now);
   if (!measured_ && !current->isReplay()) assumeProgress(views, rank_);
   const RankView& seen = views[static_cast<size_t>(rank_)];
   const auto report = explain(views, rank_, now);
   if (!report) return;
+  const uint64_t key = report->key();
+  const auto hasReported = [&](const RankView& view) { return view.reported == key; };
+  if (std::ranges::any_of(views, hasReported)) return;
+  journal_->noteReport(key);
   // Whatever NCCL_DEBUG says: nobody who has a hang should have to start again to hear why.
   writeLog(LogLevel::warn, report->text(seen));
   writeLog(LogLevel::warn, report->json(seen));
+}
+
+// What is known of a rank: from its table, or from what a rank of another host has told.
+RankView Watched::viewOf(int rank, int64_t now) const {
+  if (!peers_->isMapped(rank)) {
+    if (const RankView* told = remote_.find(rank)) return *told;
+  }
+  return peers_->view(rank, now);
+}
+
+std::vector<RankView> Watched::collectViews(int64_t now) const {
+  std::vector<RankView> views;
+  for (int rank = 0; rank < peers_->ranks(); rank++) {
+    RankView& view = views.emplace_back(viewOf(rank, now));
+    peers_->addProcess(view, now);
+    if (view.isKnown) continue;
+    if (questions_.hasLeft && questions_.hasLeft(rank)) {
+      view.isKnown = view.hasLeft = true;
+      continue;
+    }
+    view.place = peers_->place(rank).name;
+    const std::string address = questions_.addressOf ? questions_.addressOf(rank) : "";
+    if (!address.empty()) view.place += ", " + address;
+  }
+  return views;
 }
 
 bool Watched::reportsInstead(const RankView& other, int64_t now) const {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -16,6 +17,7 @@
 #include "base/fork.h"
 #include "diagnose/journal.h"
 #include "diagnose/rank_view.h"
+#include "diagnose/remote_ranks.h"
 
 namespace unisono::diagnose {
 
@@ -23,10 +25,12 @@ namespace unisono::diagnose {
 struct RankPlace {
   uint64_t process = 0;  // runtime::processToken()
   TablePlace table;
+  uint64_t host = 0;      // processes of different hosts share no memory
+  std::string name = {};  // of the process, for people
 };
 
-// The tables of all ranks of a communicator, for all its ranks in this process. Only the watchdog's
-// thread uses it.
+// The tables of all ranks of a communicator that this process can map, for all its ranks in this
+// process. The watchdog's thread maps them; any thread may read.
 class PeerTables {
  public:
   // `id` is that of the communicator.
@@ -36,7 +40,8 @@ class PeerTables {
   // Maps what is not mapped yet, now and then.
   void map(int64_t now);
   int ranks() const { return static_cast<int>(peers_.size()); }
-  bool isMapped(int rank) const { return at(rank).table != nullptr; }
+  bool isMapped(int rank) const { return tableAt(rank) != nullptr; }
+  const RankPlace& place(int rank) const { return at(rank).place; }
   RankView view(int rank, int64_t now) const;
   // The number of calls that a rank has made.
   uint64_t calls(int rank) const;
@@ -46,13 +51,17 @@ class PeerTables {
  private:
   struct Peer {
     RankPlace place;
+    bool isNear = false;  // on the host of a rank of this process
     std::shared_ptr<runtime::host::MemorySegment> segment;
-    const CallTable* table = nullptr;  // in the segment; null while it is not mapped
+    std::atomic<const CallTable*> table = nullptr;  // in the segment; null while it is not mapped
   };
   const Peer& at(int rank) const { return peers_[static_cast<size_t>(rank)]; }
+  const CallTable* tableAt(int rank) const {
+    return at(rank).table.load(std::memory_order_acquire);
+  }
 
   const uint64_t id_;
-  std::vector<Peer> peers_;
+  std::deque<Peer> peers_;
   bool allMapped_ = false;
   int64_t nextMapping_ = 0;
 };
@@ -83,6 +92,11 @@ struct Questions {
   std::function<bool()> hasAnyoneLeft;
   // Makes the communicator fail on all ranks.
   std::function<void(const Error&)> fail;
+  // Of ranks whose tables this process cannot map: see bootstrap::Bootstrap.
+  RemoteRanks::Ask ask;
+  std::function<bool(int rank)> hasLeft;
+  std::function<std::string(int rank)> addressOf;
+  int uplink = -1;
 };
 
 // The tables of this process and of all others that it has mapped for its communicators.
@@ -95,6 +109,8 @@ class Watched {
           std::string description, std::chrono::nanoseconds patience, Questions questions);
   // Returns when the watchdog asks no more.
   void stop();
+  // The answer of another rank to a question.
+  void hear(std::vector<std::byte> answer) { remote_.hear(std::move(answer)); }
   // The watchdog asks nothing while the returned lock is held.
   std::unique_lock<std::mutex> pause() { return std::unique_lock(mutex_); }
 
@@ -106,8 +122,11 @@ class Watched {
   void measure(int64_t now);
   void lookAtReplays(int64_t now);
   void compareCalls();
+  bool compareWith(const RankView& own, const RankView& other);
   bool isMeasured() const;
   void reportHang(int64_t now);
+  std::vector<RankView> collectViews(int64_t now) const;
+  RankView viewOf(int rank, int64_t now) const;
   bool reportsInstead(const RankView& other, int64_t now) const;
 
   std::mutex mutex_;
@@ -127,6 +146,8 @@ class Watched {
   bool mismatches_ = false;
   int64_t nextReplays_ = 0;
   std::pair<uint64_t, uint64_t> reported_;  // the call of the last report: its index, its replay
+  std::pair<uint64_t, uint64_t> asked_;     // the call that other hosts are asked about
+  RemoteRanks remote_;
 };
 
 // A thread of the process that looks at all its communicators a few times a second: whether calls

@@ -79,9 +79,9 @@ class Fuzzer {
 
   // What a rank may send that has gone mad. Most frames are such that its connection goes on.
   Bytes ranksFrame(uint32_t sender) {
-    static constexpr FrameKind kKinds[] = {FrameKind::message,   FrameKind::collective,
-                                           FrameKind::failure,   FrameKind::death,
-                                           FrameKind::departure, FrameKind::failedCollective};
+    static constexpr FrameKind kKinds[] = {
+        FrameKind::message,   FrameKind::collective,       FrameKind::failure,  FrameKind::death,
+        FrameKind::departure, FrameKind::failedCollective, FrameKind::question, FrameKind::answer};
     FrameHeader header = anyHeader();
     Bytes payload = noise(below(80));
     if (below(200) != 0) {
