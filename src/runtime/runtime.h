@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "base/settings.h"
+#include "base/unique_descriptor.h"
 
 // What the rest of the library needs of a device, and nothing more: memory that other processes can
 // map, streams that keep order, launches. `cuda` and `host` implement it.
@@ -62,6 +63,12 @@ struct MemoryHandle {
   std::array<std::byte, 64> fabric;   // CUmemFabricHandle
 };
 static_assert(std::is_trivially_copyable_v<MemoryHandle>);
+
+// Device memory as adapters map it: a range of a DMA-BUF.
+struct DmaBuf {
+  UniqueDescriptor descriptor;
+  uint64_t offset = 0;
+};
 
 // A range of another rank's memory that this process can address. Unmapped with the last owner.
 class MappedMemory {
@@ -221,6 +228,13 @@ class Runtime {
   // Maps what `handle` names so that kernels on `device` can use it; in the exporter's own process
   // the same address. Throws Error that says why it cannot be mapped.
   virtual std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) = 0;
+
+  // Whether exportDmaBuf() is there for memory of `device`.
+  virtual bool supportsDmaBuf(int device) = 0;
+  // `address` and `bytes`, of device memory of this process, are multiples of a page. Throws Error.
+  virtual DmaBuf exportDmaBuf(const void* address, size_t bytes) = 0;
+  // Whether libraries of adapters register device memory as they do memory of the host, by address.
+  virtual bool hasPeerMemory() = 0;
 
   // Whether kernels on `device` can use multicast addresses.
   virtual bool supportsMulticast(int device) {

@@ -86,6 +86,19 @@ TEST_F(CudaRuntimeTest, AllocationsAreZeroFilledEvenWhenMemoryIsUsedAgain) {
   }
 }
 
+TEST_F(CudaRuntimeTest, MemoryIsExportedAsDmaBufs) {
+  if (!runtime_->supportsDmaBuf(0)) GTEST_SKIP() << "the driver or the kernel has no DMA-BUFs";
+  for (int cuMem : {0, -1}) {
+    auto runtime = makeRuntime(cuMem);
+    const DeviceScope scope(*runtime, 0);
+    const auto memory = runtime->allocate(0, size_t{4} << 20);
+    const auto* page = static_cast<const std::byte*>(memory->address()) + 4096;
+    const DmaBuf part = runtime->exportDmaBuf(page, 8192);
+    EXPECT_TRUE(part.descriptor);
+    EXPECT_EQ(part.offset, 0u);
+  }
+}
+
 TEST_F(CudaRuntimeTest, FreedMemoryReturnsToTheDevice) {
   size_t before = 0, after = 0, total = 0;
   constexpr size_t kBytes = size_t{256} << 20;

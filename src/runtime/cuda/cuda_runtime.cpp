@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cctype>
@@ -77,6 +79,9 @@ class CudaRuntime final : public Runtime {
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override {
     return importCudaMemory(handle, device);
   }
+  bool supportsDmaBuf(int device) override;
+  DmaBuf exportDmaBuf(const void* address, size_t bytes) override;
+  bool hasPeerMemory() override;
   bool supportsPeerAtomics(int device, int peer) override {
     checkOrdinal(device);
     checkOrdinal(peer);
@@ -135,6 +140,32 @@ class CudaRuntime final : public Runtime {
   std::atomic<bool> vmmRefused_{false};
   std::atomic<bool> fabricRefused_{false};  // channels are the process's, so for all devices
 };
+
+bool CudaRuntime::supportsDmaBuf(int device) {
+  checkOrdinal(device);
+  int supported = 0;
+  return quietly(driver().deviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
+                                             device)) &&
+         supported != 0;
+}
+
+DmaBuf CudaRuntime::exportDmaBuf(const void* address, size_t bytes) {
+  int descriptor = -1;
+  check(driver().memGetHandleForAddressRange(&descriptor, reinterpret_cast<CUdeviceptr>(address),
+                                             bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+        "cuMemGetHandleForAddressRange");
+  return {UniqueDescriptor(descriptor), 0};
+}
+
+// The kernel module nvidia-peermem, or the one that Mellanox had before.
+bool CudaRuntime::hasPeerMemory() {
+  for (const char* file :
+       {"/sys/module/nvidia_peermem/version", "/sys/kernel/mm/memory_peers/nv_mem/version",
+        "/sys/kernel/mm/memory_peers/nv_mem_nc/version"}) {
+    if (::access(file, F_OK) == 0) return true;
+  }
+  return false;
+}
 
 DeviceProperties CudaRuntime::properties(int device) {
   checkOrdinal(device);

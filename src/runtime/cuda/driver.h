@@ -38,7 +38,8 @@ namespace unisono::runtime {
   X(memGetAllocationProperties, cuMemGetAllocationPropertiesFromHandle) \
   X(memExportToShareableHandle, cuMemExportToShareableHandle)           \
   X(memImportFromShareableHandle, cuMemImportFromShareableHandle)       \
-  X(memRetainAllocationHandle, cuMemRetainAllocationHandle)
+  X(memRetainAllocationHandle, cuMemRetainAllocationHandle)             \
+  X(memGetHandleForAddressRange, cuMemGetHandleForAddressRange)
 
 struct Driver {
 #define UNISONO_DECLARE(member, function) decltype(&::function) member = nullptr;

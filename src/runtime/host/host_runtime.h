@@ -42,6 +42,11 @@ class HostRuntime final : public Runtime {
   std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) override;
   MemoryHandle exportMemory(const void* address, size_t bytes) override;
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override;
+  bool supportsDmaBuf(int) override { return true; }
+  DmaBuf exportDmaBuf(const void* address, size_t bytes) override {
+    return memory_->exportDmaBuf(address, bytes);
+  }
+  bool hasPeerMemory() override { return true; }
   bool supportsMulticast(int) override { return true; }
   std::shared_ptr<MappedMemory> mapMulticast(int device, std::span<std::byte* const> members,
                                              size_t bytes) override;

@@ -167,29 +167,35 @@ unisono::runtime::Allocation MemoryManager::findAllocation(const void* address) 
   return {range->first, range->second.bytes, range->second.serial};
 }
 
-MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {
-  std::shared_ptr<MemorySegment> segment;
-  int device = -1;
-  MemoryHandle::Kind kind;
-  {
-    std::lock_guard lock(mutex_);
-    auto range = find(address);
-    if (range == ranges_.end()) {
-      throw invalidArgument("{} is not memory of a simulated device", address)
-          .remedy("Allocate it with unisonoHostMalloc or ncclMemAlloc");
-    }
-    size_t offset = reinterpret_cast<uintptr_t>(address) - range->first;
-    if (bytes > range->second.bytes - offset) {
-      throw invalidArgument("{} bytes at {} go beyond their allocation of {} bytes", bytes, address,
-                            range->second.bytes);
-    }
-    segment = range->second.segment;
-    device = range->second.device;
-    kind = range->second.kind;
+MemoryManager::Range MemoryManager::rangeOf(const void* address, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  auto range = find(address);
+  if (range == ranges_.end()) {
+    throw invalidArgument("{} is not memory of a simulated device", address)
+        .remedy("Allocate it with unisonoHostMalloc or ncclMemAlloc");
   }
+  size_t offset = reinterpret_cast<uintptr_t>(address) - range->first;
+  if (bytes > range->second.bytes - offset) {
+    throw invalidArgument("{} bytes at {} go beyond their allocation of {} bytes", bytes, address,
+                          range->second.bytes);
+  }
+  return range->second;
+}
+
+// Where CUDA has a DMA-BUF, the simulated device has the file of its memory.
+DmaBuf MemoryManager::exportDmaBuf(const void* address, size_t bytes) {
+  const Range range = rangeOf(address, bytes);
+  const auto offset =
+      reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(range.segment->address());
+  return {range.segment->duplicateDescriptor(), offset};
+}
+
+MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {
+  const Range range = rangeOf(address, bytes);
+  const std::shared_ptr<MemorySegment>& segment = range.segment;
   MemoryHandle handle{};
-  handle.kind = kind;
-  handle.device = device;
+  handle.kind = range.kind;
+  handle.device = range.device;
   handle.process = processToken();
   handle.address = reinterpret_cast<uintptr_t>(address);
   handle.bytes = bytes;

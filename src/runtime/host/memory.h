@@ -25,6 +25,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   std::shared_ptr<DeviceMemory> allocateShared(int device, size_t bytes);
   MemoryHandle exportMemory(const void* address, size_t bytes);
   std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle);
+  DmaBuf exportDmaBuf(const void* address, size_t bytes);
   PointerInfo inspect(const void* address);
   unisono::runtime::Allocation findAllocation(const void* address);
 
@@ -44,6 +45,8 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
     MemoryHandle::Kind kind = MemoryHandle::Kind::descriptor;
   };
 
+  // The allocation that holds a range. Throws Error(invalidArgument) if none does.
+  Range rangeOf(const void* address, size_t bytes);
   std::byte* takeFromPool(int device, size_t bytes, std::shared_ptr<MemorySegment>& segment);
   void free(const Allocation& allocation);
   std::map<uintptr_t, Range>::const_iterator find(const void* address) const;

@@ -70,6 +70,10 @@ const DescriptorTicket& MemorySegment::ticket() {
   return offer_->ticket();
 }
 
+UniqueDescriptor MemorySegment::duplicateDescriptor() const {
+  return openDescriptor([this] { return ::fcntl(descriptor_.get(), F_DUPFD_CLOEXEC, 0); }, "fcntl");
+}
+
 void MemorySegment::clear(size_t offset, size_t bytes) {
   size_t end = offset + bytes;
   size_t firstPage = std::min(roundUpToPages(offset), end);

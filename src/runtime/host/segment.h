@@ -30,6 +30,9 @@ class MemorySegment {
   // For other processes; the offer stands while the segment lives. Only of one made here.
   const DescriptorTicket& ticket();
 
+  // The descriptor of the file. Only of one made here.
+  UniqueDescriptor duplicateDescriptor() const;
+
   // Zeroes a range, giving whole pages back to the system.
   void clear(size_t offset, size_t bytes);
 
