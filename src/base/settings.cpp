@@ -297,6 +297,11 @@ constexpr Row kRows[] = {
      "whether a NIC reads GPU memory directly when it sends"},
     {"NCCL_NET_GDR_C2C", Flag{&S::gdrC2c}, "1",
      "allow GPUDirect RDMA through a CPU attached by C2C"},
+    {"NCCL_NET_FORCE_FLUSH", Flag{&S::forceFlush}, "0",
+     "flush what a NIC has written to GPU memory before kernels read it, also where the GPU does "
+     "not need that"},
+    {"NCCL_DMABUF_ENABLE", Flag{&S::dmaBuf}, "1",
+     "make GPU memory known to NICs as DMA-BUFs where that is possible"},
     {"NCCL_PXN_DISABLE", Flag{&S::pxnDisable}, "0",
      "disable sending to a distant NIC through a GPU that is closer to it (PXN)"},
     {"NCCL_PXN_C2C", Flag{&S::pxnC2c}, "1", "allow PXN through a CPU attached by C2C"},

@@ -111,6 +111,8 @@ struct Settings {
   std::string gdrLevel;                // NCCL_NET_GDR_LEVEL: a path type
   int64_t gdrRead = -1;                // NCCL_NET_GDR_READ: -1 automatic
   bool gdrC2c = true;                  // NCCL_NET_GDR_C2C
+  bool forceFlush = false;             // NCCL_NET_FORCE_FLUSH
+  bool dmaBuf = true;                  // NCCL_DMABUF_ENABLE
   bool pxnDisable = false;             // NCCL_PXN_DISABLE
   bool pxnC2c = true;                  // NCCL_PXN_C2C
   int64_t p2pPxnLevel = 2;             // NCCL_P2P_PXN_LEVEL

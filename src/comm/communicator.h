@@ -195,6 +195,7 @@ class Communicator {
   std::shared_ptr<const plugin::TunerLibrary> tunerLibrary_;  // null without a plug-in
   std::shared_ptr<const transport::NetworkDriver> network_;
   std::vector<int> netPorts_;                                     // see TransportOptions::ports
+  std::vector<transport::DirectAccess> directAccess_;             // see TransportOptions::direct
   std::shared_ptr<const plugin::CollNet> collNet_;                // null: it is not wanted
   std::shared_ptr<const transport::CollNetConnections> reducer_;  // null: it is not used
   uint64_t id_ = 0;                                               // the same on all ranks

@@ -80,8 +80,9 @@ int collectiveDevice(const plugin::CollNet& collNet, const std::string& port) {
   return found == devices.end() ? -1 : static_cast<int>(found - devices.begin());
 }
 
-// The ports of a network for the topology.
-Ports portsOf(const transport::NetworkDriver& network, const plugin::CollNet* collNet) {
+// The ports of a network for the topology. `dmaBuf`: whether the GPU's memory can be had as one.
+Ports portsOf(const transport::NetworkDriver& network, const plugin::CollNet* collNet,
+              bool dmaBuf) {
   const auto known = network.ports();
   if (!known) return std::nullopt;
   std::vector<detect::NicPort> ports;
@@ -99,8 +100,7 @@ Ports portsOf(const transport::NetworkDriver& network, const plugin::CollNet* co
     added.guid = port.guid;
     added.latency = port.latency;
     added.connections = port.connections;
-    // Data pass through memory of the host, whatever the port can reach.
-    added.gdr = false;
+    added.gdr = port.reachesGpus || (port.takesDmaBufs && dmaBuf);
     added.collective = collNet != nullptr && collectiveDevice(*collNet, port.name) >= 0;
   }
   return ports;
@@ -227,8 +227,9 @@ void Communicator::agree(AllFacts ranks) {
   // reach each other, and the decision must know it on every rank.
   Settings ofSearch = settings_;
   ofSearch.collnet = collNet_ == nullptr ? 0 : 1;
-  NodePlace found =
-      findPlace(*ranks, *hosts, bootstrap_->rank(), ofSearch, portsOf(*network_, collNet_.get()));
+  const bool dmaBuf = settings_.dmaBuf && runtime_.supportsDmaBuf(device_);
+  NodePlace found = findPlace(*ranks, *hosts, bootstrap_->rank(), ofSearch,
+                              portsOf(*network_, collNet_.get(), dmaBuf));
   // Host memory and threads of this communicator belong near its GPU. The host backend simulates
   // GPUs of another machine.
   const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
@@ -285,6 +286,7 @@ void Communicator::agree(AllFacts ranks) {
     const auto isKnown = [&](int port) { return port < static_cast<int>(ports->size()); };
     if (std::ranges::all_of(found.ports, isKnown)) netPorts_ = std::move(found.ports);
   }
+  directAccess_ = std::move(found.direct);
   makeWindows();
   kept_ = arena_->mark();
   lastLaunch_ = runtime_.createEvent(device_);
@@ -389,6 +391,8 @@ transport::TransportOptions Communicator::transportOptions() {
   options.socketsPerThread = settings_.socketsPerThread;
   options.network = network_;
   options.ports = netPorts_;
+  options.direct = directAccess_;
+  options.dmaBuf = settings_.dmaBuf && runtime_.supportsDmaBuf(device_);
   options.reducer = reducer_;
   options.verifiesLinks = settings_.verifyLinks;
   return options;

@@ -39,7 +39,8 @@ struct NodeChannels {
   std::vector<NodeDomain> domains;
   std::vector<int> domainOf;            // by device
   std::vector<std::string> affinityOf;  // by device: cores near it, see cpuAffinityOf
-  std::map<std::pair<size_t, size_t>, DevicePair> pairs;  // by devices, the lower first
+  std::vector<std::vector<transport::DirectAccess>> direct;  // by device and number of a port
+  std::map<std::pair<size_t, size_t>, DevicePair> pairs;     // by devices, the lower first
 };
 
 // Also says whether two nodes look alike to all ranks and communicators of this process.
@@ -77,6 +78,23 @@ void reportRefusal(const topology::Machine& machine, int rankA, int rankB) {
 }
 
 // Of several hosts in one file, only one has each bus id: files of the host backend are checked.
+// What each port, by its number, does with the memory of a GPU.
+std::vector<transport::DirectAccess> directAccess(const topology::Machine& machine, int gpu) {
+  std::vector<transport::DirectAccess> ports;
+  for (const int net : machine.topology.of(topology::NodeType::net)) {
+    const topology::Node& node = machine.topology.node(net);
+    if (node.host != machine.topology.node(gpu).host || node.net.dev < 0) continue;
+    const auto number = static_cast<size_t>(node.net.dev);
+    if (ports.size() <= number) ports.resize(number + 1);
+    const auto check = [&](bool read) {
+      return topology::checkGdr(machine.topology, machine.paths, machine.settings, gpu, net, read);
+    };
+    const topology::GdrVerdict write = check(false);
+    ports[number] = {check(true).allowed, write.allowed, write.flush};
+  }
+  return ports;
+}
+
 NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopology& file) {
   topology::Topology whole = topology::buildTopology(file);
   for (const std::string& note : file.notes) logInfo("{}: {}", file.source, note);
@@ -118,6 +136,7 @@ NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopolog
   const topology::Machine machine(topology::subTopology(whole, used), question.rules);
   for (size_t a = 0; a < devices.size(); a++) {
     node.affinityOf.push_back(topology::cpuAffinityOf(machine, static_cast<int>(a)));
+    node.direct.push_back(directAccess(machine, machine.topology.gpuOfRank(static_cast<int>(a))));
     for (size_t b = a + 1; b < devices.size(); b++) {
       const int gpuA = machine.topology.gpuOfRank(static_cast<int>(a));
       const int gpuB = machine.topology.gpuOfRank(static_cast<int>(b));
@@ -259,8 +278,12 @@ NodePlace findPlace(const std::vector<RankFacts>& ranks, const Hosts& hosts, int
       headPorts.push_back(domain.topology.node(channel.netOut).net.dev);
     }
   }
-  return {place, linksOf(*node, settings, devices), node->affinityOf[own], std::move(leaves),
-          std::move(headPorts)};
+  return {place,
+          linksOf(*node, settings, devices),
+          node->affinityOf[own],
+          std::move(leaves),
+          std::move(headPorts),
+          node->direct[own]};
 }
 
 }  // namespace unisono::comm

@@ -18,6 +18,7 @@ struct NodePlace {
   std::string cpuAffinity;     // cores near this rank's GPU, see cpuAffinityOf; may be empty
   std::vector<int> ports;      // by which the channels of rings leave the node; may be empty
   std::vector<int> headPorts;  // those of channels of which this rank is the head
+  std::vector<transport::DirectAccess> direct;  // of the rank's GPU and each port, by number
 };
 
 // The search is made once for all ranks of this process that ask for the same machine. Throws as

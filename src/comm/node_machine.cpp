@@ -103,7 +103,7 @@ std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
   }
   request.ports = ports;
   for (const detect::NicPort& port : ports.value_or(std::vector<detect::NicPort>())) {
-    key += fmt::format(" {} {}", port.name, port.device.string());
+    key += fmt::format(" {} {} {}", port.name, port.device.string(), port.gdr);
   }
   auto& known = detected[key];
   if (known == nullptr) {

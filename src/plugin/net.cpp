@@ -126,6 +126,7 @@ class NetFunctionsOf final : public NetFunctions {
     const int result = table_.getProperties(device, &found);
     if (result != kSuccess) return result;
     describePort<kVersion>(found, port);
+    port.takesDmaBufs = port.takesDmaBufs && table_.regMrDmaBuf != nullptr;
     return kSuccess;
   }
   int listen(void* context, int device, NetHandle& handle, void** listener) const override {
@@ -156,9 +157,14 @@ class NetFunctionsOf final : public NetFunctions {
       return table_.accept(listener, receiver);
     }
   }
-  int registerMemory(void* connection, void* data, size_t bytes, void** region) const override {
+  int registerMemory(void* connection, void* data, size_t bytes, int type,
+                     void** region) const override {
     using RegionBytes = typename NetTable<kVersion>::RegionBytes;
-    return table_.regMr(connection, data, static_cast<RegionBytes>(bytes), kHostMemory, region);
+    return table_.regMr(connection, data, static_cast<RegionBytes>(bytes), type, region);
+  }
+  int registerDmaBuf(void* connection, void* data, size_t bytes, uint64_t offset, int descriptor,
+                     void** region) const override {
+    return table_.regMrDmaBuf(connection, data, bytes, kDeviceMemory, offset, descriptor, region);
   }
   int deregisterMemory(void* connection, void* region) const override {
     return table_.deregMr(connection, region);

@@ -18,10 +18,11 @@ namespace unisono::plugin {
 // A port of a network, as its plug-in describes it.
 struct NetPort {
   std::string name;
-  std::string pciPath;  // folder of its PCI device in sysfs; empty: a virtual device
-  uint64_t guid = 0;    // of the adapter
-  bool reachesGpus = false;
-  bool forcesFlush = false;
+  std::string pciPath;       // folder of its PCI device in sysfs; empty: a virtual device
+  uint64_t guid = 0;         // of the adapter
+  bool reachesGpus = false;  // takes the address of device memory
+  bool takesDmaBufs = false;
+  bool forcesFlush = false;    // wants flushes of device memory that the GPU does not need
   int megabits = 0;            // per second
   int number = 0;              // of the adapter
   float latency = 0;           // microseconds
@@ -37,6 +38,9 @@ struct NetPort {
 struct alignas(16) NetHandle {
   std::array<std::byte, 128> bytes{};
 };
+
+// Where registered memory is (NCCL_PTR_HOST, NCCL_PTR_CUDA).
+inline constexpr int kHostMemory = 1, kDeviceMemory = 2;
 
 // The functions of a plug-in in the terms of the newest version. They return an ncclResult_t, and
 // do not wait: connect() and accept() leave null until there is a connection, send() and receive()
@@ -58,8 +62,12 @@ class NetFunctions {
   virtual int connect(void* context, int trafficClass, int device, NetHandle& handle,
                       void** sender) const = 0;
   virtual int accept(void* listener, void** receiver) const = 0;
-  // Of memory of the host.
-  virtual int registerMemory(void* connection, void* data, size_t bytes, void** region) const = 0;
+  // `type`: kHostMemory or kDeviceMemory.
+  virtual int registerMemory(void* connection, void* data, size_t bytes, int type,
+                             void** region) const = 0;
+  // Of device memory, which is in a DMA-BUF from `offset` on.
+  virtual int registerDmaBuf(void* connection, void* data, size_t bytes, uint64_t offset,
+                             int descriptor, void** region) const = 0;
   virtual int deregisterMemory(void* connection, void* region) const = 0;
   virtual int send(void* sender, void* data, size_t bytes, void* region, void** request) const = 0;
   virtual int receive(void* receiver, void* data, size_t bytes, void* region,

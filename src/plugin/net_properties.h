@@ -11,7 +11,8 @@
 // define it. Results of functions are ncclResult_t.
 namespace unisono::plugin {
 
-inline constexpr int kHostMemory = 1, kGpuMemory = 2;  // NCCL_PTR_HOST, NCCL_PTR_CUDA
+inline constexpr int kDmaBuf =
+    4;  // NCCL_PTR_DMABUF: a bit of "pointers" in addition to those of memory
 // Of versions whose plug-ins do not say it.
 inline constexpr size_t kLargestOldMessage = size_t{1} << 30;
 inline constexpr size_t kLargestOldCollective = size_t{1} << 29;
@@ -83,7 +84,8 @@ void describePort(const PropertiesOf<kVersion>& found, NetPort& port) {
   port.name = found.name == nullptr ? "" : found.name;
   port.pciPath = found.pciPath == nullptr ? "" : found.pciPath;
   port.guid = found.guid;
-  port.reachesGpus = (found.pointers & kGpuMemory) != 0;
+  port.reachesGpus = (found.pointers & kDeviceMemory) != 0;
+  port.takesDmaBufs = (found.pointers & kDmaBuf) != 0;
   port.megabits = found.speed;
   port.number = found.port;
   port.latency = found.latency;

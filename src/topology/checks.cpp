@@ -143,7 +143,7 @@ GdrVerdict checkGdr(const Topology& topology, const PathTable& paths, const Path
         fmt::format("the path is {}, and GPUDirect is used up to {} only ({})", nameOf(path.type),
                     nameOf(level), settings.gdrLevel ? "NCCL_NET_GDR_LEVEL" : "the default")};
   }
-  return {true, !read && device.gpu.sm < kHopper,
+  return {true, !read && (settings.forceFlush || device.gpu.sm < kHopper),
           fmt::format("the path is {}, and GPUDirect is used up to {}", nameOf(path.type),
                       nameOf(level))};
 }
@@ -313,7 +313,7 @@ std::string explainPath(const Topology& topology, const PathTable& paths,
     const int owner = path.type == PathType::pxn ? path.via : gpu;
     const GdrVerdict gdr = checkGdr(topology, paths, settings, owner, net, sends);
     say(sends ? "GPUDirect read" : "GPUDirect write", gdr.allowed,
-        owner == gpu ? gdr.reason
+        owner == gpu ? gdr.reason + (gdr.flush ? "; what arrives is flushed" : "")
                      : fmt::format("from {}, which sends for {} (PXN): {}", topology.nameOf(owner),
                                    topology.nameOf(gpu), gdr.reason));
     if (sends) {

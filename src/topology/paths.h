@@ -31,6 +31,7 @@ struct PathSettings {
   std::optional<PathType> gdrLevel;  // NCCL_NET_GDR_LEVEL
   std::optional<bool> gdrRead;       // NCCL_NET_GDR_READ
   bool gdrC2c = true;                // NCCL_NET_GDR_C2C
+  bool forceFlush = false;           // NCCL_NET_FORCE_FLUSH
   bool pxnDisable = false;           // NCCL_PXN_DISABLE
   bool pxnC2c = true;                // NCCL_PXN_C2C
   int p2pPxnLevel = 2;               // NCCL_P2P_PXN_LEVEL

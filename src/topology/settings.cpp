@@ -34,6 +34,7 @@ PathSettings pathSettingsOf(const Settings& settings) {
   paths.gdrLevel = levelOf(settings.gdrLevel, "NCCL_NET_GDR_LEVEL");
   paths.gdrRead = switchOf(settings.gdrRead);
   paths.gdrC2c = settings.gdrC2c;
+  paths.forceFlush = settings.forceFlush;
   paths.pxnDisable = settings.pxnDisable;
   paths.pxnC2c = settings.pxnC2c;
   paths.p2pPxnLevel = static_cast<int>(settings.p2pPxnLevel);

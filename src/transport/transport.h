@@ -60,6 +60,14 @@ using PeerLinks = std::map<std::pair<int, int>, PeerLink>;
 // A pair of one host without an entry has the default link, where senders push.
 PeerLink linkBetween(const PeerLinks& links, const std::vector<PeerPlace>& places, int a, int b);
 
+// What a port of the network does with memory of this rank's device.
+struct DirectAccess {
+  bool reads = false, writes = false;  // when the rank sends, and when it receives
+  bool flushes = false;                // what it has written must be flushed before kernels read it
+
+  bool operator==(const DirectAccess&) const = default;
+};
+
 // What transports ask of the communicator. Functions may be empty; they are called from any thread.
 struct TransportOptions {
   // Throws when the communicator has failed or is being aborted.
@@ -76,6 +84,8 @@ struct TransportOptions {
   int64_t socketThreads = 0, socketsPerThread = 0;   // of the settings
   std::shared_ptr<const NetworkDriver> network;
   std::vector<int> ports;  // of the network, by channel (from the first one again); empty: any
+  std::vector<DirectAccess> direct;  // by port of the network; others reach memory of the host
+  bool dmaBuf = true;                // of the settings
   std::shared_ptr<const ReducingDriver> reducer;  // null: no network reduces
   bool verifiesLinks = false;                     // whether LinkCheck looks at links
 };

@@ -15,6 +15,9 @@
 //                      Without it there is one adapter "fake0" with one InfiniBand port.
 //   FAKE_VERBS_SYSFS   a folder that stands in for /sys/class/infiniband
 //   FAKE_VERBS_DELAY   microseconds: requests wait up to as long, each queue pair on its own
+//   FAKE_VERBS_DMABUF  0: the driver registers no DMA-BUFs
+//   FAKE_VERBS_LATE    what is written to a region that may be read from afar is there only after
+//                      such a read, as if the region were in memory of a GPU
 //   FAKE_VERBS_FAULT   "KIND N": what happens with the N-th request that a process executes
 //     pair             its queue pair breaks, with an asynchronous event
 //     port, device     the port goes down, or the adapter breaks, with an event
@@ -29,6 +32,7 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -60,12 +64,14 @@
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 // Contexts, domains, regions, queues and pairs that exist, requests that were executed, and the
-// bytes of the largest with immediate data; regions with relaxed ordering, and what the queue pair
-// was given that was made ready last.
-EXPORTED int fakeVerbsOpen, fakeVerbsRequests, fakeVerbsLargest, fakeVerbsRelaxed;
+// bytes of the largest with immediate data; regions with relaxed ordering, regions of DMA-BUFs,
+// reads, and what the queue pair was given that was made ready last.
+EXPORTED int fakeVerbsOpen, fakeVerbsRequests, fakeVerbsLargest, fakeVerbsRelaxed, fakeVerbsDmaBufs,
+    fakeVerbsReads;
 EXPORTED int fakeVerbsTrafficClass, fakeVerbsServiceLevel, fakeVerbsGidIndex, fakeVerbsTimeout,
     fakeVerbsRetries;
-int fakeVerbsOpen = 0, fakeVerbsRequests = 0, fakeVerbsLargest = 0, fakeVerbsRelaxed = 0;
+int fakeVerbsOpen = 0, fakeVerbsRequests = 0, fakeVerbsLargest = 0, fakeVerbsRelaxed = 0,
+    fakeVerbsDmaBufs = 0, fakeVerbsReads = 0;
 int fakeVerbsTrafficClass = 0, fakeVerbsServiceLevel = 0, fakeVerbsGidIndex = 0,
     fakeVerbsTimeout = 0, fakeVerbsRetries = 0;
 
@@ -133,6 +139,17 @@ struct Domain {
 struct Region {
   ibv_mr base{};
   int access = 0;
+  void* mapping = nullptr;  // of a DMA-BUF
+  struct Write {
+    char* to;
+    std::vector<char> data;
+  };
+  std::vector<Write> late;
+
+  char* at(uint64_t address) const {
+    const auto offset = address - reinterpret_cast<uintptr_t>(base.addr);
+    return static_cast<char*>(mapping == nullptr ? base.addr : mapping) + offset;
+  }
 };
 struct Queue {
   ibv_cq base{};
@@ -155,7 +172,7 @@ struct Receive {
 enum class Kind : uint32_t { request, done, notReady, accessError };
 struct Header {
   Kind kind;
-  uint32_t opcode, immediate, key, packet, to, lid, bytes;
+  uint32_t opcode, immediate, key, packet, to, lid, bytes, wanted;  // wanted: of a read
   uint64_t address, sequence;
   ibv_gid gid;
 };
@@ -355,19 +372,34 @@ Region* findRegion(uint32_t key, const ibv_pd* domain, uint64_t address, size_t 
 }
 
 // What the other end wants of this one. Returns the answer.
-Kind execute(Pair& pair, const Header& header, const std::vector<char>& data) {
+Kind execute(Pair& pair, const Header& header, const std::vector<char>& data,
+             std::vector<char>& reply) {
   const bool tells = header.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-  const bool isAllowed =
-      (pair.attributes.qp_access_flags & IBV_ACCESS_REMOTE_WRITE) != 0 &&
-      (data.empty() || findRegion(header.key, pair.base.pd, header.address, data.size(),
-                                  IBV_ACCESS_REMOTE_WRITE) != nullptr);
-  if (!isAllowed) {
+  const bool reads = header.opcode == IBV_WR_RDMA_READ;
+  const int access = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+  const size_t bytes = reads ? header.wanted : data.size();
+  Region* const region =
+      bytes == 0 ? nullptr : findRegion(header.key, pair.base.pd, header.address, bytes, access);
+  if ((pair.attributes.qp_access_flags & static_cast<unsigned int>(access)) == 0 ||
+      (bytes > 0 && region == nullptr)) {
     report(*own<Context>(pair.base.context), IBV_EVENT_QP_ACCESS_ERR, &pair);
     fail(pair);
     return Kind::accessError;
   }
-  auto* const to = reinterpret_cast<char*>(header.address);
-  if (data.size() == sizeof(uint64_t) && header.address % sizeof(uint64_t) == 0) {
+  char* const to = region == nullptr ? nullptr : region->at(header.address);
+  if (reads) {
+    count(fakeVerbsReads, 1);
+    for (const Region::Write& write : region->late) {
+      std::memcpy(write.to, write.data.data(), write.data.size());
+    }
+    region->late.clear();
+    reply.assign(to, to + bytes);
+    return Kind::done;
+  }
+  static const bool isLate = std::getenv("FAKE_VERBS_LATE") != nullptr;
+  if (isLate && region != nullptr && (region->access & IBV_ACCESS_REMOTE_READ) != 0) {
+    region->late.push_back({to, data});
+  } else if (data.size() == sizeof(uint64_t) && header.address % sizeof(uint64_t) == 0) {
     uint64_t word = 0;
     std::memcpy(&word, data.data(), sizeof(word));
     __atomic_store_n(reinterpret_cast<uint64_t*>(to), word, __ATOMIC_RELEASE);
@@ -409,10 +441,13 @@ void answer(Pair& pair, Wire& wire) {
     Header header{};
     header.sequence = wire.header.sequence;
     // What is executed already was sent again because the answer is late or lost.
-    header.kind =
-        header.sequence < pair.expected ? Kind::done : execute(pair, wire.header, wire.in);
+    std::vector<char> reply;
+    header.kind = header.sequence < pair.expected && wire.header.opcode != IBV_WR_RDMA_READ
+                      ? Kind::done
+                      : execute(pair, wire.header, wire.in, reply);
     if (header.sequence == pair.expected && header.kind == Kind::done) pair.expected++;
-    put(wire, header, {});
+    header.bytes = static_cast<uint32_t>(reply.size());
+    put(wire, header, reply);
     flush(wire);
   }
 }
@@ -490,6 +525,7 @@ void transmit(Pair& pair) {
   header.address = work.wr.rdma.remote_addr;
   header.sequence = pair.sequence;
   header.bytes = static_cast<uint32_t>(request.data.size());
+  header.wanted = work.opcode == IBV_WR_RDMA_READ ? request.part.length : 0;
   header.to = pair.attributes.dest_qp_num;
   header.packet = pair.attributes.sq_psn;
   header.lid = pair.attributes.ah_attr.dlid;
@@ -506,12 +542,15 @@ void start(Pair& pair) {
   request.data.clear();
   if (work.num_sge > 0 && request.part.length > 0) {
     const ibv_sge& part = request.part;
-    if (findRegion(part.lkey, pair.base.pd, part.addr, part.length, 0) == nullptr) {
+    const bool reads = work.opcode == IBV_WR_RDMA_READ;
+    const Region* const region = findRegion(part.lkey, pair.base.pd, part.addr, part.length,
+                                            reads ? IBV_ACCESS_LOCAL_WRITE : 0);
+    if (region == nullptr) {
       failSend(pair, IBV_WC_LOC_PROT_ERR, 0x51);
       return;
     }
-    const char* from = reinterpret_cast<const char*>(part.addr);
-    request.data.assign(from, from + part.length);
+    const char* from = region->at(part.addr);
+    if (!reads) request.data.assign(from, from + part.length);
   }
   const auto bytes = static_cast<int>(request.data.size());
   if (work.opcode == IBV_WR_RDMA_WRITE_WITH_IMM &&
@@ -533,6 +572,15 @@ Clock::time_point advance(Pair& pair) {
     if (isAnswered && isConnected(pair) && pair.calls.header.sequence == pair.sequence &&
         !std::exchange(pair.losesAnswer, false)) {
       if (pair.calls.header.kind == Kind::done) {
+        const Request& request = pair.requests.front();
+        const Region* const into =
+            request.work.opcode != IBV_WR_RDMA_READ
+                ? nullptr
+                : findRegion(request.part.lkey, pair.base.pd, request.part.addr,
+                             request.part.length, IBV_ACCESS_LOCAL_WRITE);
+        if (into != nullptr) {
+          std::memcpy(into->at(request.part.addr), pair.calls.in.data(), request.part.length);
+        }
         pair.sequence++;
         completeSend(pair, IBV_WC_SUCCESS);
       } else if (pair.calls.header.kind == Kind::accessError) {
@@ -677,7 +725,8 @@ int postSend(ibv_qp* base, ibv_send_wr* work, ibv_send_wr** bad) {
     if (pair.base.state != IBV_QPS_RTS && pair.base.state != IBV_QPS_ERR) return EINVAL;
     if (pair.sendsInUse == pair.made.cap.max_send_wr) return ENOMEM;
     if (work->num_sge > static_cast<int>(pair.made.cap.max_send_sge)) return EINVAL;
-    if (work->opcode != IBV_WR_RDMA_WRITE && work->opcode != IBV_WR_RDMA_WRITE_WITH_IMM) {
+    if (work->opcode != IBV_WR_RDMA_WRITE && work->opcode != IBV_WR_RDMA_WRITE_WITH_IMM &&
+        work->opcode != IBV_WR_RDMA_READ) {
       return EINVAL;
     }
     Request& request = pair.requests.emplace_back();
@@ -899,12 +948,12 @@ EXPORTED int ibv_dealloc_pd(ibv_pd* base) {
   return 0;
 }
 
-EXPORTED ibv_mr* ibv_reg_mr(ibv_pd* domain, void* data, size_t bytes, int access) {
+static ibv_mr* registerMemory(ibv_pd* domain, void* data, size_t bytes, int access, void* mapping) {
   const bool isWritable = (access & IBV_ACCESS_LOCAL_WRITE) != 0;
   require(bytes > 0 && (isWritable || (access & IBV_ACCESS_REMOTE_WRITE) == 0),
           "region that only others may write");
-  if (fails("reg_mr")) return nullptr;
   auto* region = new Region;
+  region->mapping = mapping;
   const std::lock_guard guard(lock);
   region->base.context = domain->context;
   region->base.pd = domain;
@@ -919,6 +968,30 @@ EXPORTED ibv_mr* ibv_reg_mr(ibv_pd* domain, void* data, size_t bytes, int access
   return &region->base;
 }
 
+EXPORTED ibv_mr* ibv_reg_mr(ibv_pd* domain, void* data, size_t bytes, int access) {
+  if (fails("reg_mr")) return nullptr;
+  return registerMemory(domain, data, bytes, access, nullptr);
+}
+
+EXPORTED ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, uint64_t offset, size_t bytes, uint64_t address,
+                                   int descriptor, int access) {
+  if (std::string(variable("FAKE_VERBS_DMABUF", "1")) == "0") {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  }
+  if (descriptor < 0) {
+    errno = EBADF;
+    return nullptr;
+  }
+  if (fails("reg_dmabuf_mr")) return nullptr;
+  require(offset % 4096 == 0, "DMA-BUF that does not begin with a page");
+  void* const mapping = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
+                               static_cast<off_t>(offset));
+  if (mapping == MAP_FAILED) return nullptr;
+  count(fakeVerbsDmaBufs, 1);
+  return registerMemory(domain, reinterpret_cast<void*>(address), bytes, access, mapping);
+}
+
 EXPORTED ibv_mr* ibv_reg_mr_iova2(ibv_pd* domain, void* data, size_t bytes, uint64_t address,
                                   unsigned int access) {
   require(address == reinterpret_cast<uintptr_t>(data), "region with other addresses");
@@ -928,6 +1001,7 @@ EXPORTED ibv_mr* ibv_reg_mr_iova2(ibv_pd* domain, void* data, size_t bytes, uint
 EXPORTED int ibv_dereg_mr(ibv_mr* base) {
   const std::lock_guard guard(lock);
   regions.erase(base->lkey);
+  if (void* const mapping = own<Region>(base)->mapping) ::munmap(mapping, base->length);
   own<Domain>(base->pd)->users--;
   count(fakeVerbsOpen, -1);
   delete own<Region>(base);

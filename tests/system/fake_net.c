@@ -2,6 +2,8 @@
 // A network plug-in of the version NET_VERSION, over TCP on the loopback interface.
 #include "fake_net_part.h"
 
+#include <sys/mman.h>
+
 typedef struct {
   int trafficClass;
 } Config;
@@ -10,16 +12,19 @@ typedef struct {
 __attribute__((visibility("default"))) int fakeNetOpen = 0;
 __attribute__((visibility("default"))) int fakeNetInits = 0, fakeNetTrafficClass = 0;
 __attribute__((visibility("default"))) int fakeNetFlushes = 0;
+// Regions in memory of the GPU, by address and by DMA-BUF.
+__attribute__((visibility("default"))) int fakeNetGpuRegions = 0, fakeNetDmaBufs = 0;
 
 static Logger logger_;
 
 typedef struct Connection Connection;
-typedef struct {
+typedef struct Request {
   Connection* connection;
   char* data;
   uint32_t bytes, moved;  // moved: of the header and the data
   uint32_t header;
   int inUse, complete;
+  char *late, *place;  // where data wait for a flush, and where they belong; or null
 } Request;
 
 struct Connection {
@@ -27,14 +32,23 @@ struct Connection {
   long number;  // of the last message
   Request requests[kRequests];
   unsigned first, last;  // requests that are not complete: in order
+  struct {               // received, and not in memory of the GPU yet
+    char *data, *place;
+    uint32_t bytes;
+  } late[kRequests];
+  Request flush;
+  char* flushed;
 };
 typedef struct {
   int socket, turns;
 } Listener;
 typedef struct {
   Connection* connection;
-  char* data;
+  char *data, *mapped;  // mapped: the same memory at the address of the plug-in's own
   size_t bytes;
+  int isGpu;
+  void* mapping;
+  size_t mappingBytes;
 } Region;
 // State of a connection that is being made.
 typedef struct {
@@ -93,7 +107,8 @@ int fakeNetProperties(int device, Properties* properties) {
     properties->pciPath = "/sys/devices/pci0000:00/0000:0a:00.0";
   }
   properties->guid = 70 + (uint64_t)device;
-  properties->ptrSupport = kHost;
+  const char* pointers = getenv("FAKE_NET_POINTERS");
+  properties->ptrSupport = pointers == NULL ? kHost : atoi(pointers);
   properties->speed = 100000;
   properties->port = 1;
   properties->latency = 2.5f;
@@ -168,24 +183,71 @@ static int doAccept(void* listener, void** receiver) {
   return kSuccess;
 }
 
-static int regMr(void* connection, void* data, RegionBytes bytes, int type, void** region) {
-  require(type == kHost, "memory that is not the host's");
-  require(bytes > 0, "region without bytes");
-  if (does("regMr fails")) return kSystemError;
+static int takes(int pointers) {
+  Properties properties;
+  fakeNetProperties(0, &properties);
+  return (properties.ptrSupport & pointers) == pointers;
+}
+
+static Region* newRegion(Connection* connection, char* data, size_t bytes, int isGpu) {
   Region* made = calloc(1, sizeof(*made));
-  *made = (Region){connection, data, (size_t)bytes};
-  ((Connection*)connection)->regions++;
+  made->connection = connection;
+  made->data = made->mapped = data;
+  made->bytes = bytes;
+  made->isGpu = isGpu;
+  connection->regions++;
   count(1);
+  return made;
+}
+
+static int regMr(void* connection, void* data, RegionBytes bytes, int type, void** region) {
+  require(type == kHost || (type == kGpu && takes(kGpu)), "memory that it does not take");
+  require(bytes > 0, "region without bytes");
+  if (does("regMr fails") || (does("regMr of a GPU fails") && type == kGpu)) return kSystemError;
+  if (type == kGpu) __atomic_fetch_add(&fakeNetGpuRegions, 1, __ATOMIC_SEQ_CST);
+  *region = newRegion(connection, data, (size_t)bytes, type == kGpu);
+  return kSuccess;
+}
+
+// Maps the memory by its descriptor, as adapters do.
+static int regMrDmaBuf(void* connection, void* data, size_t bytes, int type, uint64_t offset,
+                       int descriptor, void** region) {
+  require(type == kGpu && takes(kDmaBuf), "DMA-BUF that it does not take");
+  require(bytes > 0 && offset % 4096 == 0, "DMA-BUF that does not begin with a page");
+  if (does("regMrDmaBuf fails") || does("regMr of a GPU fails")) return kSystemError;
+  void* mapping = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, (off_t)offset);
+  if (mapping == MAP_FAILED) return kSystemError;
+  Region* made = newRegion(connection, data, bytes, 1);
+  made->mapped = made->mapping = mapping;
+  made->mappingBytes = bytes;
+  __atomic_fetch_add(&fakeNetDmaBufs, 1, __ATOMIC_SEQ_CST);
   *region = made;
   return kSuccess;
 }
 
 static int deregMr(void* connection, void* region) {
-  require(((Region*)region)->connection == connection, "region of another connection");
-  ((Connection*)connection)->regions--;
+  Region* own = region;
+  require(own->connection == connection, "region of another connection");
+  own->connection->regions--;
   count(-1);
-  free(region);
+  if (own->mapping != NULL) munmap(own->mapping, own->mappingBytes);
+  free(own);
   return kSuccess;
+}
+
+// Keeps what a request has received until a flush. What was there before gives way to it.
+static void keepLate(Connection* connection, Request* request) {
+  int i = 0;
+  while (i < kRequests && connection->late[i].data != NULL &&
+         connection->late[i].place != request->place) {
+    i++;
+  }
+  require(i < kRequests, "more slots than a connection has");
+  free(connection->late[i].data);
+  connection->late[i].data = request->late;
+  connection->late[i].place = request->place;
+  connection->late[i].bytes = request->header;
+  request->late = NULL;
 }
 
 // Moves the requests of a connection in their order. Returns an ncclResult_t.
@@ -210,6 +272,7 @@ static int progress(Connection* connection) {
       }
     }
     request->complete = 1;
+    if (request->late != NULL) keepLate(connection, request);
     connection->first++;
   }
   return kSuccess;
@@ -224,7 +287,11 @@ static int post(Connection* connection, void* data, size_t bytes, Region* region
   if (connection->turns++ % 5 == 4) return kSuccess;
   Request* made = &connection->requests[connection->last % kRequests];
   require(!made->inUse, "more requests than a connection has");
-  *made = (Request){connection, data, (uint32_t)bytes, 0, 0, 1, 0};
+  char* mapped = region->mapped + ((char*)data - region->data);
+  *made = (Request){connection, mapped, (uint32_t)bytes, 0, 0, 1, 0, NULL, mapped};
+  if (!connection->sends && region->isGpu && getenv("FAKE_NET_LATE") != NULL) {
+    made->data = made->late = malloc(bytes);
+  }
   if (connection->sends) made->header = (uint32_t)bytes;
   connection->last++;
   count(1);
@@ -252,13 +319,38 @@ static int doReceive(void* connection, int number, void** data, Bytes* bytes, in
   return post(connection, data[0], (size_t)bytes[0], regions[0], request);
 }
 
-// Complete at once.
+// Complete at once where nothing is late.
 static int iflush(void* connection, int number, void** data, int* bytes, void** regions,
                   void** request) {
+  Connection* own = connection;
+  Region* region = regions[0];
   require(number == 1 && bytes[0] > 0 && data[0] != NULL, "flush of nothing");
-  require(((Region*)regions[0])->connection == connection, "region of another connection");
+  require(region->connection == own, "region of another connection");
+  require(region->isGpu, "flush of memory of the host");
+  require(!own->flush.inUse, "two flushes at once");
   __atomic_fetch_add(&fakeNetFlushes, 1, __ATOMIC_SEQ_CST);
   *request = NULL;
+  if (getenv("FAKE_NET_LATE") == NULL) return kSuccess;
+  own->flush = (Request){.connection = own, .inUse = 1};
+  own->flushed = region->mapped + ((char*)data[0] - region->data);
+  count(1);
+  *request = &own->flush;
+  return kSuccess;
+}
+
+// Complete at the third look.
+static int testFlush(Request* flush, int* done) {
+  Connection* own = flush->connection;
+  if (flush->moved++ < 2) return kSuccess;
+  for (int i = 0; i < kRequests; i++) {
+    if (own->late[i].data == NULL || own->late[i].place != own->flushed) continue;
+    memcpy(own->flushed, own->late[i].data, own->late[i].bytes);
+    free(own->late[i].data);
+    own->late[i].data = NULL;
+  }
+  flush->inUse = 0;
+  *done = 1;
+  count(-1);
   return kSuccess;
 }
 
@@ -268,6 +360,7 @@ static int test(void* request, int* done, int* bytes) {
   *done = 0;
   if (does("hangs")) return kSuccess;
   if (does("test fails")) return kSystemError;
+  if (own == &own->connection->flush) return testFlush(own, done);
   int result = own->complete ? kSuccess : progress(own->connection);
   if (result != kSuccess || !own->complete) return result;
   *done = 1;
@@ -280,7 +373,12 @@ static int test(void* request, int* done, int* bytes) {
 static int closeConnection(void* connection) {
   Connection* own = connection;
   require(own->regions == 0, "close of a connection that has regions");
-  for (int i = 0; i < kRequests; i++) count(own->requests[i].inUse ? -1 : 0);
+  for (int i = 0; i < kRequests; i++) {
+    count(own->requests[i].inUse ? -1 : 0);
+    free(own->requests[i].late);
+    free(own->late[i].data);
+  }
+  count(own->flush.inUse ? -1 : 0);
   close(own->socket);
   count(-1);
   free(own);
@@ -402,8 +500,8 @@ typedef struct {
 __attribute__((visibility("default"))) Table CONCAT(ncclNetPlugin_v, NET_VERSION) = {
     .name = "Fake" STRING(NET_VERSION),
     .functions = {(void*)init, (void*)devices, (void*)fakeNetProperties, (void*)listenOf,
-                  (void*)connectOf, (void*)acceptOf, (void*)regMr, NULL, (void*)deregMr,
-                  (void*)sendOf, (void*)receiveOf, (void*)iflush, (void*)test,
+                  (void*)connectOf, (void*)acceptOf, (void*)regMr, (void*)regMrDmaBuf,
+                  (void*)deregMr, (void*)sendOf, (void*)receiveOf, (void*)iflush, (void*)test,
                   (void*)closeConnection, (void*)closeConnection, (void*)closeListen},
 #if NET_VERSION >= 11
     .finalize = (void*)finalize,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the two parts of the network plug-in for tests share, fake_net.c and fake_collnet.c.
-// FAKE_NET in the environment says what it does wrong, FAKE_NET_SENDS after how many operations.
+// FAKE_NET in the environment says what it does wrong, FAKE_NET_SENDS after how many operations,
+// FAKE_NET_POINTERS which memory it takes (the sum of NCCL_PTR_*). With FAKE_NET_LATE what arrives
+// in memory of the GPU is there only after a flush.
 #pragma once
 
 #include <arpa/inet.h>
@@ -16,7 +18,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { kSuccess = 0, kSystemError = 2, kInternalError = 3, kHost = 1, kWarn = 2, kInfo = 3 };
+enum { kSuccess = 0, kSystemError = 2, kInternalError = 3, kWarn = 2, kInfo = 3 };
+enum { kHost = 1, kGpu = 2, kDmaBuf = 4 };  // NCCL_PTR_*
 enum { kRequests = 32 };
 typedef void (*Logger)(int, unsigned long, const char*, int, const char*, ...);
 

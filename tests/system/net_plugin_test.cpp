@@ -40,7 +40,7 @@ TEST_P(NetPlugins, MoveTheDataOfEveryCall) {
         everyCall(first, {1});
       }
       everyCall(first, {60'001});
-      EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetFlushes") > 0, version >= 9);
+      EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetFlushes"), 0) << "no memory of a GPU";
     }
     EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetInits"), version >= 11 ? 7 : 1);
     EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetOpen"), 0)
@@ -49,6 +49,56 @@ TEST_P(NetPlugins, MoveTheDataOfEveryCall) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Versions, NetPlugins, ::testing::Values(6, 8, 10, 11, 12));
+
+// Slots in memory of the GPU, where data are only after a flush.
+struct DirectCase {
+  int version;
+  const char* pointers;  // that the plug-in takes: 1 host, 2 GPU by address, 4 by DMA-BUF
+  const char* fault;
+  const char* level;  // NCCL_NET_GDR_LEVEL; the ports are on a CPU
+  std::vector<std::pair<const char*, const char*>> variables;
+  bool dmaBufs, addresses, flushes;  // what is seen
+};
+class DirectNetPlugins : public ::testing::TestWithParam<DirectCase> {};
+
+TEST_P(DirectNetPlugins, MoveTheDataOfEveryCall) {
+  inChild([] {
+    const DirectCase& wanted = GetParam();
+    usePlugin(wanted.version, wanted.fault);
+    ::setenv("FAKE_NET_POINTERS", wanted.pointers, 1);
+    ::setenv("FAKE_NET_LATE", "1", 1);
+    ::setenv("NCCL_NET_GDR_LEVEL", wanted.level, 1);
+    ::setenv("NCCL_NET_FORCE_FLUSH", wanted.version < 9 ? "1" : "0", 1);
+    for (const auto& [name, value] : wanted.variables) ::setenv(name, value, 1);
+    {
+      const Ranks ranks(2, 2);
+      everyCall(ranks, {1, 4099, 60'001});
+    }
+    const auto counter = [&](const char* name) {
+      return testing::fakeNetCounter(wanted.version, name);
+    };
+    EXPECT_EQ(counter("fakeNetDmaBufs") > 0, wanted.dmaBufs);
+    EXPECT_EQ(counter("fakeNetGpuRegions") > 0, wanted.addresses);
+    EXPECT_EQ(counter("fakeNetFlushes") > 0, wanted.flushes);
+    EXPECT_EQ(counter("fakeNetOpen"), 0) << "all that was opened is closed";
+  });
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, DirectNetPlugins,
+    ::testing::Values(
+        DirectCase{6, "3", "", "SYS", {}, false, true, true},
+        DirectCase{8, "7", "", "SYS", {}, true, false, true},
+        DirectCase{11, "7", "", "SYS", {}, true, false, true},
+        DirectCase{12, "5", "", "SYS", {}, true, false, true},
+        // Refusals.
+        DirectCase{11, "7", "regMrDmaBuf fails", "SYS", {}, false, true, true},
+        DirectCase{12, "7", "regMr of a GPU fails", "SYS", {}, false, false, false},
+        DirectCase{10, "5", "regMrDmaBuf fails", "SYS", {}, false, false, false},
+        // Rules.
+        DirectCase{11, "7", "", "PXB", {}, false, false, false},
+        DirectCase{11, "7", "", "SYS", {{"NCCL_DMABUF_ENABLE", "0"}}, false, true, true},
+        DirectCase{11, "5", "", "SYS", {{"NCCL_DMABUF_ENABLE", "0"}}, false, false, false},
+        DirectCase{11, "7", "", "SYS", {{"NCCL_NET_GDR_READ", "0"}}, true, false, true}));
 
 // Runs `body` in two processes, each a node of one rank, once both have joined. `fault` is what the
 // plug-in of rank 1 does wrong.
@@ -94,6 +144,20 @@ TEST_P(NetPluginFaults, OfMessagesAreNamed) {
 }
 INSTANTIATE_TEST_SUITE_P(Messages, NetPluginFaults,
                          ::testing::Values("send fails", "test fails", "receive fails"));
+
+TEST(DirectNetPluginFaults, SayHowDataPass) {
+  ::setenv("FAKE_NET_SENDS", "20", 1);
+  ::setenv("FAKE_NET_POINTERS", "7", 1);
+  ::setenv("NCCL_NET_GDR_LEVEL", "SYS", 1);
+  onTwoNodes("send fails", [](int rank, ncclComm_t comm) {
+    const EndlessCall call(comm, rank);
+    static_cast<void>(call.enqueue());
+    expectParts(call.awaitError(), {"of Fake11 (v11), GPUDirect by DMA-BUF", "rank 1", "peer 0"});
+    call.abort();
+  });
+  ::unsetenv("FAKE_NET_POINTERS");
+  ::unsetenv("NCCL_NET_GDR_LEVEL");
+}
 
 class NetPluginSetups : public ::testing::TestWithParam<const char*> {};
 

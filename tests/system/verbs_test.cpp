@@ -93,6 +93,41 @@ TEST(Verbs, MoveDataOverSeveralQueuePairs) {
   everyCallOnNodes(split);
 }
 
+// Slots in memory of the GPU, where data are only after a read by the adapter.
+struct DirectCase {
+  Variables variables;
+  bool dmaBufs, reads;  // what is seen
+};
+class DirectVerbs : public ::testing::TestWithParam<DirectCase> {};
+
+TEST_P(DirectVerbs, MoveTheDataOfEveryCall) {
+  inChild([] {
+    useVerbs({{"FAKE_VERBS_LATE", "1"},
+              {"FAKE_VERBS_DELAY", "100"},
+              {"NCCL_NET_GDR_LEVEL", "SYS"},
+              {"NCCL_NET_FORCE_FLUSH", "1"}});
+    useVerbs(GetParam().variables);
+    {
+      const Ranks ranks(2, 2);
+      everyCall(ranks, {1, 4099, 60'001});
+    }
+    awaitDestruction();
+    EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsDmaBufs") > 0, GetParam().dmaBufs);
+    EXPECT_EQ(testing::fakeVerbsCounter("fakeVerbsReads") > 0, GetParam().reads);
+  });
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, DirectVerbs,
+    ::testing::Values(
+        DirectCase{{}, true, true},
+        DirectCase{
+            {{"NCCL_IB_QPS_PER_CONNECTION", "3"}, {"NCCL_IB_SPLIT_DATA_ON_QPS", "1"}}, true, true},
+        DirectCase{{{"FAKE_VERBS", "b0 eth"}}, true, true},
+        DirectCase{{{"FAKE_VERBS_DMABUF", "0"}}, false, true},
+        DirectCase{{{"NCCL_DMABUF_ENABLE", "0"}}, false, true},
+        DirectCase{{{"FAKE_VERBS_FAULT", "reg_dmabuf_mr 0"}}, false, true},
+        DirectCase{{{"NCCL_NET_GDR_LEVEL", "PXB"}}, false, false}));
+
 constexpr const char* kRoce =
     "b0 eth=fe800000000000000000000000000001,00000000000000000000ffffc0000201,"
     "00000000000000000000ffffc0000203";

@@ -2,11 +2,14 @@
 #include "plugin/net.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
+#include "base/unique_descriptor.h"
 #include "support/fake_net.h"
 
 // The plug-ins are the fake one of system/fake_net.c, one library for each version.
@@ -25,6 +28,8 @@ class NetVersions : public ::testing::TestWithParam<int> {};
 
 TEST_P(NetVersions, DescribePortsAndMoveMessages) {
   const int version = GetParam();
+  ::setenv("FAKE_NET_POINTERS", "7", 1);
+  ::setenv("FAKE_NET_LATE", "1", 1);
   auto net = open(testing::fakeNetPath(version));
   ASSERT_NE(net, nullptr);
   EXPECT_EQ(net->name(), "Fake" + std::to_string(version) + " (v" + std::to_string(version) + ")");
@@ -34,7 +39,7 @@ TEST_P(NetVersions, DescribePortsAndMoveMessages) {
   EXPECT_EQ(port.pciPath, "/sys/devices/pci0000:00/0000:0a:00.0");
   EXPECT_EQ(net->ports()[1].pciPath, "");
   EXPECT_EQ(port.guid, 70u);
-  EXPECT_FALSE(port.reachesGpus);
+  EXPECT_TRUE(port.reachesGpus && port.takesDmaBufs);
   EXPECT_EQ(port.forcesFlush, version >= 9);
   EXPECT_EQ(port.megabits, 100'000);
   EXPECT_EQ(port.number, 1);
@@ -54,21 +59,34 @@ TEST_P(NetVersions, DescribePortsAndMoveMessages) {
   }
   EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetTrafficClass"), version >= 10 ? 5 : 0);
   ok(functions.closeListener(listener));
-  char text[] = "some message", got[100] = {};
+  char text[] = "some message";
+  // Memory of the GPU, as a DMA-BUF would be mapped: a file.
+  constexpr size_t kBytes = 8192, kOffset = 4096;
+  const UniqueDescriptor file(::memfd_create("fake GPU", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(file.get(), kOffset + kBytes), 0);
+  char* const got = static_cast<char*>(
+      ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), kOffset));
   void *from = nullptr, *to = nullptr, *sends = nullptr, *receives = nullptr;
-  ok(functions.registerMemory(sender, text, sizeof(text), &from));
-  ok(functions.registerMemory(receiver, got, sizeof(got), &to));
+  ok(functions.registerMemory(sender, text, sizeof(text), kHostMemory, &from));
+  ok(functions.registerMemory(receiver, got, kBytes, kDeviceMemory, &to));
+  ok(functions.deregisterMemory(receiver, to));
+  ok(functions.registerDmaBuf(receiver, got, kBytes, kOffset, file.get(), &to));
+  EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetGpuRegions"), 1);
+  EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetDmaBufs"), 1);
   ok(functions.send(sender, text, sizeof(text), from, &sends));
-  ok(functions.receive(receiver, got, sizeof(got), to, &receives));
+  ok(functions.receive(receiver, got, kBytes, to, &receives));
   int done = 0, bytes = 0;
   while (done == 0) ok(functions.test(sends, &done, &bytes));
   EXPECT_EQ(bytes, static_cast<int>(sizeof(text)));
   for (done = 0; done == 0;) ok(functions.test(receives, &done, &bytes));
   EXPECT_EQ(bytes, static_cast<int>(sizeof(text)));
-  EXPECT_STREQ(got, text);
+  EXPECT_STREQ(got, "") << "FAKE_NET_LATE";
   void* flush = nullptr;
   ok(functions.flush(receiver, got, bytes, to, &flush));
-  EXPECT_EQ(flush, nullptr);
+  ASSERT_NE(flush, nullptr);
+  for (done = 0; done == 0;) ok(functions.test(flush, &done, nullptr));
+  EXPECT_STREQ(got, text);
+  ::munmap(got, kBytes);
   EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetFlushes"), 1);
   ok(functions.deregisterMemory(sender, from));
   ok(functions.deregisterMemory(receiver, to));
@@ -83,6 +101,8 @@ TEST_P(NetVersions, DescribePortsAndMoveMessages) {
   net.reset();
   EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetOpen"), version >= 11 ? 1 : 0)
       << "finalize was called";
+  ::unsetenv("FAKE_NET_POINTERS");
+  ::unsetenv("FAKE_NET_LATE");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, NetVersions, ::testing::Range(6, 13));

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -11,7 +12,9 @@
 
 #include "base/error.h"
 #include "device/work.h"
+#include "support/fake_net.h"
 #include "support/seed.h"
+#include "transport/net/plugin_stream.h"
 #include "transport/net/proxy.h"
 #include "transport/net/socket_stream.h"
 #include "transport/transports.h"
@@ -187,6 +190,47 @@ TEST(Lanes, AreAsManyAsTheSettingsAndTheCloudSay) {
   EXPECT_EQ(counts(-2, 2, "0x1ae0"), Pair(4, 8));
   EXPECT_EQ(counts(16, 16, ""), Pair(16, 64));
   EXPECT_EQ(counts(99, 1, ""), Pair(16, 16));
+}
+
+// The slots of the receiver are in memory of a GPU, as far as the plug-in knows.
+TEST(PluginStreams, FlushWhatArrivesInMemoryOfAGpu) {
+  std::mt19937 random(test::seed());
+  ::setenv("FAKE_NET_POINTERS", "3", 1);
+  ::setenv("FAKE_NET_LATE", "1", 1);
+  const auto net = plugin::Net::open(testing::fakeNetPath(11), "", {77, -1});
+  ASSERT_NE(net, nullptr);
+  const plugin::NetFunctions& functions = net->functions();
+  plugin::NetHandle handle;
+  void *listener = nullptr, *sender = nullptr, *receiver = nullptr, *region = nullptr;
+  ASSERT_EQ(functions.listen(net->context(), 0, handle, &listener), plugin::kSuccess);
+  while (sender == nullptr || receiver == nullptr) {
+    if (sender == nullptr) functions.connect(net->context(), -1, 0, handle, &sender);
+    if (receiver == nullptr) functions.accept(listener, &receiver);
+  }
+  functions.closeListener(listener);
+  End from, to;
+  const StreamMemory slots = to.memory();
+  ASSERT_EQ(functions.registerMemory(receiver, slots.slots, size_t{End::kSlots} * End::kSlotBytes,
+                                     plugin::kDeviceMemory, &region),
+            plugin::kSuccess);
+  {
+    PluginSendStream send(net, sender, from.memory());
+    PluginReceiveStream receive(net, receiver, true, slots, region);
+    for (int i = 0; i < 100; i++) {
+      std::vector<std::byte> sent(1 + random() % End::kSlotBytes);
+      for (std::byte& byte : sent) byte = static_cast<std::byte>(random());
+      ASSERT_TRUE(from.put(sent));
+      std::vector<std::byte> got(sent.size());
+      while (!to.take(got) && send.failure().empty() && receive.failure().empty()) {
+        send.progress();
+        receive.progress();
+      }
+      ASSERT_EQ(got, sent) << "slot " << i << send.failure() << receive.failure();
+      while (send.isPending()) send.progress();
+    }
+  }
+  ::unsetenv("FAKE_NET_POINTERS");
+  ::unsetenv("FAKE_NET_LATE");
 }
 
 TEST(Streams, StopWhenTheReceiverHasNoRoom) {

@@ -56,6 +56,7 @@ class Adapters final : public ::testing::Environment {
     ::setenv("FAKE_VERBS_SYSFS", folder_.c_str(), 1);
     ::setenv("FAKE_VERBS", ("a0 ib ib-down;a1 ib;b0 eth=" + gids + " eth;c0 ib-down").c_str(), 1);
     ::setenv("FAKE_VERBS_DELAY", "200", 1);
+    ::setenv("FAKE_VERBS_LATE", "1", 1);
     // a0 and a1 are two functions of one card.
     for (const char* function : {"0", "1"}) {
       const fs::path device = folder_ / "devices" / ("0000:0a:00." + std::string(function));
@@ -357,6 +358,7 @@ struct StreamCase {
   size_t queuePairs;
   bool splitsData;
   uint64_t threshold;
+  bool flushes = false;  // as in memory of a GPU, where data are only after a flush
 };
 
 class VerbsStreams : public ::testing::TestWithParam<StreamCase> {};
@@ -372,7 +374,13 @@ TEST_P(VerbsStreams, MoveSlotsOfAnySize) {
   options.adaptiveRoutingThreshold = GetParam().threshold;
   const VerbsPort port = portOf(GetParam().port);
   End from, to;
-  VerbsReceiveStream receive(port, options, to.memory());
+  VerbsRegion slots{nullptr, nullptr};
+  if (GetParam().flushes) {
+    slots = {library().registerMemory(port.device->domain(), to.slots.data(), to.slots.size(),
+                                      VerbsReceiveStream::accessOf(options, true)),
+             library().dereg_mr};
+  }
+  VerbsReceiveStream receive(port, options, to.memory(), std::move(slots), GetParam().flushes);
   VerbsSendStream send(port, options, receive.endpoint().queuePairs, from.memory());
   send.connect(receive.endpoint());
   receive.connect(send.endpoint());
@@ -408,12 +416,13 @@ TEST_P(VerbsStreams, MoveSlotsOfAnySize) {
     EXPECT_GT(largest, 1000);
   }
 }
-INSTANTIATE_TEST_SUITE_P(All, VerbsStreams,
-                         ::testing::Values(StreamCase{"a0:1", 1, false, 0},
-                                           StreamCase{"a1:1", 1, false, 1000},
-                                           StreamCase{"b0:1", 4, false, 0},
-                                           StreamCase{"b0:1", 4, true, 0},
-                                           StreamCase{"a0:1", 3, true, 500}));
+INSTANTIATE_TEST_SUITE_P(
+    All, VerbsStreams,
+    ::testing::Values(StreamCase{"a0:1", 1, false, 0}, StreamCase{"a1:1", 1, false, 1000},
+                      StreamCase{"b0:1", 4, false, 0}, StreamCase{"b0:1", 4, true, 0},
+                      StreamCase{"a0:1", 3, true, 500}, StreamCase{"a0:1", 1, false, 0, true},
+                      StreamCase{"b0:1", 4, true, 0, true},
+                      StreamCase{"a1:1", 3, false, 500, true}));
 
 }  // namespace
 }  // namespace unisono::transport

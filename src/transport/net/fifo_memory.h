@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "base/math.h"
 #include "device/work.h"
@@ -12,41 +13,88 @@
 
 namespace unisono::transport {
 
-// Pinned memory of the host with the slots and counters of several FIFOs, of which a proxy moves
-// the data.
+// The slots and counters of several FIFOs, of which a proxy moves the data. Counters are in pinned
+// memory of the host, because proxies and kernels poll them. Slots are there too, or in memory of
+// the device where adapters reach that.
 class FifoMemory {
  public:
-  FifoMemory(runtime::Runtime& runtime, size_t fifos, uint32_t slots, uint32_t slotBytes)
-      : fifos_(fifos), slots_(slots), slotBytes_(slotBytes) {
-    memory_ = runtime.allocatePinned(fifos * stride());
+  // `device`: where the slots of the FIFOs of `onDevice`, by number, are.
+  FifoMemory(runtime::Runtime& runtime, size_t fifos, uint32_t slots, uint32_t slotBytes,
+             int device = -1, const std::vector<bool>& onDevice = {})
+      : runtime_(runtime), slots_(slots), slotBytes_(slotBytes) {
+    size_t hostBytes = 0, deviceBytes = 0;
+    for (size_t fifo = 0; fifo < fifos; fifo++) {
+      const bool direct = fifo < onDevice.size() && onDevice[fifo];
+      Place& place = places_.emplace_back();
+      place.counters = hostBytes;
+      hostBytes += kAlignment;
+      place.slots = direct ? deviceBytes : hostBytes;
+      (direct ? deviceBytes : hostBytes) += bytesOfSlots();
+      place.onDevice = direct;
+    }
+    if (hostBytes > 0) host_ = runtime.allocatePinned(hostBytes);
+    if (deviceBytes == 0) return;
+    const auto memory = runtime.allocate(device, deviceBytes + kAlignment);
+    const auto begin = reinterpret_cast<uintptr_t>(memory->address());
+    for (Place& place : places_) {
+      if (!place.onDevice) continue;
+      place.device = memory;
+      place.slots += roundUp(begin, uintptr_t{kAlignment}) - begin;
+    }
   }
 
-  size_t fifos() const { return fifos_; }
+  size_t fifos() const { return places_.size(); }
+  uint32_t slotBytes() const { return slotBytes_; }
+  // Of all slots of a FIFO: whole pages.
+  size_t bytesOfSlots() const { return roundUp(size_t{slots_} * slotBytes_, kAlignment); }
+  // Takes the slots of a FIFO out of the device's memory, before anything uses them.
+  void moveToHost(size_t fifo) {
+    Place& place = places_[fifo];
+    place.moved = runtime_.allocatePinned(bytesOfSlots());
+    place.device = nullptr;
+    place.slots = 0;
+    place.onDevice = false;
+  }
   StreamMemory streamOf(size_t fifo) const {
-    auto* base = static_cast<std::byte*>(memory_->hostAddress()) + fifo * stride();
+    const Place& place = places_[fifo];
+    auto* const base = static_cast<std::byte*>(host_->hostAddress()) + place.counters;
     return {reinterpret_cast<uint64_t*>(base),
-            reinterpret_cast<uint64_t*>(base + device::kCounterLineBytes), base + kSlotAlignment,
-            slots_, slotBytes_};
+            reinterpret_cast<uint64_t*>(base + device::kCounterLineBytes),
+            slotsOf(place, &runtime::PinnedMemory::hostAddress),
+            slots_,
+            slotBytes_,
+            place.onDevice};
   }
   device::Fifo fifoOf(size_t fifo) const {
-    auto* base = static_cast<std::byte*>(memory_->deviceAddress()) + fifo * stride();
+    const Place& place = places_[fifo];
+    auto* const base = static_cast<std::byte*>(host_->deviceAddress()) + place.counters;
     device::Fifo result{};
     result.tail = reinterpret_cast<uint64_t*>(base);
     result.head = reinterpret_cast<uint64_t*>(base + device::kCounterLineBytes);
-    result.slots = base + kSlotAlignment;
+    result.slots = slotsOf(place, &runtime::PinnedMemory::deviceAddress);
     result.reportsSlots = 1;
     return result;
   }
 
  private:
-  static constexpr size_t kSlotAlignment = 4096;
-  size_t stride() const {
-    return kSlotAlignment + roundUp(size_t{slots_} * slotBytes_, kSlotAlignment);
+  static constexpr size_t kAlignment = 4096;
+
+  struct Place {
+    size_t counters = 0, slots = 0;  // where they begin in their memory
+    bool onDevice = false;
+    std::shared_ptr<runtime::DeviceMemory> device;  // of slots on the device
+    std::shared_ptr<runtime::PinnedMemory> moved;   // of slots that were there once
+  };
+  std::byte* slotsOf(const Place& place, void* (runtime::PinnedMemory::*address)() const) const {
+    if (place.onDevice) return static_cast<std::byte*>(place.device->address()) + place.slots;
+    const runtime::PinnedMemory& memory = place.moved != nullptr ? *place.moved : *host_;
+    return static_cast<std::byte*>((memory.*address)()) + place.slots;
   }
 
-  const size_t fifos_;
+  runtime::Runtime& runtime_;
   const uint32_t slots_, slotBytes_;
-  std::shared_ptr<runtime::PinnedMemory> memory_;
+  std::vector<Place> places_;
+  std::shared_ptr<runtime::PinnedMemory> host_;
 };
 
 }  // namespace unisono::transport

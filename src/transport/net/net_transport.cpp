@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "transport/net/fifo_memory.h"
 #include "transport/net/network_driver.h"
 #include "transport/net/proxy.h"
@@ -21,16 +23,24 @@ struct NetworkOffer {
   std::array<char, 64> network;  // its name
 };
 
-// The memory of all FIFOs of one end of a group: those of protocol Simple.
-FifoMemory memoryOf(runtime::Runtime& runtime, const ConnectionGroup& group, uint32_t slots) {
-  uint32_t slotBytes = 0;
-  size_t fifos = 0;
-  for (size_t i = 0; i < group.slotBytes.size(); i++) {
-    if (!isSimple(group, i)) continue;
-    slotBytes = group.slotBytes[i];
-    fifos += group.channels.size();
+// The memory of all FIFOs of one end of a group: those of protocol Simple, by channel.
+std::unique_ptr<FifoMemory> memoryOf(const TransportContext& context, const ConnectionGroup& group,
+                                     const std::vector<int>& channels) {
+  const uint32_t slotBytes = group.slotBytes.size() == 1
+                                 ? group.slotBytes.front()
+                                 : group.slotBytes[plan::indexOf(device::Protocol::simple)];
+  std::vector<bool> onDevice;
+  if (const auto ports = context.options.network->ports()) {
+    const bool sends = group.sender == context.config.rank;
+    for (const int channel : channels) {
+      const auto port = static_cast<size_t>(choosePort(context, *ports, channel, slotBytes));
+      const auto& known = context.options.direct;
+      const DirectAccess access = port < known.size() ? known[port] : DirectAccess{};
+      onDevice.push_back(sends ? access.reads : access.writes);
+    }
   }
-  return {runtime, fifos, slots, slotBytes};
+  return std::make_unique<FifoMemory>(context.runtime, channels.size(), context.slots, slotBytes,
+                                      context.own().device, onDevice);
 }
 
 class NetworkTransport final : public Transport {
@@ -55,10 +65,10 @@ class NetworkTransport final : public Transport {
   std::string networkName() const { return context_.options.network->name(); }
 
   const TransportContext context_;
+  std::vector<std::unique_ptr<FifoMemory>> memory_;
   const std::unique_ptr<Network> network_;
   Proxy& proxy_;
   const uint64_t client_;
-  std::vector<std::unique_ptr<FifoMemory>> memory_;
 };
 
 // Of one end of a group.
@@ -70,7 +80,10 @@ class NetworkTransport::Pending final : public PendingConnection {
 
   std::vector<device::Fifo> connect() override {
     const int rank = transport_.context_.config.rank;
-    for (auto& connection : transport_.connect(ends_, group_.sender == rank)) {
+    const bool sends = group_.sender == rank;
+    for (auto& connection : transport_.connect(ends_, sends)) {
+      logInfo("rank {}: {} rank {} {}", rank, sends ? "sends to" : "receives from", ends_.peer,
+              connection.name);
       transport_.proxy_.addStream(transport_.client_, std::move(connection.stream),
                                   {rank, {ends_.peer}, std::move(connection.name)});
     }
@@ -99,20 +112,14 @@ NetworkTransport::NetworkTransport(const TransportContext& context)
 }
 
 std::unique_ptr<PendingConnection> NetworkTransport::setup(const ConnectionGroup& group) {
-  memory_.push_back(
-      std::make_unique<FifoMemory>(memoryOf(context_.runtime, group, context_.slots)));
-  const FifoMemory& memory = *memory_.back();
+  // A channel has one FIFO of protocol Simple. Those for messages have no numbers here.
+  std::vector<int> channels = group.channels;
+  if (group.slotBytes.size() == 1) std::iota(channels.begin(), channels.end(), 0);
+  memory_.push_back(memoryOf(context_, group, channels));
+  FifoMemory& memory = *memory_.back();
   const bool sends = group.sender == context_.config.rank;
   NetworkGroup ends{tagOf(group.purpose, false, group.sender, group.receiver),
-                    sends ? group.receiver : group.sender,
-                    {},
-                    {}};
-  for (size_t fifo = 0; fifo < memory.fifos(); fifo++) {
-    // A channel has one FIFO of protocol Simple. Those for messages have no numbers here.
-    ends.channels.push_back(group.slotBytes.size() == 1 ? static_cast<int>(fifo)
-                                                        : group.channels[fifo]);
-    ends.memory.push_back(memory.streamOf(fifo));
-  }
+                    sends ? group.receiver : group.sender, std::move(channels), &memory};
   if (!sends) {
     NetworkOffer offer{context_.slots, static_cast<uint32_t>(memory.fifos()), {}};
     const std::string name = networkName();
@@ -135,7 +142,7 @@ std::vector<NetworkConnection> NetworkTransport::connect(const NetworkGroup& gro
   offer.network.back() = '\0';
   const std::string own = networkName().substr(0, offer.network.size() - 1);
   if (own != offer.network.data() || offer.slots != context_.slots ||
-      offer.fifos != group.memory.size()) {
+      offer.fifos != group.memory->fifos()) {
     throw invalidUsage(
         "Ranks {} and {} differ on how they exchange data: over {} with {} slots, and over {} with "
         "{}",
@@ -150,16 +157,15 @@ std::vector<NetworkConnection> NetworkTransport::connect(const NetworkGroup& gro
 }  // namespace
 
 int choosePort(const TransportContext& context, const std::vector<plugin::NetPort>& ports,
-               const NetworkGroup& group, size_t fifo) {
-  const auto channel = static_cast<size_t>(group.channels[fifo]);
+               int channel, uint32_t slotBytes) {
+  const auto number = static_cast<size_t>(channel);
   const std::vector<int>& chosen = context.options.ports;
-  const size_t place = chosen.empty() ? channel % ports.size()
-                                      : static_cast<size_t>(chosen[channel % chosen.size()]);
+  const size_t place =
+      chosen.empty() ? number % ports.size() : static_cast<size_t>(chosen[number % chosen.size()]);
   const plugin::NetPort& port = ports[place];
-  if (group.memory[fifo].slotBytes > port.messageBytes) {
+  if (slotBytes > port.messageBytes) {
     throw invalidUsage("Slots have {} bytes, and messages through device {} of {} at most {}",
-                       group.memory[fifo].slotBytes, port.name, context.options.network->name(),
-                       port.messageBytes)
+                       slotBytes, port.name, context.options.network->name(), port.messageBytes)
         .rank(context.config.rank)
         .remedy("Set NCCL_BUFFSIZE to less");
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plugin/net.h"
+#include "transport/net/fifo_memory.h"
 #include "transport/net/stream.h"
 #include "transport/transport.h"
 
@@ -18,8 +19,8 @@ namespace unisono::transport {
 struct NetworkGroup {
   uint64_t tag;  // the same at both ends
   int peer;
-  std::vector<int> channels;         // of each FIFO
-  std::vector<StreamMemory> memory;  // of each FIFO; lives longer than its stream
+  std::vector<int> channels;  // of each FIFO
+  FifoMemory* memory;         // of the FIFOs; lives longer than their streams
 };
 
 struct NetworkConnection {
@@ -47,10 +48,10 @@ std::unique_ptr<Network> makeSocketNetwork(const TransportContext& context);
 std::unique_ptr<Network> makePluginNetwork(const TransportContext& context,
                                            std::shared_ptr<const plugin::Net> net);
 
-// The port, of those that the network has, that this rank uses for a FIFO. Throws
+// The port, of those that the network has, that this rank uses for a FIFO of a channel. Throws
 // Error(invalidUsage) if its messages are smaller than slots.
 int choosePort(const TransportContext& context, const std::vector<plugin::NetPort>& ports,
-               const NetworkGroup& group, size_t fifo);
+               int channel, uint32_t slotBytes);
 
 // The end of a wait for the connections of a group.
 Error connectionTimeout(const TransportContext& context, const NetworkGroup& group, double seconds);

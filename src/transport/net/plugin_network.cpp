@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "plugin/net.h"
 #include "transport/net/network.h"
 #include "transport/net/plugin_stream.h"
+#include "transport/net/slot_registration.h"
 
 namespace unisono::transport {
 namespace {
@@ -42,11 +44,17 @@ class PluginNetwork final : public Network {
 
   const plugin::NetFunctions& functions() const { return net_->functions(); }
   int portOf(const NetworkGroup& group, size_t fifo) const {
-    return choosePort(context_, net_->ports(), group, fifo);
+    return choosePort(context_, net_->ports(), group.channels[fifo], group.memory->slotBytes());
   }
+  const plugin::NetPort& factsOf(int port) const {
+    return net_->ports()[static_cast<size_t>(port)];
+  }
+  // Of slots in memory of the device. Returns how data pass, as registerOnDevice().
+  std::string registerSlots(const NetworkGroup& group, size_t fifo, void* connection,
+                            std::optional<void*>& region) const;
+  bool flushes(int port) const;
   std::string nameOf(int port) const {
-    return fmt::format("through device {} of {}", net_->ports()[static_cast<size_t>(port)].name,
-                       net_->name());
+    return fmt::format("through device {} of {}", factsOf(port).name, net_->name());
   }
   void check(const char* function, int result, int peer) const;
   void acceptAll();
@@ -78,9 +86,43 @@ void PluginNetwork::check(const char* function, int result, int peer) const {
           "it");
 }
 
+std::string PluginNetwork::registerSlots(const NetworkGroup& group, size_t fifo, void* connection,
+                                         std::optional<void*>& region) const {
+  void* made = nullptr;
+  const auto describe = [&](const char* function, int result) {
+    if (result == plugin::kSuccess) {
+      region = made;
+      return std::string();
+    }
+    return fmt::format("{} of the net plug-in {} returned {}", function, net_->name(),
+                       plugin::describeResult(result));
+  };
+  const auto bytesOf = [](const StreamMemory& memory) {
+    return size_t{memory.slotCount} * memory.slotBytes;
+  };
+  return registerOnDevice(
+      context_, group, fifo, factsOf(portOf(group, fifo)),
+      {[&](const StreamMemory& memory, const runtime::DmaBuf& dmaBuf) {
+         return describe("regMrDmaBuf",
+                         functions().registerDmaBuf(connection, memory.slots, bytesOf(memory),
+                                                    dmaBuf.offset, dmaBuf.descriptor.get(), &made));
+       },
+       [&](const StreamMemory& memory) {
+         return describe("regMr of GPU memory",
+                         functions().registerMemory(connection, memory.slots, bytesOf(memory),
+                                                    plugin::kDeviceMemory, &made));
+       }});
+}
+
+// Whether kernels see what arrives in memory of the device through a port only after a flush.
+bool PluginNetwork::flushes(int port) const {
+  const auto& direct = context_.options.direct;
+  return factsOf(port).forcesFlush || direct[static_cast<size_t>(port)].flushes;
+}
+
 std::vector<std::byte> PluginNetwork::listen(const NetworkGroup& group) {
   std::vector<std::byte> offer;
-  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+  for (size_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
     NetHandle handle;
     Listening end{group.peer};
     check("listen", functions().listen(net_->context(), portOf(group, fifo), handle, &end.listener),
@@ -119,7 +161,7 @@ void PluginNetwork::waitUntil(const NetworkGroup& group, IsDone isDone) {
 
 std::vector<NetworkConnection> PluginNetwork::connect(const NetworkGroup& group,
                                                       std::span<const std::byte> offer) {
-  const size_t count = group.memory.size();
+  const size_t count = group.memory->fifos();
   if (offer.size() != count * sizeof(NetHandle)) {
     throw internalError("An offer of {} FIFOs has {} bytes", count, offer.size());
   }
@@ -140,8 +182,11 @@ std::vector<NetworkConnection> PluginNetwork::connect(const NetworkGroup& group,
         done = false;
         continue;
       }
-      connections[fifo] = {std::make_unique<PluginSendStream>(net_, sender, group.memory[fifo]),
-                           nameOf(port)};
+      std::optional<void*> region;
+      const std::string how = registerSlots(group, fifo, sender, region);
+      connections[fifo] = {
+          std::make_unique<PluginSendStream>(net_, sender, group.memory->streamOf(fifo), region),
+          nameOf(port) + how};
     }
     return done;
   });
@@ -150,20 +195,22 @@ std::vector<NetworkConnection> PluginNetwork::connect(const NetworkGroup& group,
 
 std::vector<NetworkConnection> PluginNetwork::accept(const NetworkGroup& group) {
   const auto begin = listening_.lower_bound({group.tag, 0});
-  const auto end = listening_.upper_bound({group.tag, group.memory.size()});
+  const auto end = listening_.upper_bound({group.tag, group.memory->fifos()});
   waitUntil(group, [&] {
     return std::all_of(begin, end,
                        [](const auto& entry) { return entry.second.receiver != nullptr; });
   });
   std::vector<NetworkConnection> connections;
-  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+  for (size_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
     const auto entry = listening_.extract({group.tag, fifo});
     const int port = portOf(group, fifo);
-    connections.push_back(
-        {std::make_unique<PluginReceiveStream>(net_, entry.mapped().receiver,
-                                               net_->ports()[static_cast<size_t>(port)].forcesFlush,
-                                               group.memory[fifo]),
-         nameOf(port)});
+    void* const receiver = entry.mapped().receiver;
+    std::optional<void*> region;
+    const std::string how = registerSlots(group, fifo, receiver, region);
+    const StreamMemory memory = group.memory->streamOf(fifo);
+    connections.push_back({std::make_unique<PluginReceiveStream>(
+                               net_, receiver, memory.onDevice && flushes(port), memory, region),
+                           nameOf(port) + how});
   }
   return connections;
 }

@@ -40,10 +40,16 @@ class BlockedBrokenPipe {
 }  // namespace
 
 PluginStream::PluginStream(std::shared_ptr<const plugin::Net> net, void* connection, bool sends,
-                           const StreamMemory& memory)
-    : Stream(memory), net_(std::move(net)), connection_(connection), sends_(sends) {
-  const int result = functions().registerMemory(
-      connection_, memory.slots, size_t{memory.slotCount} * memory.slotBytes, &region_);
+                           const StreamMemory& memory, std::optional<void*> region)
+    : Stream(memory),
+      net_(std::move(net)),
+      connection_(connection),
+      region_(region.value_or(nullptr)),
+      sends_(sends) {
+  if (region) return;
+  const int result = functions().registerMemory(connection_, memory.slots,
+                                                size_t{memory.slotCount} * memory.slotBytes,
+                                                plugin::kHostMemory, &region_);
   if (result == plugin::kSuccess) return;
   close();
   throw Error(ErrorCode::systemError,

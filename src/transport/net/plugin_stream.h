@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 
 #include "plugin/net.h"
 #include "transport/net/stream.h"
@@ -20,9 +21,10 @@ class PluginStream : public Stream {
   ~PluginStream() override;
 
  protected:
-  // Owns the connection from here on. Throws Error if its memory cannot be registered.
+  // Owns the connection, and `region`, which the memory is registered as, from here on. Without a
+  // region registers memory of the host; throws Error if that cannot be.
   PluginStream(std::shared_ptr<const plugin::Net> net, void* connection, bool sends,
-               const StreamMemory& memory);
+               const StreamMemory& memory, std::optional<void*> region);
 
   const plugin::NetFunctions& functions() const { return net_->functions(); }
   // Notes the failure of a function; returns whether it has succeeded.
@@ -45,8 +47,8 @@ class PluginStream : public Stream {
 class PluginSendStream final : public PluginStream {
  public:
   PluginSendStream(std::shared_ptr<const plugin::Net> net, void* connection,
-                   const StreamMemory& memory)
-      : PluginStream(std::move(net), connection, true, memory) {}
+                   const StreamMemory& memory, std::optional<void*> region = {})
+      : PluginStream(std::move(net), connection, true, memory, region) {}
   // Tells the receiver of the end, unless slots are left to send.
   ~PluginSendStream() override;
   StreamProgress progress() override;
@@ -59,15 +61,15 @@ class PluginSendStream final : public PluginStream {
 class PluginReceiveStream final : public PluginStream {
  public:
   PluginReceiveStream(std::shared_ptr<const plugin::Net> net, void* connection, bool flushes,
-                      const StreamMemory& memory)
-      : PluginStream(std::move(net), connection, false, memory), flushes_(flushes) {}
+                      const StreamMemory& memory, std::optional<void*> region = {})
+      : PluginStream(std::move(net), connection, false, memory, region), flushes_(flushes) {}
   StreamProgress progress() override;
 
  private:
   bool post();
   bool completeSlot();
 
-  const bool flushes_;     // the plug-in wants a flush after each receive
+  const bool flushes_;     // kernels see what was received only after a flush
   bool flushed_ = false;   // the flush of the slot at step_ has begun
   void* flush_ = nullptr;  // its request
   bool received_ = false;  // the slot at step_ has its data

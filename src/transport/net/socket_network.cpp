@@ -196,7 +196,7 @@ std::vector<NetworkConnection> SocketNetwork::connect(const NetworkGroup& group,
   }
   std::memcpy(offers.data(), bytes.data(), bytes.size());
   std::vector<NetworkConnection> connections;
-  for (uint32_t fifo = 0; fifo < group.memory.size(); fifo++) {
+  for (uint32_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
     const SocketOffer& offer = offers[portOf(group, fifo, offers.size())];
     StreamSockets sockets{call(offer, group.peer, group.tag, fifo, 0),
                           {},
@@ -207,7 +207,8 @@ std::vector<NetworkConnection> SocketNetwork::connect(const NetworkGroup& group,
     }
     std::string name = nameOf(sockets.first);
     connections.push_back(
-        {std::make_unique<SendStream>(std::move(sockets), group.memory[fifo]), std::move(name)});
+        {std::make_unique<SendStream>(std::move(sockets), group.memory->streamOf(fifo)),
+         std::move(name)});
   }
   return connections;
 }
@@ -232,7 +233,7 @@ std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) 
   const std::function<bool()> aborted = givesUp();
   const bootstrap::Wait wait(context_.options.timeout, aborted);
   std::vector<NetworkConnection> connections;
-  for (uint32_t fifo = 0; fifo < group.memory.size(); fifo++) {
+  for (uint32_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
     const LaneCounts& lanes = ports_[portOf(group, fifo, ports_.size())].lanes;
     StreamSockets sockets{
         waitFor(group, fifo, 0, wait), {}, lanes.threads, context_.options.networkTimeout};
@@ -241,7 +242,8 @@ std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) 
     }
     std::string name = nameOf(sockets.first);
     connections.push_back(
-        {std::make_unique<ReceiveStream>(std::move(sockets), group.memory[fifo]), std::move(name)});
+        {std::make_unique<ReceiveStream>(std::move(sockets), group.memory->streamOf(fifo)),
+         std::move(name)});
   }
   return connections;
 }

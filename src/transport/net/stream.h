@@ -23,6 +23,7 @@ struct StreamMemory {
   uint64_t* head;
   std::byte* slots;
   uint32_t slotCount, slotBytes;
+  bool onDevice = false;  // the slots are in memory of the device, and only adapters reach them
 
   std::byte* slot(uint64_t step) const {
     return slots + (step & (slotCount - 1)) * size_t{slotBytes};

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "base/error.h"
 
@@ -23,32 +24,42 @@ VerbsConnection::VerbsConnection(const VerbsPort& port, const VerbsOptions& opti
     : port_(port),
       options_(options),
       firstPacket_(std::random_device()() & kPacketNumberMask),
-      queue_(nullptr, library().destroy_cq) {
+      queue_(nullptr, library().destroy_cq),
+      flushPair_(nullptr, library().destroy_qp) {
   if (library().query_gid(port_.device->context(), port_.number, port_.gidIndex, &gid_) != 0) {
     fail("ibv_query_gid", errno);
   }
-  const auto entries = sizes.queuePairs * (sizes.sends + sizes.receives);
+  const auto entries = sizes.queuePairs * (sizes.sends + sizes.receives) + (sizes.flushes ? 1 : 0);
   queue_.reset(library().create_cq(port_.device->context(), static_cast<int>(entries), &events_,
                                    nullptr, 0));
   if (queue_ == nullptr) fail("ibv_create_cq", errno);
   for (size_t i = 0; i < sizes.queuePairs; i++) {
-    ibv_qp_init_attr wanted{};
-    wanted.qp_context = &events_;
-    wanted.send_cq = wanted.recv_cq = queue_.get();
-    wanted.qp_type = IBV_QPT_RC;
-    wanted.cap.max_send_wr = sizes.sends;
-    wanted.cap.max_recv_wr = sizes.receives;
-    wanted.cap.max_send_sge = wanted.cap.max_recv_sge = 1;
-    ibv_qp* const pair = library().create_qp(port_.device->domain(), &wanted);
-    if (pair == nullptr) fail("ibv_create_qp", errno);
-    pairs_.emplace_back(pair, library().destroy_qp);
-    ibv_qp_attr attributes{};
-    attributes.qp_state = IBV_QPS_INIT;
-    attributes.pkey_index = options_.keyIndex;
-    attributes.port_num = port_.number;
-    attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-    modify(*pair, attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    pairs_.push_back(makePair(sizes, IBV_ACCESS_REMOTE_WRITE));
   }
+  if (!sizes.flushes) return;
+  flushPair_ = makePair({1, 1, 0}, IBV_ACCESS_REMOTE_READ);
+  connect(*flushPair_, flushPair_->qp_num, endpoint());
+}
+
+// In state INIT.
+VerbsConnection::Owned<ibv_qp> VerbsConnection::makePair(const Sizes& sizes,
+                                                         unsigned int access) const {
+  ibv_qp_init_attr wanted{};
+  wanted.qp_context = const_cast<FailureNote*>(&events_);
+  wanted.send_cq = wanted.recv_cq = queue_.get();
+  wanted.qp_type = IBV_QPT_RC;
+  wanted.cap.max_send_wr = sizes.sends;
+  wanted.cap.max_recv_wr = sizes.receives;
+  wanted.cap.max_send_sge = wanted.cap.max_recv_sge = 1;
+  Owned<ibv_qp> pair(library().create_qp(port_.device->domain(), &wanted), library().destroy_qp);
+  if (pair == nullptr) fail("ibv_create_qp", errno);
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_INIT;
+  attributes.pkey_index = options_.keyIndex;
+  attributes.port_num = port_.number;
+  attributes.qp_access_flags = access;
+  modify(*pair, attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+  return pair;
 }
 
 void VerbsConnection::fail(const char* function, int error) const {
@@ -68,8 +79,11 @@ void VerbsConnection::modify(ibv_qp& pair, ibv_qp_attr& attributes, int mask) co
 ibv_mr& VerbsConnection::registerMemory(void* data, size_t bytes, int access) {
   ibv_mr* const region = library().registerMemory(port_.device->domain(), data, bytes, access);
   if (region == nullptr) fail("ibv_reg_mr", errno);
-  regions_.emplace_back(region, library().dereg_mr);
-  return *region;
+  return keep({region, library().dereg_mr});
+}
+
+ibv_mr& VerbsConnection::keep(VerbsRegion region) {
+  return *regions_.emplace_back(std::move(region));
 }
 
 VerbsEndpoint VerbsConnection::endpoint() const {
@@ -87,47 +101,57 @@ VerbsEndpoint VerbsConnection::endpoint() const {
 }
 
 void VerbsConnection::connect(const VerbsEndpoint& remote) {
+  for (size_t i = 0; i < pairs_.size(); i++) connect(*pairs_[i], remote.numbers[i], remote);
+}
+
+void VerbsConnection::connect(ibv_qp& pair, uint32_t number, const VerbsEndpoint& remote) const {
   ibv_gid gid{};
   std::copy(remote.gid.begin(), remote.gid.end(), std::begin(gid.raw));
-  for (size_t i = 0; i < pairs_.size(); i++) {
-    ibv_qp_attr attributes{};
-    attributes.qp_state = IBV_QPS_RTR;
-    attributes.path_mtu = std::min(port_.attributes.active_mtu, static_cast<ibv_mtu>(remote.mtu));
-    attributes.dest_qp_num = remote.numbers[i];
-    attributes.rq_psn = remote.firstPacket;
-    attributes.max_dest_rd_atomic = 1;
-    attributes.min_rnr_timer = kReceiverNotReadyTimer;
-    ibv_ah_attr& address = attributes.ah_attr;
-    address.port_num = port_.number;
-    address.sl = remote.serviceLevel;
-    if (!port_.isEthernet()) address.dlid = remote.lid;
-    if (port_.isEthernet() || gid.global.subnet_prefix != gid_.global.subnet_prefix ||
-        (port_.attributes.flags & IBV_QPF_GRH_REQUIRED) != 0) {
-      address.is_global = 1;
-      address.grh.dgid = gid;
-      address.grh.sgid_index = static_cast<uint8_t>(port_.gidIndex);
-      address.grh.hop_limit = kHopLimit;
-      address.grh.traffic_class = remote.trafficClass;
-    }
-    modify(*pairs_[i], attributes,
-           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-               IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-    attributes = {};
-    attributes.qp_state = IBV_QPS_RTS;
-    attributes.timeout = options_.timeout;
-    attributes.retry_cnt = options_.retries;
-    attributes.rnr_retry = kRetryWithoutLimit;
-    attributes.sq_psn = firstPacket_;
-    attributes.max_rd_atomic = 1;
-    modify(*pairs_[i], attributes,
-           IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-               IBV_QP_MAX_QP_RD_ATOMIC);
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_RTR;
+  attributes.path_mtu = std::min(port_.attributes.active_mtu, static_cast<ibv_mtu>(remote.mtu));
+  attributes.dest_qp_num = number;
+  attributes.rq_psn = remote.firstPacket;
+  attributes.max_dest_rd_atomic = 1;
+  attributes.min_rnr_timer = kReceiverNotReadyTimer;
+  ibv_ah_attr& address = attributes.ah_attr;
+  address.port_num = port_.number;
+  address.sl = remote.serviceLevel;
+  if (!port_.isEthernet()) address.dlid = remote.lid;
+  if (port_.isEthernet() || gid.global.subnet_prefix != gid_.global.subnet_prefix ||
+      (port_.attributes.flags & IBV_QPF_GRH_REQUIRED) != 0) {
+    address.is_global = 1;
+    address.grh.dgid = gid;
+    address.grh.sgid_index = static_cast<uint8_t>(port_.gidIndex);
+    address.grh.hop_limit = kHopLimit;
+    address.grh.traffic_class = remote.trafficClass;
   }
+  modify(pair, attributes,
+         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+             IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+  attributes = {};
+  attributes.qp_state = IBV_QPS_RTS;
+  attributes.timeout = options_.timeout;
+  attributes.retry_cnt = options_.retries;
+  attributes.rnr_retry = kRetryWithoutLimit;
+  attributes.sq_psn = firstPacket_;
+  attributes.max_rd_atomic = 1;
+  modify(pair, attributes,
+         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+             IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
 bool VerbsConnection::post(size_t pair, ibv_send_wr& request) {
+  return post(*pairs_[pair], request);
+}
+
+bool VerbsConnection::flush(ibv_send_wr& request) {
+  return post(*flushPair_, request);
+}
+
+bool VerbsConnection::post(ibv_qp& pair, ibv_send_wr& request) {
   ibv_send_wr* bad = nullptr;
-  const int error = ibv_post_send(pairs_[pair].get(), &request, &bad);
+  const int error = ibv_post_send(&pair, &request, &bad);
   if (error != 0 && failure_.empty()) {
     failure_ = fmt::format("ibv_post_send failed: {}", std::strerror(error));
   }

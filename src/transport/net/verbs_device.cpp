@@ -141,6 +141,15 @@ VerbsDevice::~VerbsDevice() {
   if (context_ != nullptr) static_cast<void>(library_.close_device(context_));
 }
 
+// A driver that can says that the descriptor is none, others that they cannot.
+bool VerbsDevice::takesDmaBufs() const {
+  if (library_.reg_dmabuf_mr == nullptr) return false;
+  errno = 0;
+  ibv_mr* const region = library_.reg_dmabuf_mr(domain_, 0, 0, 0, -1, 0);
+  if (region != nullptr) static_cast<void>(library_.dereg_mr(region));
+  return errno != EOPNOTSUPP && errno != EPROTONOSUPPORT;
+}
+
 void VerbsDevice::serve(int) {
   ibv_async_event event{};
   if (library_.get_async_event(context_, &event) != 0) return;
@@ -213,6 +222,7 @@ std::vector<VerbsPort> findVerbsPorts(const VerbsLibrary& library, const PortFil
       facts.number = number + static_cast<int>(std::ranges::count_if(ports, sharesLink));
       facts.connections = device->attributes().max_qp;
       facts.messageBytes = port.attributes.max_msg_sz;
+      facts.takesDmaBufs = device->takesDmaBufs();
       ports.push_back(std::move(port));
     }
   }

@@ -63,6 +63,8 @@ class VerbsDevice final : private bootstrap::Reactor::Handler {
   ibv_context* context() const { return context_; }
   ibv_pd* domain() const { return domain_; }
   const ibv_device_attr& attributes() const { return attributes_; }
+  // Whether its driver registers DMA-BUFs.
+  bool takesDmaBufs() const;
   // Of the whole adapter.
   std::string failure() const { return failure_.get(); }
   bool isDown(int port) const { return (downPorts_.load() >> (port % 64) & 1) != 0; }

@@ -52,6 +52,7 @@ Loaded load() {
   find("ibv_wc_status_str", library->wc_status_str);
   if (missing != nullptr) return {nullptr, fmt::format("libibverbs has no {}", missing)};
   find("ibv_reg_mr_iova2", library->reg_mr_iova2);
+  find("ibv_reg_dmabuf_mr", library->reg_dmabuf_mr);
   // A child of fork() must not share pages that an adapter writes.
   static_cast<void>(library->fork_init());
   return {std::move(library), ""};

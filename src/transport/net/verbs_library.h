@@ -36,6 +36,9 @@ struct VerbsLibrary {
   // Since version 1.8 of its interface; may be null.
   ibv_mr* (*reg_mr_iova2)(ibv_pd* domain, void* data, size_t bytes, uint64_t address,
                           unsigned int access);
+  // Since version 1.12; may be null.
+  ibv_mr* (*reg_dmabuf_mr)(ibv_pd* domain, uint64_t offset, size_t bytes, uint64_t address,
+                           int descriptor, int access);
   int (*dereg_mr)(ibv_mr* region);
   ibv_cq* (*create_cq)(ibv_context* context, int entries, void* user, ibv_comp_channel* channel,
                        int vector);

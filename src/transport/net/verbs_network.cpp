@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "transport/net/slot_registration.h"
 #include "transport/net/verbs_driver.h"
 #include "transport/net/verbs_stream.h"
 
@@ -48,7 +51,7 @@ class VerbsNetwork final : public Network {
 
  private:
   const VerbsPort& portOf(const NetworkGroup& group, size_t fifo) const {
-    const int port = choosePort(context_, facts_, group, fifo);
+    const int port = choosePort(context_, facts_, group.channels[fifo], group.memory->slotBytes());
     return ports_[static_cast<size_t>(port)];
   }
   template <typename Make>
@@ -56,15 +59,25 @@ class VerbsNetwork final : public Network {
   std::vector<VerbsEndpoint> read(const NetworkGroup& group,
                                   std::span<const std::byte> message) const;
   void check(const NetworkGroup& group, size_t fifo, const VerbsEndpoint& remote) const;
+  struct DirectSlots {
+    VerbsRegion region{nullptr, nullptr};  // null: the slots are in memory of the host
+    std::string how;                       // data pass, as of registerOnDevice()
+  };
+  DirectSlots registerSlots(const NetworkGroup& group, size_t fifo, bool sends) const;
+  bool flushes(const NetworkGroup& group, size_t fifo) const;
   static NetworkConnection connectionOf(std::unique_ptr<VerbsStream> stream, const VerbsPort& port,
-                                        const VerbsEndpoint& remote);
+                                        const VerbsEndpoint& remote, const std::string& how);
 
   const TransportContext& context_;
   const std::vector<VerbsPort> ports_;
   std::vector<plugin::NetPort> facts_;
   const VerbsOptions options_;
   // Receivers that are not connected yet, by group and FIFO.
-  std::map<std::pair<uint64_t, size_t>, std::unique_ptr<VerbsReceiveStream>> listening_;
+  struct Listening {
+    std::unique_ptr<VerbsReceiveStream> stream;
+    std::string how;
+  };
+  std::map<std::pair<uint64_t, size_t>, Listening> listening_;
 };
 
 // What a stream tells the other end.
@@ -86,15 +99,55 @@ auto VerbsNetwork::make(const NetworkGroup& group, Make make) const {
   }
 }
 
+VerbsNetwork::DirectSlots VerbsNetwork::registerSlots(const NetworkGroup& group, size_t fifo,
+                                                      bool sends) const {
+  const VerbsPort& port = portOf(group, fifo);
+  const VerbsLibrary& library = port.device->library();
+  const int access = sends ? 0 : VerbsReceiveStream::accessOf(options_, true);
+  DirectSlots slots;
+  const auto take = [&](const char* function, ibv_mr* region) {
+    const int error = errno;
+    if (region == nullptr) return fmt::format("{} failed: {}", function, std::strerror(error));
+    slots.region = {region, library.dereg_mr};
+    return std::string();
+  };
+  const auto bytesOf = [](const StreamMemory& memory) {
+    return size_t{memory.slotCount} * memory.slotBytes;
+  };
+  slots.how = registerOnDevice(
+      context_, group, fifo, port.facts,
+      {[&](const StreamMemory& memory, const runtime::DmaBuf& dmaBuf) {
+         return take("ibv_reg_dmabuf_mr",
+                     library.reg_dmabuf_mr(port.device->domain(), dmaBuf.offset, bytesOf(memory),
+                                           reinterpret_cast<uintptr_t>(memory.slots),
+                                           dmaBuf.descriptor.get(), access));
+       },
+       [&](const StreamMemory& memory) {
+         return take(
+             "ibv_reg_mr of GPU memory",
+             library.registerMemory(port.device->domain(), memory.slots, bytesOf(memory), access));
+       }});
+  return slots;
+}
+
+bool VerbsNetwork::flushes(const NetworkGroup& group, size_t fifo) const {
+  const int port = choosePort(context_, facts_, group.channels[fifo], group.memory->slotBytes());
+  return group.memory->streamOf(fifo).onDevice &&
+         context_.options.direct[static_cast<size_t>(port)].flushes;
+}
+
 std::vector<std::byte> VerbsNetwork::listen(const NetworkGroup& group) {
   std::vector<VerbsEndpoint> offer;
-  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+  for (size_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
+    DirectSlots slots = registerSlots(group, fifo, false);
     auto stream = make(group, [&] {
       return std::make_unique<VerbsReceiveStream>(portOf(group, fifo), options_,
-                                                  group.memory[fifo]);
+                                                  group.memory->streamOf(fifo),
+                                                  std::move(slots.region), flushes(group, fifo));
     });
     offer.push_back(endpointOf(*stream, group, fifo));
-    listening_.insert_or_assign(std::pair(group.tag, fifo), std::move(stream));
+    listening_.insert_or_assign(std::pair(group.tag, fifo),
+                                Listening{std::move(stream), std::move(slots.how)});
   }
   return pack(offer);
 }
@@ -104,19 +157,20 @@ std::vector<NetworkConnection> VerbsNetwork::connect(const NetworkGroup& group,
   std::vector<VerbsEndpoint> remotes = read(group, offer);
   std::vector<NetworkConnection> connections;
   std::vector<VerbsEndpoint> reply;
-  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
+  for (size_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
     VerbsEndpoint& remote = remotes[fifo];
     const VerbsPort& port = portOf(group, fifo);
+    DirectSlots slots = registerSlots(group, fifo, true);
     auto stream = make(group, [&] {
-      auto made =
-          std::make_unique<VerbsSendStream>(port, options_, remote.queuePairs, group.memory[fifo]);
+      auto made = std::make_unique<VerbsSendStream>(
+          port, options_, remote.queuePairs, group.memory->streamOf(fifo), std::move(slots.region));
       remote.serviceLevel = made->endpoint().serviceLevel;
       remote.trafficClass = made->endpoint().trafficClass;
       made->connect(remote);
       return made;
     });
     reply.push_back(endpointOf(*stream, group, fifo));
-    connections.push_back(connectionOf(std::move(stream), port, remote));
+    connections.push_back(connectionOf(std::move(stream), port, remote, slots.how));
   }
   context_.bootstrap.send(group.peer, group.tag, pack(reply));
   return connections;
@@ -126,21 +180,21 @@ std::vector<NetworkConnection> VerbsNetwork::accept(const NetworkGroup& group) {
   const std::vector<std::byte> reply = context_.bootstrap.receive(group.peer, group.tag);
   const std::vector<VerbsEndpoint> remotes = read(group, reply);
   std::vector<NetworkConnection> connections;
-  for (size_t fifo = 0; fifo < group.memory.size(); fifo++) {
-    auto stream = std::move(listening_.extract({group.tag, fifo}).mapped());
+  for (size_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
+    auto [stream, how] = std::move(listening_.extract({group.tag, fifo}).mapped());
     make(group, [&] { stream->connect(remotes[fifo]); });
-    connections.push_back(connectionOf(std::move(stream), portOf(group, fifo), remotes[fifo]));
+    connections.push_back(connectionOf(std::move(stream), portOf(group, fifo), remotes[fifo], how));
   }
   return connections;
 }
 
 std::vector<VerbsEndpoint> VerbsNetwork::read(const NetworkGroup& group,
                                               std::span<const std::byte> message) const {
-  const size_t count = group.memory.size();
+  const size_t count = group.memory->fifos();
   std::vector<VerbsEndpoint> remotes = unpack(message, count);
   bool isIntact = remotes.size() == count;
   for (size_t fifo = 0; isIntact && fifo < count; fifo++) {
-    isIntact = remotes[fifo].isFor(group.tag, fifo, group.memory[fifo]);
+    isIntact = remotes[fifo].isFor(group.tag, fifo, group.memory->streamOf(fifo));
   }
   if (!isIntact) {
     throw Error(ErrorCode::remoteError,
@@ -165,9 +219,10 @@ void VerbsNetwork::check(const NetworkGroup& group, size_t fifo,
 }
 
 NetworkConnection VerbsNetwork::connectionOf(std::unique_ptr<VerbsStream> stream,
-                                             const VerbsPort& port, const VerbsEndpoint& remote) {
-  return {std::move(stream), fmt::format("through port {} ({}) to port {}", port.name(),
-                                         nameOfLinks(port.isEthernet()), remote.port.data())};
+                                             const VerbsPort& port, const VerbsEndpoint& remote,
+                                             const std::string& how) {
+  return {std::move(stream), fmt::format("through port {} ({}) to port {}{}", port.name(),
+                                         nameOfLinks(port.isEthernet()), remote.port.data(), how)};
 }
 
 std::unique_ptr<Network> VerbsDriver::makeNetwork(const TransportContext& context) const {
@@ -225,7 +280,8 @@ std::shared_ptr<const NetworkDriver> openVerbs(const Settings& settings, bool is
   std::vector<VerbsPort> ports = findVerbsPorts(*library, PortFilter(settings.ibAdapters), problem);
   if (ports.empty()) return nullptr;
   chooseGids(ports, settings);
-  for (const VerbsPort& port : ports) {
+  for (VerbsPort& port : ports) {
+    port.facts.reachesGpus = runtime::Runtime::get().hasPeerMemory();
     logInfo("{} port {}: {} Mb/s, GID {}, PCI device {}", nameOfLinks(port.isEthernet()),
             port.name(), port.facts.megabits, port.gidIndex, port.facts.pciPath);
   }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <utility>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -18,7 +19,11 @@ namespace {
 constexpr size_t kPartAlignment = 128;
 // With adaptive routing the data of a slot and its immediate data are two writes.
 constexpr uint32_t kWritesOfSlot = 2;
-constexpr uint64_t kCreditRequest = ~uint64_t{0};  // wr_id; others are queue pairs or steps
+// The field wr_id; others are queue pairs or steps.
+constexpr uint64_t kCreditRequest = ~uint64_t{0}, kFlushRequest = kCreditRequest - 1;
+// The word of the page of credits that flushes read into.
+constexpr size_t kFlushWord = PageMemory::kBytes / sizeof(uint64_t) - 1;
+static_assert(device::kMaxReportedSlots < kFlushWord);
 
 ibv_sge partOf(const ibv_mr& region, const void* data, size_t bytes) {
   return {reinterpret_cast<uintptr_t>(data), static_cast<uint32_t>(bytes), region.lkey};
@@ -46,11 +51,12 @@ bool VerbsStream::isUsable() {
 }
 
 VerbsSendStream::VerbsSendStream(const VerbsPort& port, const VerbsOptions& options,
-                                 size_t queuePairs, const StreamMemory& memory)
+                                 size_t queuePairs, const StreamMemory& memory, VerbsRegion slots)
     : VerbsStream(port, options, {queuePairs, kWritesOfSlot * memory.slotCount, 1}, memory),
       unwritten_(memory.slotCount),
-      slots_(connection_.registerMemory(memory.slots, size_t{memory.slotCount} * memory.slotBytes,
-                                        0)) {
+      slots_(slots != nullptr ? connection_.keep(std::move(slots))
+                              : connection_.registerMemory(
+                                    memory.slots, size_t{memory.slotCount} * memory.slotBytes, 0)) {
   const ibv_mr& credits = connection_.registerMemory(
       credits_.words(), PageMemory::kBytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   endpoint_ = connection_.endpoint();
@@ -128,18 +134,29 @@ StreamProgress VerbsSendStream::progress() {
   return progress;
 }
 
-VerbsReceiveStream::VerbsReceiveStream(const VerbsPort& port, const VerbsOptions& options,
-                                       const StreamMemory& memory)
-    : VerbsStream(port, options, {options.queuePairs, memory.slotCount, memory.slotCount}, memory),
-      arrived_(options.queuePairs),
-      words_(connection_.registerMemory(credits_.words(), PageMemory::kBytes, 0)) {
+int VerbsReceiveStream::accessOf(const VerbsOptions& options, bool onDevice) {
   int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
   if (options.relaxedOrdering) access |= IBV_ACCESS_RELAXED_ORDERING;
-  const ibv_mr& slots =
-      connection_.registerMemory(memory.slots, size_t{memory.slotCount} * memory.slotBytes, access);
+  if (onDevice) access |= IBV_ACCESS_REMOTE_READ;  // of flushes
+  return access;
+}
+
+VerbsReceiveStream::VerbsReceiveStream(const VerbsPort& port, const VerbsOptions& options,
+                                       const StreamMemory& memory, VerbsRegion slots, bool flushes)
+    : VerbsStream(port, options, {options.queuePairs, memory.slotCount, memory.slotCount, flushes},
+                  memory),
+      arrived_(options.queuePairs),
+      flushes_(flushes),
+      words_(connection_.registerMemory(credits_.words(), PageMemory::kBytes,
+                                        IBV_ACCESS_LOCAL_WRITE)) {
+  const ibv_mr& region =
+      slots != nullptr
+          ? connection_.keep(std::move(slots))
+          : connection_.registerMemory(memory.slots, size_t{memory.slotCount} * memory.slotBytes,
+                                       accessOf(options, false));
   endpoint_ = connection_.endpoint();
   endpoint_.address = reinterpret_cast<uintptr_t>(memory.slots);
-  endpoint_.key = slots.rkey;
+  endpoint_.key = region.rkey;
   endpoint_.slots = memory.slotCount;
   endpoint_.slotBytes = memory.slotBytes;
 }
@@ -187,11 +204,35 @@ bool VerbsReceiveStream::isComplete(uint64_t step) const {
   return arrived_[step % arrived_.size()] > step / arrived_.size();
 }
 
+// Begins a flush of the slots that have arrived, if there are any.
+bool VerbsReceiveStream::flushArrived() {
+  uint64_t arrived = step_;
+  while (arrived < posted_ && isComplete(arrived)) arrived++;
+  if (arrived == step_) return false;
+  ibv_sge part = partOf(words_, credits_.words() + kFlushWord, sizeof(uint64_t));
+  ibv_send_wr request{};
+  request.wr_id = kFlushRequest;
+  request.opcode = IBV_WR_RDMA_READ;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.sg_list = &part;
+  request.num_sge = 1;
+  request.wr.rdma.remote_addr = endpoint_.address;
+  request.wr.rdma.rkey = endpoint_.key;
+  if (connection_.flush(request)) flushedTo_ = arrived;
+  return true;
+}
+
 StreamProgress VerbsReceiveStream::progress() {
   StreamProgress progress;
   for (const ibv_wc& completion : connection_.poll()) {
     if (completion.wr_id == kCreditRequest) {
       unsent_--;
+      continue;
+    }
+    if (completion.wr_id == kFlushRequest) {
+      step_ = flushedTo_;
+      setTail(step_);
+      progress.moved = true;
       continue;
     }
     arrived_[completion.wr_id]++;
@@ -201,10 +242,11 @@ StreamProgress VerbsReceiveStream::progress() {
     }
   }
   if (!isUsable()) return progress;
-  while (step_ < posted_ && isComplete(step_)) {
+  while (!flushes_ && step_ < posted_ && isComplete(step_)) {
     setTail(++step_);
     progress.moved = true;
   }
+  if (flushes_ && flushedTo_ == step_) progress.moved |= flushArrived();
   while (post()) {
   }
   progress.moved |= sendCredits();

@@ -52,8 +52,9 @@ class VerbsStream : public Stream {
 
 class VerbsSendStream final : public VerbsStream {
  public:
+  // `slots`: the region of its memory; null: the stream registers memory of the host.
   VerbsSendStream(const VerbsPort& port, const VerbsOptions& options, size_t queuePairs,
-                  const StreamMemory& memory);
+                  const StreamMemory& memory, VerbsRegion slots = {nullptr, nullptr});
   StreamProgress progress() override;
   bool isPending() const override;
 
@@ -68,18 +69,24 @@ class VerbsSendStream final : public VerbsStream {
 
 class VerbsReceiveStream final : public VerbsStream {
  public:
-  VerbsReceiveStream(const VerbsPort& port, const VerbsOptions& options,
-                     const StreamMemory& memory);
+  // What adapters do with the slots of a receiver.
+  static int accessOf(const VerbsOptions& options, bool onDevice);
+  // `slots` as for VerbsSendStream. `flushes`: kernels see what arrives only after a flush.
+  VerbsReceiveStream(const VerbsPort& port, const VerbsOptions& options, const StreamMemory& memory,
+                     VerbsRegion slots = {nullptr, nullptr}, bool flushes = false);
   StreamProgress progress() override;
 
  private:
   bool post();
   bool sendCredits();
   bool isComplete(uint64_t step) const;
+  bool flushArrived();
 
   uint64_t posted_ = 0, told_ = 0;  // receives, and those of which the sender was told
   uint32_t unsent_ = 0;             // writes of credits that have not completed
   std::vector<uint64_t> arrived_;   // writes, by queue pair
+  const bool flushes_;
+  uint64_t flushedTo_ = 0;  // slots that the flush under way covers; step_ without one
   ibv_mr& words_;
 };
 
