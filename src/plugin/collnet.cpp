@@ -206,19 +206,6 @@ class CollNetFunctionsOf final : public CollNetFunctions {
   const CollNetTable<kVersion>& table_;
 };
 
-// The newest version that a library has; null without any.
-template <int kVersion = 12>
-std::shared_ptr<const CollNetFunctions> findFunctions(const OpenLibrary& library) {
-  if constexpr (kVersion >= 6) {
-    const std::string symbol = fmt::format("ncclCollNetPlugin_v{}", kVersion);
-    if (const void* table = findSymbol(library, symbol.c_str())) {
-      return std::make_shared<CollNetFunctionsOf<kVersion>>(library, table);
-    }
-    return findFunctions<kVersion - 1>(library);
-  }
-  return nullptr;
-}
-
 // What is known of a library.
 struct Known {
   bool isRead = false;
@@ -259,7 +246,8 @@ std::shared_ptr<const CollNet> CollNet::open(const Net& net, const Warn& warn) {
   const std::lock_guard lock(mutex);
   Known& known = byLibrary[net.library().get()];
   if (!std::exchange(known.isRead, true)) {
-    known.functions = findFunctions(net.library());
+    known.functions =
+        findFunctions<CollNetFunctions, CollNetFunctionsOf>(net.library(), "ncclCollNetPlugin_v");
     if (known.functions != nullptr && !known.functions->isComplete()) {
       warn(
           fmt::format("CollNet of the net plug-in {} is ignored: it lacks a function of its "

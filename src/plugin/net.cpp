@@ -204,19 +204,6 @@ class NetFunctionsOf final : public NetFunctions {
   const NetTable<kVersion>& table_;
 };
 
-// The newest version that a library has; null without any.
-template <int kVersion = 12>
-std::shared_ptr<const NetFunctions> findFunctions(const OpenLibrary& library) {
-  if constexpr (kVersion >= 6) {
-    const std::string symbol = fmt::format("ncclNetPlugin_v{}", kVersion);
-    if (const void* table = findSymbol(library, symbol.c_str())) {
-      return std::make_shared<NetFunctionsOf<kVersion>>(library, table);
-    }
-    return findFunctions<kVersion - 1>(library);
-  }
-  return nullptr;
-}
-
 bool sameName(const std::string& a, const std::string& b) {
   return ::strcasecmp(a.c_str(), b.c_str()) == 0;
 }
@@ -267,7 +254,7 @@ Net::Loaded& Net::load(const std::string& plugin) {
   loaded->library = library;
   loaded->problem = problem;
   if (library == nullptr) return *loaded;
-  loaded->functions = findFunctions(library);
+  loaded->functions = findFunctions<NetFunctions, NetFunctionsOf>(library, "ncclNetPlugin_v");
   if (loaded->functions == nullptr || !loaded->functions->isComplete()) {
     loaded->problem = fmt::format(
         "The net plug-in {} is ignored: it {}", plugin.empty() ? "libnccl-net.so" : plugin,

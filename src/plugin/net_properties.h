@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <type_traits>
 
 #include "plugin/net.h"
@@ -38,35 +40,24 @@ struct PropertiesV8 {
   float latency;
   int maxComms, maxRecvs, deviceType, deviceVersion;
 };
-template <int kDevices>
-struct VirtualDevice {
-  int count;
-  int devices[kDevices];
-};
+template <int kDevices = 4>
 struct PropertiesV9 {  // and 10
   char *name, *pciPath;
   uint64_t guid;
   int pointers, regIsGlobal, forceFlush, speed, port;
   float latency;
   int maxComms, maxRecvs, deviceType, deviceVersion;
-  VirtualDevice<4> members;
+  int members, memberDevices[kDevices];  // of a virtual device
   size_t maxP2pBytes, maxCollBytes;
 };
-struct PropertiesV11 : PropertiesV9 {
+struct PropertiesV11 : PropertiesV9<> {
   int maxMultiRequestSize;
 };
-struct PropertiesV12 {
-  char *name, *pciPath;
-  uint64_t guid;
-  int pointers, regIsGlobal, forceFlush, speed, port;
-  float latency;
-  int maxComms, maxRecvs, deviceType, deviceVersion;
-  VirtualDevice<8> members;
-  size_t maxP2pBytes, maxCollBytes;
+struct PropertiesV12 : PropertiesV9<8> {
   int maxMultiRequestSize;
   int16_t rail, plane;
 };
-static_assert(sizeof(PropertiesV8) == 64 && sizeof(PropertiesV9) == 104 &&
+static_assert(sizeof(PropertiesV8) == 64 && sizeof(PropertiesV9<>) == 104 &&
               sizeof(PropertiesV11) == 112 && sizeof(PropertiesV12) == 128);
 
 template <int kFrom, int kVersion, typename Then, typename Else>
@@ -76,7 +67,7 @@ template <int kVersion>
 using PropertiesOf = Since<
     12, kVersion, PropertiesV12,
     Since<11, kVersion, PropertiesV11,
-          Since<9, kVersion, PropertiesV9,
+          Since<9, kVersion, PropertiesV9<>,
                 Since<8, kVersion, PropertiesV8, Since<7, kVersion, PropertiesV7, PropertiesV6>>>>>;
 
 template <int kVersion>
@@ -99,6 +90,21 @@ void describePort(const PropertiesOf<kVersion>& found, NetPort& port) {
     port.messageBytes = found.maxP2pBytes;
     port.collectiveBytes = found.maxCollBytes;
   }
+}
+
+// The newest version of an interface that a library has, whose tables are called `prefix` and the
+// version; null without any.
+template <typename Functions, template <int> typename FunctionsOf, int kVersion = 12>
+std::shared_ptr<const Functions> findFunctions(const OpenLibrary& library,
+                                               const std::string& prefix) {
+  if constexpr (kVersion >= 6) {
+    const std::string symbol = prefix + std::to_string(kVersion);
+    if (const void* table = findSymbol(library, symbol.c_str())) {
+      return std::make_shared<FunctionsOf<kVersion>>(library, table);
+    }
+    return findFunctions<Functions, FunctionsOf, kVersion - 1>(library, prefix);
+  }
+  return nullptr;
 }
 
 }  // namespace unisono::plugin
