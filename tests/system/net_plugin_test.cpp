@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -129,6 +130,36 @@ TEST(NetPluginsWithoutSizes, MoveDataAndEnd) {
   });
 }
 
+// Nanoseconds of CPU time of the threads that move data in this process.
+int64_t proxyTime() {
+  int64_t total = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    int64_t ran = 0;
+    std::ifstream(task.path() / "schedstat") >> ran;
+    if (name == "unisono-proxy") total += ran;
+  }
+  return total;
+}
+
+TEST(NetProxies, SleepWhileNothingRuns) {
+  const Meeting used;
+  onTwoNodes("", [&](int rank, ncclComm_t comm) {
+    useOnce(comm, 100'000);
+    used.wait(rank);
+    EXPECT_GT(proxyTime(), 0) << "data were moved by it";
+    std::this_thread::sleep_for(100ms);
+    const int64_t before = proxyTime();
+    std::this_thread::sleep_for(1s);
+    const int64_t idle = proxyTime() - before;
+    std::printf("proxy of an idle communicator: %.3f ms in 1 s\n", static_cast<double>(idle) / 1e6);
+    EXPECT_LT(idle, 2'000'000);
+    useOnce(comm, 100'000);
+    check(ncclCommDestroy(comm));
+  });
+}
+
 class NetPluginFaults : public ::testing::TestWithParam<const char*> {};
 
 // While calls run: both ranks learn which device, which peer and what the plug-in has returned.
@@ -203,10 +234,14 @@ TEST(NetPluginsThatHang, AreEndedByAnAbort) {
   });
 }
 
-TEST(NetPluginsThatHang, AreInTheHangReport) {
+class NetPluginsInReports : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(NetPluginsInReports, AreSaidToHang) {
   const std::string file = ::testing::TempDir() + "unisono_net_hang_" + std::to_string(::getpid());
   ::setenv("NCCL_DEBUG_FILE", file.c_str(), 1);
   ::setenv("UNISONO_HANG_SECONDS", kSanitized ? "6" : "2", 1);
+  ::setenv("FAKE_NET_POINTERS", GetParam(), 1);
+  ::setenv("NCCL_NET_GDR_LEVEL", "SYS", 1);
   onTwoNodes("hangs", [&](int rank, ncclComm_t comm) {
     const EndlessCall call(comm, rank);
     check(call.enqueue());
@@ -222,8 +257,12 @@ TEST(NetPluginsThatHang, AreInTheHangReport) {
   });
   ::unlink(file.c_str());
   ::unsetenv("NCCL_DEBUG_FILE");
-  ::unsetenv("UNISONO_HANG_SECONDS");
+  for (const char* name : {"UNISONO_HANG_SECONDS", "FAKE_NET_POINTERS", "NCCL_NET_GDR_LEVEL"}) {
+    ::unsetenv(name);
+  }
 }
+// Through memory of the host and of the GPU.
+INSTANTIATE_TEST_SUITE_P(All, NetPluginsInReports, ::testing::Values("1", "7"));
 
 TEST(NetPluginsThatDiffer, AreRefusedByInit) {
   const Pipe pipe;
