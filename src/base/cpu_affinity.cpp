@@ -34,7 +34,7 @@ ScopedCpuAffinity::ScopedCpuAffinity(std::string_view mask, bool ignoreOwn) {
   if (!ignoreOwn) CPU_AND(&wanted, &wanted, &before_);
   if (CPU_COUNT(&wanted) == 0) return;
   changed_ = ::sched_setaffinity(0, sizeof wanted, &wanted) == 0;
-  logInfo("CPU affinity during initialisation: {} cores of mask {}", CPU_COUNT(&wanted), mask);
+  logInfo("Threads that are started now run on {} cores of mask {}", CPU_COUNT(&wanted), mask);
 }
 
 ScopedCpuAffinity::~ScopedCpuAffinity() {

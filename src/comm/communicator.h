@@ -189,7 +189,7 @@ class Communicator {
   Settings settings_;
   Options options_;
   int device_;
-  std::string cpuAffinity_;  // cores near the GPU; may be empty
+  std::string cpuAffinity_, portAffinity_;  // cores near the GPU and its port; may be empty
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;
   std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
   std::shared_ptr<const plugin::TunerLibrary> tunerLibrary_;  // null without a plug-in

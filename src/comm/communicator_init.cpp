@@ -233,7 +233,10 @@ void Communicator::agree(AllFacts ranks) {
   // Host memory and threads of this communicator belong near its GPU. The host backend simulates
   // GPUs of another machine.
   const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
-  if (hasGpu) cpuAffinity_ = found.cpuAffinity;
+  if (hasGpu) {
+    cpuAffinity_ = found.cpuAffinity;
+    portAffinity_ = found.portAffinity;
+  }
   const ScopedCpuAffinity nearGpu(cpuAffinity_, settings_.ignoreCpuAffinity);
   const int rank = bootstrap_->rank();
   for (const auto& [pair, link] : found.links) {
@@ -389,6 +392,8 @@ transport::TransportOptions Communicator::transportOptions() {
   options.networkTimeout = std::chrono::seconds(settings_.networkTimeoutSeconds);
   options.socketThreads = settings_.socketThreads;
   options.socketsPerThread = settings_.socketsPerThread;
+  options.proxyCores = portAffinity_;
+  options.ignoresOwnCores = settings_.ignoreCpuAffinity;
   options.network = network_;
   options.ports = netPorts_;
   options.direct = directAccess_;

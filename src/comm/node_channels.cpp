@@ -39,6 +39,7 @@ struct NodeChannels {
   std::vector<NodeDomain> domains;
   std::vector<int> domainOf;            // by device
   std::vector<std::string> affinityOf;  // by device: cores near it, see cpuAffinityOf
+  std::vector<std::string> portAffinityOf;
   std::vector<std::vector<transport::DirectAccess>> direct;  // by device and number of a port
   std::map<std::pair<size_t, size_t>, DevicePair> pairs;     // by devices, the lower first
 };
@@ -136,6 +137,7 @@ NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopolog
   const topology::Machine machine(topology::subTopology(whole, used), question.rules);
   for (size_t a = 0; a < devices.size(); a++) {
     node.affinityOf.push_back(topology::cpuAffinityOf(machine, static_cast<int>(a)));
+    node.portAffinityOf.push_back(topology::portAffinityOf(machine, static_cast<int>(a)));
     node.direct.push_back(directAccess(machine, machine.topology.gpuOfRank(static_cast<int>(a))));
     for (size_t b = a + 1; b < devices.size(); b++) {
       const int gpuA = machine.topology.gpuOfRank(static_cast<int>(a));
@@ -281,6 +283,7 @@ NodePlace findPlace(const std::vector<RankFacts>& ranks, const Hosts& hosts, int
   return {place,
           linksOf(*node, settings, devices),
           node->affinityOf[own],
+          node->portAffinityOf[own],
           std::move(leaves),
           std::move(headPorts),
           node->direct[own]};

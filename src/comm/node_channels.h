@@ -16,6 +16,7 @@ struct NodePlace {
   topology::RankPlace place;   // what this rank tells the others in the all-gather of places
   transport::PeerLinks links;  // of all pairs of ranks of this node
   std::string cpuAffinity;     // cores near this rank's GPU, see cpuAffinityOf; may be empty
+  std::string portAffinity;    // the same of its port
   std::vector<int> ports;      // by which the channels of rings leave the node; may be empty
   std::vector<int> headPorts;  // those of channels of which this rank is the head
   std::vector<transport::DirectAccess> direct;  // of the rank's GPU and each port, by number

@@ -120,11 +120,26 @@ BandwidthBounds bandwidthBounds(const Machine& machine) {
   return bounds;
 }
 
+namespace {
+
+// The cores near a GPU or a port.
+std::string affinityNear(const Machine& machine, int node) {
+  const int cpu = localCpu(machine.topology, machine.paths, node);
+  return cpu < 0 ? std::string() : machine.topology.node(cpu).cpu.affinity;
+}
+
+}  // namespace
+
 std::string cpuAffinityOf(const Machine& machine, int rank) {
   const int gpu = machine.topology.gpuOfRank(rank);
+  return gpu < 0 ? std::string() : affinityNear(machine, gpu);
+}
+
+std::string portAffinityOf(const Machine& machine, int rank) {
+  const int gpu = machine.topology.gpuOfRank(rank);
   if (gpu < 0) return {};
-  const int cpu = localCpu(machine.topology, machine.paths, gpu);
-  return cpu < 0 ? std::string() : machine.topology.node(cpu).cpu.affinity;
+  const std::vector<int>& ports = machine.paths.nearest(gpu);
+  return affinityNear(machine, ports.empty() ? gpu : ports.front());
 }
 
 std::string describeTopology(const Machine& machine) {

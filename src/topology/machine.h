@@ -39,6 +39,9 @@ BandwidthBounds bandwidthBounds(const Machine& machine);
 // The cores that a rank's threads should run on: the CPU affinity of its GPU's NUMA node, as the
 // file words it (hexadecimal words of 32 cores, the last holds core 0). Empty if unknown.
 std::string cpuAffinityOf(const Machine& machine, int rank);
+// The same of the port nearest to its GPU, for the thread that moves data through it; of the GPU if
+// there is no port.
+std::string portAffinityOf(const Machine& machine, int rank);
 
 // The tree of the machine with the bandwidth of every link, as text.
 std::string describeTopology(const Machine& machine);

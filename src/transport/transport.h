@@ -82,6 +82,9 @@ struct TransportOptions {
   std::string socketInterface, socketFamily;         // of the settings
   std::chrono::seconds networkTimeout{120};          // of the settings
   int64_t socketThreads = 0, socketsPerThread = 0;   // of the settings
+  std::string proxyCores;  // near the port, as ScopedCpuAffinity has them; empty: any
+  bool ignoresOwnCores =
+      false;  // of the settings: takes them also if this process may not use them
   std::shared_ptr<const NetworkDriver> network;
   std::vector<int> ports;  // of the network, by channel (from the first one again); empty: any
   std::vector<DirectAccess> direct;  // by port of the network; others reach memory of the host

@@ -532,6 +532,9 @@ TEST(Machines, TellTheirBoundsAndAffinity) {
   EXPECT_EQ(cpuAffinityOf(nets, 0), "00000000,ffffffff");
   EXPECT_EQ(cpuAffinityOf(nets, 7), "ffffffff,00000000");
   EXPECT_EQ(cpuAffinityOf(nets, 99), "");
+  EXPECT_EQ(portAffinityOf(nets, 0), "00000000,ffffffff");
+  EXPECT_EQ(portAffinityOf(nets, 7), "ffffffff,00000000");
+  EXPECT_EQ(portAffinityOf(nets, 99), "");
 }
 
 TEST(Machines, AreDescribedWithEveryLink) {

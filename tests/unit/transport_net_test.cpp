@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
 #include <random>
 #include <thread>
 #include <vector>
@@ -316,6 +320,39 @@ TEST(Proxies, MoveDataWhileTheirClientsAreBusy) {
     idle = true;
   }
   proxy.remove(client);
+}
+
+// The cores of the proxies' threads, as the system words them, by the time of their start.
+std::vector<std::string> coresOfProxies() {
+  std::map<int, std::string> cores;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    std::string line, name;
+    while (std::getline(status, line)) {
+      if (line.starts_with("Name:\t")) name = line.substr(6);
+      if (name == "unisono-proxy" && line.starts_with("Cpus_allowed_list:\t")) {
+        cores[std::stoi(task.path().filename())] = line.substr(19);
+      }
+    }
+  }
+  std::vector<std::string> found;
+  for (auto& [thread, list] : cores) found.push_back(std::move(list));
+  return found;
+}
+
+TEST(Proxies, StayOnTheCoresThatTheyAreGiven) {
+  cpu_set_t own, after;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(own), &own), 0);
+  if (!CPU_ISSET(0, &own)) GTEST_SKIP() << "this process may not use core 0";
+  const size_t before = coresOfProxies().size();
+  Proxy::ofDevice(101, "1", false);
+  Proxy::ofDevice(102, "", false);
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(after), &after), 0);
+  EXPECT_TRUE(CPU_EQUAL(&own, &after)) << "only the proxy moves";
+  std::vector<std::string> cores;
+  while (cores.size() < before + 2) cores = coresOfProxies();  // a thread names itself
+  EXPECT_EQ(cores[before], "0");
+  EXPECT_EQ(cores[before + 1] == "0", CPU_COUNT(&own) == 1);
 }
 
 // As an abort does. Helper threads are in the middle of pieces.

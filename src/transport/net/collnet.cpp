@@ -21,7 +21,8 @@ class CollNetNetwork final : public ReducingNetwork {
   CollNetNetwork(const TransportContext& context, const CollNetConnections& connections)
       : context_(context),
         connections_(connections),
-        proxy_(Proxy::ofDevice(context.own().device)),
+        proxy_(Proxy::ofDevice(context.own().device, context.options.proxyCores,
+                               context.options.ignoresOwnCores)),
         client_(
             proxy_.add({context.options.isIdle, context.options.fail, context.options.hasLeft})) {}
   ~CollNetNetwork() override { close(); }

@@ -107,7 +107,8 @@ class NetworkTransport::Pending final : public PendingConnection {
 NetworkTransport::NetworkTransport(const TransportContext& context)
     : context_(context),
       network_(context.options.network->makeNetwork(context_)),
-      proxy_(Proxy::ofDevice(context.own().device)),
+      proxy_(Proxy::ofDevice(context.own().device, context.options.proxyCores,
+                             context.options.ignoresOwnCores)),
       client_(proxy_.add({context.options.isIdle, context.options.fail, context.options.hasLeft})) {
 }
 

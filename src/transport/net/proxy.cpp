@@ -9,6 +9,7 @@
 #include <map>
 #include <utility>
 
+#include "base/cpu_affinity.h"
 #include "base/log.h"
 #include "base/open_descriptor.h"
 #include "base/thread.h"
@@ -35,12 +36,15 @@ Proxy::Proxy()
 }
 
 // Never destroyed: the thread runs until the process ends.
-Proxy& Proxy::ofDevice(int device) {
+Proxy& Proxy::ofDevice(int device, std::string_view cores, bool ignoresOwnCores) {
   static std::mutex mutex;
   static auto& proxies = *new std::map<int, Proxy*>;
   std::lock_guard lock(mutex);
   Proxy*& proxy = proxies[device];
-  if (proxy == nullptr) proxy = new Proxy;
+  if (proxy == nullptr) {
+    const ScopedCpuAffinity nearPort(cores, ignoresOwnCores);  // the thread inherits it
+    proxy = new Proxy;
+  }
   return *proxy;
 }
 

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -35,7 +36,8 @@ class Proxy {
     std::function<bool(int peer)> hasLeft = {};
   };
 
-  static Proxy& ofDevice(int device);
+  // The first call says on which cores its thread stays (ScopedCpuAffinity); empty: on any.
+  static Proxy& ofDevice(int device, std::string_view cores = {}, bool ignoresOwnCores = false);
 
   // Returns the number of the client.
   uint64_t add(Client client);
