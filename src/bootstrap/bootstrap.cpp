@@ -171,8 +171,16 @@ bool Bootstrap::ask(int peer, std::span<const std::byte> question, bool connects
   return mailbox_->ask(peer, question, connects);
 }
 
-std::string Bootstrap::addressOf(int peer) const {
-  return mailbox_->addressOfPeer(peer);
+std::pair<std::string, std::string> Bootstrap::addressOf(int peer) const {
+  const std::string text = mailbox_->addressOfPeer(peer);
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return {};
+  return {text.substr(0, colon), text.substr(colon + 1)};
+}
+
+bool Bootstrap::hasDied(int peer) const {
+  const auto failure = mailbox_->failure();
+  return failure && failure->isDeath && failure->rank == peer;
 }
 
 void Bootstrap::allGather(std::span<std::byte> all, size_t bytesPerRank,

@@ -153,8 +153,10 @@ class Bootstrap {
   // attempt will find it connected.
   void handleQuestions(QuestionHandlers handlers);
   bool ask(int peer, std::span<const std::byte> question, bool connects);
-  // Where `peer` listens, for people; empty while it is not known.
-  std::string addressOf(int peer) const;
+  // Address and port where `peer` listens, for people; empty while they are not known.
+  std::pair<std::string, std::string> addressOf(int peer) const;
+  // Whether `peer` is the first rank that has ended without leaving.
+  bool hasDied(int peer) const;
   // A lower rank to which there is a connection from the beginning; -1 for rank 0.
   int uplink() const { return tree_.parent(); }
 

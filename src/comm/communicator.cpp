@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/fnv.h"
 #include "base/log.h"
+#include "base/result.h"
 #include "comm/reaper.h"
 
 namespace unisono::comm {
@@ -101,8 +102,9 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
     std::vector<diagnose::RankPlace> places;
     const bool network = usesNetwork(ranks);
     for (const RankFacts& peer : ranks) {
-      places.push_back({peer.process, peer.calls, network ? peer.host : 0,
-                        fmt::format("process {} on host {}", peer.pid, peer.hostName.data())});
+      const auto [address, port] = bootstrap_->addressOf(static_cast<int>(places.size()));
+      places.push_back({peer.process, peer.calls, network ? peer.host : 0, peer.pid, peer.device,
+                        peer.hostName.data(), address, port});
     }
     return diagnose::PeerTables::get(id_, places);
   });
@@ -118,14 +120,14 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   }
   diagnose::noteSettings(changedSettings(settings_));
   journal_->start(id_, rank(), this->ranks(), device_, decision_->slots, options_.name,
-                  network_->name());
+                  network_->name(), bootstrap_->addressOf(rank()).first);
   runtime_.prepareToReadWords(device_);
   diagnose::Questions questions;
   questions.findFailure = [this]() -> std::optional<diagnose::Questions::Failure> {
     if (!health_->hasFailed() && !abort_->aborted()) return std::nullopt;
     const auto error = health_->error();
-    return diagnose::Questions::Failure{error ? static_cast<int>(error->code()) : 0,
-                                        abort_->aborted()};
+    return diagnose::Questions::Failure{error ? static_cast<int>(resultOf(error->code())) : 0,
+                                        health_->wasAborted()};
   };
   questions.isDone = [this] {
     // Without a current device CUDA would make a context on device 0.
@@ -141,7 +143,7 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
     return bootstrap_->ask(peer, question, connects);
   };
   questions.hasLeft = [this](int peer) { return health_->hasLeft(peer); };
-  questions.addressOf = [this](int peer) { return bootstrap_->addressOf(peer); };
+  questions.hasDied = [this](int peer) { return bootstrap_->hasDied(peer); };
   questions.uplink = bootstrap_->uplink();
   watched_ = std::make_shared<diagnose::Watched>(journal_, *tables, rank(), description(),
                                                  std::chrono::seconds(settings_.hangSeconds),

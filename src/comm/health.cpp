@@ -78,6 +78,7 @@ Error Health::fail(const Error& error) {
 }
 
 void Health::abort() {
+  abortedByUser_.store(true, std::memory_order_release);
   raise();
   const std::lock_guard lock(mutex_);
   if (error_) return;

@@ -75,6 +75,8 @@ class Health final : public bootstrap::PeerWatcher, public std::enable_shared_fr
 
   bool hasFailed() const { return failed_.load(std::memory_order_acquire); }
   std::optional<Error> error() const;
+  // Whether its user has aborted it.
+  bool wasAborted() const { return abortedByUser_.load(std::memory_order_acquire); }
   // Records an error that makes the communicator unusable, unless there is one already, and logs
   // it. Returns the first one.
   Error fail(const Error& error);
@@ -110,7 +112,7 @@ class Health final : public bootstrap::PeerWatcher, public std::enable_shared_fr
   AbortSignal signal_;
   std::atomic<uint64_t> collectives_{0}, replayedCollectives_{0};
   std::vector<MessageCounts> messages_;  // by peer
-  std::atomic<bool> anyoneLeft_{false}, failed_{false};
+  std::atomic<bool> anyoneLeft_{false}, failed_{false}, abortedByUser_{false};
   mutable std::mutex mutex_;
   std::string name_ = "communicator in initialization";
   std::chrono::milliseconds grace_{0};

@@ -62,8 +62,11 @@ class RasService final : public Reactor::Handler {
     uint64_t number;
     std::string input, output;
     bool json = false, ends = false;
+    std::shared_ptr<diagnose::RasInquiry> inquiry = {};  // whose result it waits for
+    bool verbose = false;
     bool monitors = false;      // is told of events
     bool isSubscribed = false;  // to those that are there
+    bool isCurrent = false;     // it knows what the last look has found
   };
 
   // Called by the thread of the reactor, which goes on with other sockets whatever happens here.
@@ -89,9 +92,47 @@ class RasService final : public Reactor::Handler {
     if (std::exchange(paused_, false)) {
       Reactor::ofThisProcess().watch(number_, listener_.descriptor(), Poller::Interest::read);
     }
+    answerWaiting();
     if (!hasMonitors()) return;
     Reactor::ofThisProcess().requestTick();
-    if (diagnose::steadyNow() >= nextLook_) lookAtPeers();
+    lookAtPeers();
+  }
+
+  // Goes on with the inquiries of clients that wait for the state of the job.
+  void answerWaiting() {
+    std::vector<int> gone;
+    bool areWaiting = false;
+    for (auto& [descriptor, client] : clients_) {
+      if (client.inquiry == nullptr) continue;
+      try {
+        tellStatus(client);
+        areWaiting = areWaiting || client.inquiry != nullptr;
+        if (client.inquiry == nullptr && !write(client)) gone.push_back(descriptor);
+      } catch (const std::exception& error) {
+        logInfo("A RAS client is not answered: {}", error.what());
+        gone.push_back(descriptor);
+      }
+    }
+    forget(gone);
+    if (areWaiting) Reactor::ofThisProcess().requestTick();
+  }
+
+  void forget(const std::vector<int>& descriptors) {
+    for (const int descriptor : descriptors) {
+      Reactor::ofThisProcess().forget(descriptor);
+      clients_.erase(descriptor);
+    }
+  }
+
+  // The answer, once the other processes of the job have answered.
+  void tellStatus(Client& client) {
+    const int64_t now = diagnose::steadyNow();
+    if (!client.inquiry->proceed(now)) return;
+    const diagnose::RasJob job = client.inquiry->job(now);
+    client.inquiry.reset();
+    client.output += client.json ? diagnose::rasJson(job, ncclVersion())
+                                 : diagnose::rasText(job, ncclVersion(), client.verbose);
+    client.ends = true;
   }
 
   bool hasMonitors() const {
@@ -100,23 +141,27 @@ class RasService final : public Reactor::Handler {
 
   // Tells those who monitor what has changed since the last look.
   void lookAtPeers() {
-    nextLook_ = diagnose::steadyNow() + kLookInterval;
+    const int64_t now = diagnose::steadyNow();
     try {
-      diagnose::RasPeers peers = diagnose::rasPeers(diagnose::readAllTables());
+      if (look_ == nullptr) {
+        if (now < nextLook_) return;
+        look_ = diagnose::RasInquiry::begin(now, kLongestInquiry);
+      }
+      if (!look_->proceed(now)) return;
+      nextLook_ = now + kLookInterval;
+      diagnose::RasPeers peers = diagnose::rasPeers(look_->job(now));
+      look_.reset();
       const auto events = diagnose::rasEvents(std::exchange(peers_, peers), peers);
-      if (events.empty()) return;
       std::vector<int> gone;
       for (auto& [descriptor, client] : clients_) {
-        if (!client.isSubscribed || client.ends) continue;
+        const bool isNews = std::exchange(client.isCurrent, true);
+        if (!isNews || !client.isSubscribed || client.ends || events.empty()) continue;
         for (const diagnose::RasEvent& event : events) {
           client.output += client.json ? diagnose::rasJson(event) : diagnose::rasText(event);
         }
         if (!write(client)) gone.push_back(descriptor);
       }
-      for (const int descriptor : gone) {
-        Reactor::ofThisProcess().forget(descriptor);
-        clients_.erase(descriptor);
-      }
+      forget(gone);
     } catch (const std::exception& error) {
       logInfo("RAS clients are not told of changes: {}", error.what());
     }
@@ -148,6 +193,7 @@ class RasService final : public Reactor::Handler {
       for (size_t end; !client.ends && (end = client.input.find('\n')) != std::string::npos;) {
         std::string command = client.input.substr(0, end);
         client.input.erase(0, end + 1);
+        if (client.inquiry != nullptr) break;  // whoever waits says nothing more
         if (!command.empty() && command.back() == '\r') command.pop_back();
         answer(client, command);
       }
@@ -185,10 +231,10 @@ class RasService final : public Reactor::Handler {
       client.output += text || json ? "OK\n" : fmt::format("ERROR: Invalid format {}\n", rest);
     } else if (const bool verbose = ::strcasecmp(command.c_str(), "verbose status") == 0;
                verbose || ::strcasecmp(command.c_str(), "status") == 0) {
-      const auto views = diagnose::readAllTables();
-      client.output += client.json ? diagnose::rasJson(views, ncclVersion())
-                                   : diagnose::rasText(views, ncclVersion(), verbose);
-      client.ends = true;
+      client.verbose = verbose;
+      client.inquiry = diagnose::RasInquiry::begin(diagnose::steadyNow(), kLongestInquiry);
+      tellStatus(client);
+      if (client.inquiry != nullptr) Reactor::ofThisProcess().requestTick();
     } else if (::strcasecmp(command.c_str(), "monitor") == 0) {
       monitor(client, "");
     } else if (beginsWith(command, "monitor ", rest)) {
@@ -217,14 +263,17 @@ class RasService final : public Reactor::Handler {
     }
     client.output += "OK\n";
     // Only what happens from now on is news for this client.
-    client.isSubscribed = false;
-    lookAtPeers();
+    client.isCurrent = false;
     client.monitors = true;
     client.isSubscribed = lifecycle || !any;
+    nextLook_ = 0;
+    lookAtPeers();
     Reactor::ofThisProcess().requestTick();
   }
 
   static constexpr int64_t kLookInterval = 500'000'000;
+  // For processes that do not answer. Some clients wait for a second.
+  static constexpr int64_t kLongestInquiry = 700'000'000;
 
   const std::function<bool()> notAborted_;
   const Listener listener_;
@@ -234,6 +283,7 @@ class RasService final : public Reactor::Handler {
   bool paused_ = false;       // clients are accepted from the next tick on
   diagnose::RasPeers peers_;  // as of the last look
   int64_t nextLook_ = 0;
+  std::shared_ptr<diagnose::RasInquiry> look_;  // that goes on
   const uint32_t number_;
 };
 

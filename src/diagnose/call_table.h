@@ -14,7 +14,7 @@
 // own tables; everybody else only reads them, at any time, so that all that changes is atomic.
 namespace unisono::diagnose {
 
-inline constexpr uint32_t kTableLayout = 7;
+inline constexpr uint32_t kTableLayout = 8;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
@@ -97,8 +97,9 @@ struct CallTable {
   std::atomic<int32_t> rank, ranks, device;
   std::atomic<uint32_t> slots;  // of every FIFO
   std::atomic<char> name[kNameBytes], network[kNameBytes];
-  std::atomic<uint64_t> entered;   // the index of the last call
-  std::atomic<uint64_t> launched;  // the number of the last launch: numbers begin at 2
+  std::atomic<char> address[kNameBytes];  // of the host, where its ranks reach each other
+  std::atomic<uint64_t> entered;          // the index of the last call
+  std::atomic<uint64_t> launched;         // the number of the last launch: numbers begin at 2
   // As the watchdog of the process saw them last: the last launch whose kernel has begun, the last
   // one that is done, and when one of them changed.
   std::atomic<uint64_t> started, finished;

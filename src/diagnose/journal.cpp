@@ -155,7 +155,7 @@ TablePlace Journal::place() {
 }
 
 void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots,
-                    std::string_view name, std::string_view network) {
+                    std::string_view name, std::string_view network, std::string_view address) {
   sends_.resize(static_cast<size_t>(ranks));
   receives_.resize(static_cast<size_t>(ranks));
   // All with release order: who sees one of the new values sees that the table was free, too.
@@ -165,6 +165,7 @@ void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots
   table_.slots.store(slots, kRelease);
   storeText(table_.name, name);
   storeText(table_.network, network);
+  storeText(table_.address, address);
   for (CallRecord& record : table_.calls) record.index.store(0, kRelease);
   table_.replay.index.store(0, kRelease);
   for (auto* number : {&table_.entered, &table_.replayed}) number->store(0, kRelease);

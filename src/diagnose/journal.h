@@ -35,9 +35,9 @@ class Journal {
 
   TablePlace place();
   // From now on others find the table. `id` is the same on all ranks.
-  // `network`: what joins this host to others.
+  // `network`: what joins this host to others, over which it has `address`.
   void start(uint64_t id, int rank, int ranks, int device, uint32_t slots, std::string_view name,
-             std::string_view network = "");
+             std::string_view network = "", std::string_view address = "");
 
   // Notes a call, before anything is done for it. Returns its index.
   uint64_t enter(const plan::Task& task);

@@ -175,6 +175,7 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
   view.slots = table.slots.load(kAcquire);
   view.name = readText(table.name);
   view.network = readText(table.network);
+  view.address = readText(table.address);
   view.pid = head.pid;
   view.silentFor = std::max<int64_t>(0, now - head.alive.load(kAcquire));
   constexpr int64_t kManyLooks = 600'000'000;

@@ -21,7 +21,8 @@ struct RankView {
   uint32_t slots = 0;
   uint64_t id = 0;
   std::string name, network;
-  std::string host;  // of its process; empty: it is this one
+  std::string host;     // of its process; empty: it is this one
+  std::string address;  // of its host, for other hosts; empty: unknown
   // For a rank of another host that did not answer: its process and address.
   std::string place;
   int64_t pid = 0;

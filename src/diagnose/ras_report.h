@@ -6,29 +6,31 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "diagnose/rank_view.h"
+#include "diagnose/ras_inquiry.h"
 
 namespace unisono::diagnose {
 
-// What clients of NCCL's RAS protocol are told of the communicators in `views`, the ranks that this
-// process can see: as JSON with NCCL's names, or as text. `verbose` adds the call of each rank.
-std::string rasJson(const std::vector<RankView>& views, std::string_view ncclVersion);
-std::string rasText(const std::vector<RankView>& views, std::string_view ncclVersion, bool verbose);
+// What clients of NCCL's RAS protocol are told of a job: as JSON with NCCL's names, or as text with
+// NCCL's tables and phrases. `verbose` adds the call of each rank.
+std::string rasJson(const RasJob& job, std::string_view ncclVersion);
+std::string rasText(const RasJob& job, std::string_view ncclVersion, bool verbose);
 
 // A process that has ranks, for clients that watch which ones come and go.
 struct RasPeer {
   std::set<int> devices;
   bool isDead = false;
 };
-using RasPeers = std::map<int64_t, RasPeer>;  // by process id
-RasPeers rasPeers(const std::vector<RankView>& views);
+using RasPeers = std::map<std::pair<std::string, int64_t>, RasPeer>;  // by address, process id
+RasPeers rasPeers(const RasJob& job);
 
 // What has happened between two looks: a process is new, or has died. Those that have destroyed
 // their communicators are forgotten.
 struct RasEvent {
   const char* name;  // NCCL's
+  std::string address;
   int64_t process;
   RasPeer peer;
 };

@@ -127,6 +127,7 @@ void visitView(Archive& archive, View& view) {
   archive(view.name);
   archive(view.network);
   archive(view.host);
+  archive(view.address);
   archive(view.pid);
   archive(view.processState);
   archive(view.silentFor);

@@ -10,6 +10,7 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "diagnose/ras_inquiry.h"
 #include "diagnose/report.h"
 #include "diagnose/segment_view.h"
 #include "runtime/runtime.h"
@@ -91,6 +92,12 @@ std::vector<RankView> readAllTables() {
   return views;
 }
 
+std::string RankPlace::text() const {
+  std::string result = fmt::format("process {} on host {}", pid, hostName);
+  if (!address.empty()) result += fmt::format(", {}:{}", address, port);
+  return result;
+}
+
 std::shared_ptr<PeerTables> PeerTables::get(uint64_t id, const std::vector<RankPlace>& places) {
   static auto* mutex = new std::mutex;
   static auto* known = new std::map<uint64_t, std::weak_ptr<PeerTables>>;
@@ -126,7 +133,7 @@ void PeerTables::map(int64_t now) {
       peer.table.store(&tableOf(peer.segment->address(), peer.place.table.slot),
                        std::memory_order_release);
     } catch (const std::exception& error) {
-      logInfo("The calls of {} cannot be read: {}", peer.place.name, error.what());
+      logInfo("The calls of {} cannot be read: {}", peer.place.text(), error.what());
       allMapped_ = false;
       nextMapping_ = now + kMappingPause;
       // A process that does not answer takes long, and the others are not to wait for each such.
@@ -167,6 +174,22 @@ Watched::Watched(std::shared_ptr<Journal> journal, std::shared_ptr<PeerTables> p
       patience_(patience.count()),
       questions_(std::move(questions)),
       remote_(peers_, rank, questions_.uplink, questions_.ask) {}
+
+void Watched::hear(std::vector<std::byte> answer) {
+  if (!RasInquiry::hear(answer)) remote_.hear(std::move(answer));
+}
+
+// The watchdog may hold the lock for long while a device does not answer.
+bool Watched::askNow(int rank, const Question& question) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || stopped_ || !questions_.ask) return false;
+  return questions_.ask(rank, std::as_bytes(std::span(&question, 1)), true);
+}
+
+bool Watched::hasDied(int rank) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock && !stopped_ && questions_.hasDied && questions_.hasDied(rank);
+}
 
 void Watched::stop() {
   const std::lock_guard lock(mutex_);
@@ -349,9 +372,7 @@ std::vector<RankView> Watched::collectViews(int64_t now) const {
       view.isKnown = view.hasLeft = true;
       continue;
     }
-    view.place = peers_->place(rank).name;
-    const std::string address = questions_.addressOf ? questions_.addressOf(rank) : "";
-    if (!address.empty()) view.place += ", " + address;
+    view.place = peers_->place(rank).text();
   }
   return views;
 }
@@ -387,6 +408,15 @@ void Watchdog::add(const std::shared_ptr<Watched>& watched) {
     running_ = true;
   }
   changed_.notify_all();
+}
+
+std::vector<std::shared_ptr<Watched>> Watchdog::all() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Watched>> found;
+  for (const auto& each : watched_) {
+    if (auto owned = each.lock()) found.push_back(std::move(owned));
+  }
+  return found;
 }
 
 void Watchdog::run() {

@@ -25,8 +25,12 @@ namespace unisono::diagnose {
 struct RankPlace {
   uint64_t process = 0;  // runtime::processToken()
   TablePlace table;
-  uint64_t host = 0;      // processes of different hosts share no memory
-  std::string name = {};  // of the process, for people
+  uint64_t host = 0;  // processes of different hosts share no memory
+  int64_t pid = 0;
+  int device = 0;
+  std::string hostName = {}, address = {}, port = {};  // for people; the last two of its listener
+  // "process 17 on host n1, 10.0.0.2:4711".
+  std::string text() const;
 };
 
 // The tables of all ranks of a communicator that this process can map, for all its ranks in this
@@ -41,6 +45,7 @@ class PeerTables {
   void map(int64_t now);
   int ranks() const { return static_cast<int>(peers_.size()); }
   bool isMapped(int rank) const { return tableAt(rank) != nullptr; }
+  uint64_t id() const { return id_; }
   const RankPlace& place(int rank) const { return at(rank).place; }
   RankView view(int rank, int64_t now) const;
   // The number of calls that a rank has made.
@@ -95,7 +100,7 @@ struct Questions {
   // Of ranks whose tables this process cannot map: see bootstrap::Bootstrap.
   RemoteRanks::Ask ask;
   std::function<bool(int rank)> hasLeft;
-  std::function<std::string(int rank)> addressOf;
+  std::function<bool(int rank)> hasDied;
   int uplink = -1;
 };
 
@@ -110,7 +115,12 @@ class Watched {
   // Returns when the watchdog asks no more.
   void stop();
   // The answer of another rank to a question.
-  void hear(std::vector<std::byte> answer) { remote_.hear(std::move(answer)); }
+  void hear(std::vector<std::byte> answer);
+  // For a RasInquiry, by any thread. Returns false, or nothing, if it may have to wait.
+  bool askNow(int rank, const Question& question);
+  bool hasDied(int rank);
+  bool isStopped() const { return stopped_; }
+  const std::shared_ptr<PeerTables>& peers() const { return peers_; }
   // The watchdog asks nothing while the returned lock is held.
   std::unique_lock<std::mutex> pause() { return std::unique_lock(mutex_); }
 
@@ -130,7 +140,7 @@ class Watched {
   bool reportsInstead(const RankView& other, int64_t now) const;
 
   std::mutex mutex_;
-  bool stopped_ = false;
+  std::atomic<bool> stopped_ = false;
   const std::shared_ptr<Journal> journal_;
   const std::shared_ptr<PeerTables> peers_;
   const int rank_;
@@ -160,6 +170,7 @@ class Watchdog {
 
   static Watchdog& get();
   void add(const std::shared_ptr<Watched>& watched);
+  std::vector<std::shared_ptr<Watched>> all();
 
  private:
   Watchdog() = default;

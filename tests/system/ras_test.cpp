@@ -8,9 +8,11 @@
 #include <chrono>
 #include <csignal>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
 
 #include "child_processes.h"
 
@@ -183,6 +185,133 @@ TEST(RasMonitor, TellsOfProcessesThatComeAndDie) {
   EXPECT_NE(results[1], 0);
 }
 
+// One text that a client of process 0 gets, of four processes on two hosts.
+struct RemoteRas {
+  Pipe pipe, done, pid;
+  int at = freePort();
+
+  void prepare(int process) const {
+    ::setenv("NCCL_HOSTID", process < 2 ? "a" : "b", 1);
+    ::setenv("NCCL_NET", "Socket", 1);
+    if (process == 0) {
+      ::setenv("NCCL_RAS_ENABLE", "1", 1);
+      ::setenv("NCCL_RAS_ADDR", ("127.0.0.1:" + std::to_string(at)).c_str(), 1);
+    }
+    check(unisonoHostSetDevice(process));
+  }
+  std::string ask(const std::string& commands) const {
+    const Client client(at);
+    client.send(commands);
+    return client.all();
+  }
+  json askJson() const {
+    const std::string text = ask("SET FORMAT json\nSTATUS\n");
+    return json::parse(text.substr(text.find('{')));  // as SGLang reads it
+  }
+};
+
+// Process 0 is in one of the two communicators that a split makes, and tells of both.
+TEST(RasOfSeveralHosts, TellsOfAllRanksOfTheJob) {
+  const RemoteRas ras;
+  expectAllPass(runChildren(4, [&](int process) {
+    ras.prepare(process);
+    ncclComm_t world = nullptr, half = nullptr;
+    check(ncclCommInitRank(&world, 4, sharedId(ras.pipe, process, 4), process));
+    check(ncclCommSplit(world, process / 2, process, &half, nullptr));
+    useOnce(world);
+    useOnce(half);
+    if (process != 0) {
+      ras.done.read<int>();
+    } else {
+      const json job = ras.askJson();
+      EXPECT_EQ(job["communicators_count"], 3) << job;
+      EXPECT_EQ(job["ras"]["timeouts_count"], 0);
+      std::vector<size_t> sizes;
+      for (const json& communicator : job["communicators"]) {
+        sizes.push_back(communicator["size"]);
+        EXPECT_EQ(communicator["missing_ranks_count"], 0) << communicator;
+        ASSERT_EQ(communicator["ranks"].size(), communicator["size"]);
+        for (const json& rank : communicator["ranks"]) {
+          EXPECT_EQ(rank["collective_counts"]["AllReduce"], 1);
+          EXPECT_NE(rank["host"], "");
+          EXPECT_GT(rank["pid"], 0);
+        }
+      }
+      EXPECT_EQ(sizes, (std::vector<size_t>{4, 2, 2}));
+      const std::string text = ras.ask("STATUS\n");
+      EXPECT_NE(
+          text.find("    0         1         1         4         4         4   RUNNING      OK"),
+          std::string::npos)
+          << text;
+      EXPECT_NE(
+          text.find("    1         2         1         2         2         4   RUNNING      OK"),
+          std::string::npos)
+          << text;
+      EXPECT_NE(ras.ask("VERBOSE STATUS\n").find("Rank 3 last call AllReduce #1"),
+                std::string::npos);
+      for (int other = 1; other < 4; other++) ras.done.write(other);
+    }
+    check(ncclCommDestroy(half));
+    check(ncclCommDestroy(world));
+  }));
+}
+
+// Of host b process 2 is stopped, of which process 3 tells; then process 3, so that nobody does.
+TEST(RasOfSeveralHosts, TellsWhoDoesNotAnswer) {
+  const RemoteRas ras;
+  const std::vector<int> results = runChildren(4, [&](int process) {
+    ras.prepare(process);
+    ncclComm_t world = nullptr;
+    check(ncclCommInitRank(&world, 4, sharedId(ras.pipe, process, 4), process));
+    useOnce(world);
+    if (process >= 2) {
+      const int number = process;
+      ras.pid.write(std::pair(number, ::getpid()));
+    }
+    if (process != 0) {
+      ras.done.read<int>();
+    } else {
+      std::map<int, pid_t> pids;
+      for (int i = 0; i < 2; i++) pids.insert(ras.pid.read<std::pair<int, pid_t>>());
+      const auto missing = [&] {
+        const json job = ras.askJson();
+        std::vector<int> ranks;
+        for (const json& rank : job["communicators"][0]["missing_ranks"]) {
+          ranks.push_back(rank["rank"]);
+          EXPECT_EQ(rank["status"]["unresponsive"], true);
+          EXPECT_EQ(rank["status"]["considered_dead"], false);
+          EXPECT_EQ(rank["pid"], pids[ranks.back()]);
+          EXPECT_EQ(rank["cuda_dev"], ranks.back());
+        }
+        return ranks;
+      };
+      EXPECT_EQ(missing(), std::vector<int>{});
+      std::this_thread::sleep_for(std::chrono::seconds(1));  // its host maps its table
+      ::kill(pids[2], SIGSTOP);
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+      while (missing() != std::vector{2}) {
+        ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      }
+      ::kill(pids[3], SIGSTOP);
+      const auto start = std::chrono::steady_clock::now();
+      EXPECT_EQ(missing(), (std::vector{2, 3}));
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(scaled(1, 20)));
+      const std::string text = ras.ask("STATUS\n");
+      for (const std::string& part :
+           {std::string("INCOMPLETE\n  Missing communicator data from 2 job processes\n"),
+            std::string("  Missing communicator data from 2 ranks\n"),
+            "Rank 3 -- GPU 3 managed by process " + std::to_string(pids[3]) + " on node ",
+            std::string("TIMEOUT\n  Encountered ")}) {
+        EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+      }
+      for (const auto& [number, pid] : pids) ::kill(pid, SIGCONT);
+      for (int other = 1; other < 4; other++) ras.done.write(other);
+    }
+    check(ncclCommDestroy(world));
+  });
+  expectAllPass(results);
+}
+
 TEST(Ras, IsOffByDefault) {
   const Setting address("NCCL_RAS_ADDR", where.c_str());
   const Ranks ranks(2);
@@ -207,7 +336,7 @@ TEST(Ras, TellsOfCommunicatorsAndTheirCalls) {
     EXPECT_EQ(told["pid"], ::getpid());
     EXPECT_EQ(told["cuda_dev"], rank);
     EXPECT_EQ(told["collective_counts"]["AllReduce"], 3);
-    EXPECT_EQ(told["collective_counts"]["Send"], 0);
+    EXPECT_EQ(told["collective_counts"].size(), 5u) << "those that NCCL counts";
     EXPECT_EQ(told["status"]["async_error"], 0);
     EXPECT_EQ(told["status"]["finalize_called"], false);
   }

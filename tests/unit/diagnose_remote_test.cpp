@@ -43,8 +43,7 @@ class Job {
     for (size_t rank = 0; rank < journals_.size(); rank++) {
       const int where = static_cast<int>(rank) / ranksPerHost_;
       const uint64_t process = where == host ? runtime::processToken() : 1000 + rank;
-      places.push_back({process, journals_[rank]->place(), static_cast<uint64_t>(where + 1),
-                        "process " + std::to_string(rank)});
+      places.push_back({process, journals_[rank]->place(), static_cast<uint64_t>(where + 1)});
     }
     auto tables = std::make_shared<PeerTables>(7, places);
     tables->map(steadyNow());
