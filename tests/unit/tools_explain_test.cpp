@@ -99,6 +99,10 @@ TEST_F(ExplainProgram, KnowsWhatJoinsTheNodes) {
 
   const std::string plugin = "NCCL_NET_PLUGIN=" + testing::fakeNetPath(11);
   EXPECT_EQ(explainJson(call, plugin)["network"], "Fake11 (v11)");
+  const char* const direct = "Fake11 (v11), with GPUDirect where topo --why allows it";
+  EXPECT_EQ(explainJson(call, plugin + " FAKE_NET_POINTERS=5")["network"], direct);
+  EXPECT_EQ(explainJson(call, plugin + " FAKE_NET_POINTERS=5 NCCL_DMABUF_ENABLE=0")["network"],
+            "Fake11 (v11)");
   const auto reasonOf = [](const json& report) -> std::string {
     for (const json& row : report["candidates"]) {
       if (row["algorithm"] == "CollNetChain" && row["protocol"] == "Simple") return row["reason"];

@@ -153,7 +153,14 @@ void findNetwork(const ExplainArguments& arguments, const Settings& settings, As
   report.network = net != nullptr             ? net->name()
                    : settings.network.empty() ? "InfiniBand, RoCE or sockets"
                                               : settings.network;
-  if (net == nullptr || settings.collnet <= 0) return;
+  if (net == nullptr) return;
+  const auto reachesGpus = [&](const plugin::NetPort& port) {
+    return port.reachesGpus || (port.takesDmaBufs && settings.dmaBuf);
+  };
+  if (std::ranges::any_of(net->ports(), reachesGpus)) {
+    report.network += ", with GPUDirect where topo --why allows it";
+  }
+  if (settings.collnet <= 0) return;
   const auto collNet = plugin::CollNet::open(
       *net, [&](const std::string& warning) { report.warnings.push_back(warning); });
   if (collNet == nullptr) return;
