@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "diagnose/journal.h"
+#include "diagnose/rank_view.h"
 
 namespace unisono::comm {
 namespace {
@@ -32,7 +33,7 @@ device::LaunchMark Replays::add(std::span<const plan::Task> calls) {
     if (isMessage(call)) {
       group.messages.emplace_back(call.peer, call.call == plan::Call::send);
     } else {
-      group.collectives++;
+      group.collectives.push_back(diagnose::callOf(call));
     }
   }
   group.words = next_;
@@ -61,12 +62,24 @@ std::optional<diagnose::Replays> Replays::read(Counts& counts) {
   if (!runtime_.readWords(device_, addresses, values)) return std::nullopt;
   diagnose::Replays replays;
   counts = {};
+  std::map<uint64_t, size_t> kinds;  // places in replays.kinds
   for (size_t i = 0; i < groups.size(); i++) {
     Group& group = groups[i];
     if (group.marks == 0) continue;
     const uint64_t begun = (values[kWords * i] + group.marks - 1) / group.marks;
     const uint64_t done = values[kWords * i + 1] / group.marks;
-    counts.collectives += begun * group.collectives;
+    counts.collectives += begun * group.collectives.size();
+    for (const diagnose::Call& call : group.collectives) {
+      const uint64_t kind = diagnose::hashOfKind(call);
+      replays.hash += begun * kind;
+      const auto [known, isNew] = kinds.try_emplace(kind, replays.kinds.size());
+      if (isNew) {
+        replays.kinds.push_back(call);
+        replays.kinds.back().index = replays.kinds.size();
+        replays.kinds.back().replay = 0;
+      }
+      replays.kinds[known->second].replay += begun;
+    }
     for (const auto& [peer, sends] : group.messages) {
       (sends ? counts.sends : counts.receives)[peer] += begun;
     }

@@ -40,7 +40,7 @@ class Replays {
  private:
   struct Group {
     diagnose::Call call;  // that stands for the group
-    uint64_t collectives = 0;
+    std::vector<diagnose::Call> collectives;
     std::vector<std::pair<int, bool>> messages;  // peer, and whether it is sent
     const uint64_t* words = nullptr;
     uint64_t marks = 0;  // 0: it is still being captured

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "device/work.h"
 #include "plan/plan.h"
@@ -14,14 +15,16 @@
 // own tables; everybody else only reads them, at any time, so that all that changes is atomic.
 namespace unisono::diagnose {
 
-inline constexpr uint32_t kTableLayout = 8;
+inline constexpr uint32_t kTableLayout = 9;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
-inline constexpr size_t kTableBytes = 8192;
+inline constexpr size_t kTableBytes = 12288;
 inline constexpr size_t kTables = 4096;  // pages that are never written cost nothing
 inline constexpr size_t kCalls = 64;     // the last calls of a rank
 inline constexpr size_t kLinks = 112;
+inline constexpr size_t kQuietPoints = 8;    // the last ones
+inline constexpr size_t kCapturedKinds = 8;  // of collectives in graphs that differ
 inline constexpr size_t kNameBytes = 64;
 inline constexpr size_t kSettingsBytes = 4096;
 inline constexpr int kMaxRanks = 1 << 20;  // what readers believe
@@ -92,6 +95,16 @@ struct LinkRecord {
   std::atomic<uint64_t> kind, tail, head, bytesInFlight;
 };
 
+// A moment when a rank had finished all that it had begun: how many collectives these were, in
+// replays and without, and a hash of them that does not depend on their order. Collectives run in
+// the same order on all ranks, so that equal numbers mean the same collectives. 0: there is none.
+struct QuietPoint {
+  uint64_t collectives = 0, hash = 0;
+};
+struct QuietRecord {
+  std::atomic<uint64_t> collectives, hash;
+};
+
 struct CallTable {
   std::atomic<uint64_t> id;  // the same on all ranks of a communicator; 0: the table is free
   std::atomic<int32_t> rank, ranks, device;
@@ -114,14 +127,21 @@ struct CallTable {
   alignas(64) CallRecord calls[kCalls];
   CallRecord replay;  // that runs; index 0: none
   LinkRecord link[kLinks];
+  std::atomic<uint64_t> quietPoints;  // how many there were
+  QuietRecord quiet[kQuietPoints];
+  // The collectives in graphs that differ, with the number of times that they ran until the last
+  // quiet point in `replay`.
+  CallRecord captured[kCapturedKinds];
 };
 static_assert(sizeof(CallTable) <= kTableBytes);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 // How far the replays of captured calls are.
 struct Replays {
-  uint64_t collectives = 0;     // in replays that have begun
-  std::optional<Call> running;  // without the time
+  uint64_t collectives = 0;      // in replays that have begun
+  std::optional<Call> running;   // without the time
+  uint64_t hash = 0;             // of these collectives, in any order
+  std::vector<Call> kinds = {};  // that differ, with the number of times in `replay`
 };
 
 inline constexpr size_t kSegmentBytes = kTableBytes * (kTables + 1);

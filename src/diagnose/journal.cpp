@@ -12,6 +12,7 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/system.h"
+#include "diagnose/rank_view.h"
 
 namespace unisono::diagnose {
 namespace {
@@ -173,6 +174,9 @@ void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots
     number->store(1, kRelease);
   }
   table_.links.store(0, kRelease);
+  table_.quietPoints.store(0, kRelease);
+  for (QuietRecord& record : table_.quiet) record.collectives.store(0, kRelease);
+  for (CallRecord& record : table_.captured) record.index.store(0, kRelease);
   for (auto* flag : {&table_.captures, &table_.aborted, &table_.finalized}) {
     flag->store(0, kRelease);
   }
@@ -204,6 +208,10 @@ uint64_t Journal::enter(const plan::Task& task) {
   call.entered = steadyNow();
   write(table_.calls[index % kCalls], call);
   table_.entered.store(index, kRelease);
+  if (!call.isMessage()) {
+    eagerHash_.fetch_add(hashOfKind(call), kRelease);
+    eager_.fetch_add(1, kRelease);
+  }
   auto& count = table_.counts[static_cast<size_t>(task.call)];
   count.store(count.load(kRelaxed) + 1, kRelease);
   return index;
@@ -220,6 +228,24 @@ void Journal::launched(uint64_t first, uint64_t last, uint64_t number) {
     table_.calls[index % kCalls].launch.store(number, kRelease);
   }
   table_.launched.store(number, kRelease);
+}
+
+void Journal::noteQuiet(const Replays& replays, uint64_t entered) {
+  constexpr auto kAcquire = std::memory_order_acquire;
+  const uint64_t collectives = replays.collectives + eager_.load(kAcquire);
+  const uint64_t hash = replays.hash + eagerHash_.load(kAcquire);
+  if (table_.entered.load(kAcquire) != entered || !isIdle() || collectives == 0) return;
+  const uint64_t number = table_.quietPoints.load(kRelaxed);
+  const QuietRecord& last = table_.quiet[(number + kQuietPoints - 1) % kQuietPoints];
+  if (number > 0 && last.collectives.load(kRelaxed) == collectives) return;
+  for (size_t i = 0; i < kCapturedKinds; i++) {
+    if (i < replays.kinds.size()) write(table_.captured[i], replays.kinds[i]);
+  }
+  QuietRecord& record = table_.quiet[number % kQuietPoints];
+  record.collectives.store(0, kRelease);
+  record.hash.store(hash, kRelease);
+  record.collectives.store(collectives, kRelease);
+  table_.quietPoints.store(number + 1, kRelease);
 }
 
 bool Journal::isIdle() const {

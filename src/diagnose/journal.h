@@ -44,6 +44,9 @@ class Journal {
   // Notes a group of captured calls: from now on the numbers of calls are not those of other ranks.
   void noteCapture() { table_.captures.fetch_add(1, std::memory_order_release); }
   void noteFailure(int32_t error, bool aborted);
+  // Notes that all calls that were entered and all replays that have begun are done. Nothing is
+  // noted if calls were entered since `entered`, which the table said before `replays` was read.
+  void noteQuiet(const Replays& replays, uint64_t entered);
   // Notes the call that this rank has explained: see Report::key().
   void noteReport(uint64_t key) { table_.reported.store(key, std::memory_order_release); }
   void noteFinalize() { table_.finalized.store(1, std::memory_order_release); }
@@ -69,7 +72,8 @@ class Journal {
   const int forks_;
   CallTable& table_;
   uint64_t entered_ = 0, collectives_ = 0;
-  std::vector<uint64_t> sends_, receives_;  // by peer
+  std::atomic<uint64_t> eager_{0}, eagerHash_{0};  // collectives that were entered, and their hash
+  std::vector<uint64_t> sends_, receives_;         // by peer
 };
 
 // Tells the other processes what this one's settings are, NAME and value, in place of what was told

@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <fstream>
 
+#include "base/fnv.h"
+#include "base/math.h"
+
 namespace unisono::diagnose {
 namespace {
 
@@ -202,6 +205,16 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
   view.captures = table.captures.load(kAcquire);
   view.replay = readCall(table.replay, view.ranks);
   view.replayed = table.replayed.load(kAcquire);
+  for (const QuietRecord& record : table.quiet) {
+    const QuietPoint point{record.collectives.load(kAcquire), record.hash.load(kAcquire)};
+    const bool isWhole =
+        point.collectives != 0 && record.collectives.load(kAcquire) == point.collectives;
+    if (isWhole) view.quietPoints.push_back(point);
+  }
+  std::ranges::sort(view.quietPoints, {}, &QuietPoint::collectives);
+  for (const CallRecord& record : table.captured) {
+    if (const auto call = readCall(record, view.ranks)) view.captured.push_back(*call);
+  }
   const size_t links = std::min<size_t>(table.links.load(kAcquire), kLinks);
   for (size_t i = 0; i < links; i++) {
     const uint64_t kind = table.link[i].kind.load(kAcquire);
@@ -261,6 +274,52 @@ std::optional<Mismatch> findMismatch(const RankView& a, const RankView& b) {
     }
     if (other != nullptr && !fitTogether(call, *other))
       return Mismatch{a.rank, b.rank, call, *other};
+  }
+  return std::nullopt;
+}
+
+uint64_t hashOfKind(const Call& call) {
+  Fnv hash;
+  hash.add(static_cast<uint64_t>(call.call));
+  hash.add(call.hasRoot() ? static_cast<uint64_t>(call.peer) : 0);
+  if (call.reduces()) {
+    const bool wraps =
+        call.reduction == device::Reduction::sum || call.reduction == device::Reduction::prod;
+    hash.add(static_cast<uint64_t>(call.reduction));
+    hash.add(static_cast<uint64_t>(wraps ? unsignedOf(call.type) : call.type));
+    hash.add(call.count);
+  } else {
+    hash.add(call.bytes());
+  }
+  return mix64(hash.value());
+}
+
+std::optional<std::string> findReplayMismatch(const RankView& a, const RankView& b) {
+  if (a.captures == 0 || b.captures == 0) return std::nullopt;
+  for (const QuietPoint& point : a.quietPoints) {
+    const auto other =
+        std::ranges::find(b.quietPoints, point.collectives, &QuietPoint::collectives);
+    if (other == b.quietPoints.end() || other->hash == point.hash) continue;
+    // The first that one of them has run more often.
+    const auto timesOf = [](const RankView& rank, const Call& call) -> uint64_t {
+      for (const Call& kind : rank.captured) {
+        if (hashOfKind(kind) == hashOfKind(call)) return kind.replay;
+      }
+      return 0;
+    };
+    const auto tell = [&](const RankView& rank, const RankView& than) -> std::string {
+      for (const Call& kind : rank.captured) {
+        const uint64_t theirs = timesOf(than, kind);
+        if (kind.replay <= theirs) continue;
+        return fmt::format("; rank {} has run the captured {} {} times, rank {} {} times",
+                           rank.rank, describeArguments(kind), kind.replay, than.rank, theirs);
+      }
+      return "";
+    };
+    return fmt::format(
+        "Calls in CUDA graphs differ between ranks {} and {}: each has finished {} collective "
+        "calls, and these are not the same{}{}",
+        a.rank, b.rank, point.collectives, tell(a, b), tell(b, a));
   }
   return std::nullopt;
 }

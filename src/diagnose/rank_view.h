@@ -40,6 +40,8 @@ struct RankView {
   uint64_t reported = 0;    // the call that its process has explained last: Report::key()
   std::vector<Call> calls;  // the last ones, oldest first
   std::vector<Link> links;
+  std::vector<QuietPoint> quietPoints;  // the last ones, oldest first
+  std::vector<Call> captured;           // see CallTable
   std::string elsewhere;  // the call of another communicator that the same process waits in
   std::map<std::string, std::string> settings;  // of its process, that are not the defaults
 
@@ -97,5 +99,12 @@ struct Mismatch {
 // calls their numbers tell nothing.
 std::optional<Mismatch> findMismatch(const RankView& a, const RankView& b);
 std::string describe(const Mismatch& mismatch);
+
+// The same for calls that fit together; the number of the call does not count.
+uint64_t hashOfKind(const Call& call);
+// Says how the collectives in graphs of two ranks differ. Nothing if they do not, or if it is not
+// known: nobody sees the order of replays, so that only sums are compared, of moments when both
+// ranks had finished the same number of collectives.
+std::optional<std::string> findReplayMismatch(const RankView& a, const RankView& b);
 
 }  // namespace unisono::diagnose

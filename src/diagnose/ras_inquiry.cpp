@@ -40,7 +40,7 @@ std::shared_ptr<RasInquiry> RasInquiry::begin(int64_t now, int64_t limit) {
   return inquiry;
 }
 
-void RasInquiry::add(RankView view) {
+void RasInquiry::add(RankView&& view) {
   views_.try_emplace({view.id, view.rank}, std::move(view));
 }
 

@@ -57,7 +57,7 @@ class RasInquiry : public std::enable_shared_from_this<RasInquiry> {
   bool isCovered(const Watched& communicator, int rank) const;
   void findTargets();
   void takeAnswers();
-  void add(RankView view);
+  void add(RankView&& view);
 
   int64_t began_ = 0, limit_ = 0;
   std::vector<std::shared_ptr<Watched>> communicators_;  // each once, the largest first

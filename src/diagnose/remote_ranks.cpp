@@ -73,8 +73,12 @@ void RemoteRanks::takeAnswer(Answer answer) {
 std::vector<RankView> RemoteRanks::compare(const RankView& own, uint64_t ownCalls, int64_t now) {
   takeAnswers();
   std::vector<RankView> answers = std::exchange(compared_, {});
+  const auto lastQuiet = [](const RankView& view) {
+    return view.quietPoints.empty() ? 0 : view.quietPoints.back().collectives;
+  };
   for (const RankView& theirs : answers) {
     Comparison& state = comparisons_[theirs.rank];
+    state.quiet = std::max(state.quiet, std::min(lastQuiet(own), lastQuiet(theirs)));
     state.collectives =
         std::max(state.collectives, std::min(own.lastCollective(), theirs.lastCollective()));
     state.messages =
@@ -93,8 +97,9 @@ std::vector<RankView> RemoteRanks::compare(const RankView& own, uint64_t ownCall
   size_t asked = 0;
   for (const auto& [rank, what] : wanted) {
     Comparison& state = comparisons_[rank];
-    const bool isPending =
-        (what.first && own.lastCollective() > state.collectives) || what.second > state.messages;
+    const bool isPending = (what.first && (own.lastCollective() > state.collectives ||
+                                           lastQuiet(own) > state.quiet)) ||
+                           what.second > state.messages;
     isPending_ = isPending_ || isPending;
     if (!isPending || now < state.due || asked == kMostComparisons) continue;
     const Question question{.kind = Question::Kind::calls,

@@ -55,6 +55,7 @@ class RemoteRanks {
   };
   struct Comparison {
     uint64_t collectives = 0, messages = 0;  // that were compared
+    uint64_t quiet = 0;                      // the collectives of the last quiet point that was
     int64_t due = 0;                         // when to ask again
   };
   struct Asked {

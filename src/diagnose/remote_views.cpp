@@ -116,6 +116,12 @@ void visitLink(Archive& archive, L& link) {
   archive(link.bytesInFlight);
 }
 
+template <typename Archive, typename Q>
+void visitQuietPoint(Archive& archive, Q& point) {
+  archive(point.collectives);
+  archive(point.hash);
+}
+
 template <typename Archive, typename View>
 void visitView(Archive& archive, View& view) {
   archive(view.rank);
@@ -146,6 +152,9 @@ void visitView(Archive& archive, View& view) {
   archive(view.elsewhere);
   archive.list(view.calls, kCalls, [](auto& to, auto& call) { visitCall(to, call); });
   archive.list(view.links, kLinks, [](auto& to, auto& link) { visitLink(to, link); });
+  archive.list(view.quietPoints, kQuietPoints,
+               [](auto& to, auto& point) { visitQuietPoint(to, point); });
+  archive.list(view.captured, kCapturedKinds, [](auto& to, auto& call) { visitCall(to, call); });
 }
 
 using Setting = std::pair<std::string, std::string>;
@@ -182,7 +191,8 @@ bool isPossible(const RankView& view) {
     return view.hasLeft;
   }
   const auto isCall = [&](const Call& call) { return isPossible(call, view.ranks); };
-  return std::ranges::all_of(view.calls, isCall) && (!view.replay || isCall(*view.replay)) &&
+  return std::ranges::all_of(view.calls, isCall) && std::ranges::all_of(view.captured, isCall) &&
+         (!view.replay || isCall(*view.replay)) &&
          std::ranges::all_of(view.links, [&](const Link& link) {
            return link.peer >= 0 && link.peer < view.ranks;
          });
@@ -244,6 +254,12 @@ std::optional<Answer> decodeAnswer(std::span<const std::byte> message, int64_t n
   reader(count);
   for (uint32_t i = 0; reader.isValid() && i < count; i++) {
     RankView view = readOne(reader);
+    if (view.hasLeft) {
+      view.calls.clear();
+      view.captured.clear();
+      view.links.clear();
+      view.replay.reset();
+    }
     if (!reader.isValid() || !isPossible(view)) return std::nullopt;
     // Unsigned, as a time may be anything.
     const auto shift = [&](int64_t& time) {

@@ -155,7 +155,8 @@ RankView PeerTables::view(int rank, int64_t now) const {
 
 uint64_t PeerTables::calls(int rank) const {
   const CallTable* table = tableAt(rank);
-  return table == nullptr ? 0 : table->entered.load(kAcquire);
+  if (table == nullptr) return 0;
+  return table->entered.load(kAcquire) + table->quietPoints.load(kAcquire);
 }
 
 void PeerTables::addProcess(RankView& view, int64_t now) const {
@@ -218,6 +219,7 @@ bool Watched::updateProgress(int64_t now) {
   if (table.finished.load(kAcquire) == launched || questions_.isDone()) {
     journal_->setProgress(launched, launched, now);
     isBusy_ = false;
+    noteQuiet(now);
     return true;
   }
   const int64_t pause = patience_ / kReadsPerPatience;
@@ -265,6 +267,19 @@ void Watched::lookAtReplays(int64_t now) {
   if (const auto links = questions_.readLinks()) journal_->setLinks(*links);
 }
 
+// The numbers of what has begun are of one moment only if they do not change while they are read.
+void Watched::noteQuiet(int64_t now) {
+  if (journal_->table().captures.load(kAcquire) == 0 || now < nextQuiet_) return;
+  nextQuiet_ = now + kSecond;
+  const uint64_t entered = journal_->table().entered.load(kAcquire);
+  if (!journal_->isIdle()) return;
+  const auto before = questions_.readReplays();
+  if (!before || before->running) return;
+  const auto after = questions_.readReplays();
+  if (!after || after->running || after->collectives != before->collectives) return;
+  journal_->noteQuiet(*after, entered);
+}
+
 // Every rank compares its collectives with those of the lowest one and of its uplink, and what it
 // sends with what the peers receive. So every two ranks are joined by such pairs.
 void Watched::compareCalls() {
@@ -305,11 +320,12 @@ void Watched::compareCalls() {
 // Returns whether they differ. Then the communicator has failed.
 bool Watched::compareWith(const RankView& own, const RankView& other) {
   const auto mismatch = findMismatch(own, other);
-  if (!mismatch) return false;
+  const auto inGraphs = findReplayMismatch(own, other);
+  if (!mismatch && !inGraphs) return false;
   mismatches_ = true;
   const std::lock_guard lock(mutex_);
   if (stopped_) return true;
-  questions_.fail(Error(ErrorCode::invalidUsage, describe(*mismatch))
+  questions_.fail(Error(ErrorCode::invalidUsage, mismatch ? describe(*mismatch) : *inGraphs)
                       .remedy("All ranks must make the same calls with the same arguments, in the "
                               "same order, and a receive of the same size for each send"));
   return true;

@@ -48,7 +48,7 @@ class PeerTables {
   uint64_t id() const { return id_; }
   const RankPlace& place(int rank) const { return at(rank).place; }
   RankView view(int rank, int64_t now) const;
-  // The number of calls that a rank has made.
+  // Changes when a rank has made calls, or has come to a quiet point.
   uint64_t calls(int rank) const;
   // Fills in the settings of the process of a rank, and what it waits in with another communicator.
   void addProcess(RankView& view, int64_t now) const;
@@ -131,6 +131,7 @@ class Watched {
   bool updateProgress(int64_t now);
   void measure(int64_t now);
   void lookAtReplays(int64_t now);
+  void noteQuiet(int64_t now);
   void compareCalls();
   bool compareWith(const RankView& own, const RankView& other);
   bool isMeasured() const;
@@ -154,7 +155,7 @@ class Watched {
   std::vector<int> compared_;         // the ranks whose calls were compared last
   uint64_t comparedCalls_ = 0;        // how many calls they had made
   bool mismatches_ = false;
-  int64_t nextReplays_ = 0;
+  int64_t nextReplays_ = 0, nextQuiet_ = 0;
   std::pair<uint64_t, uint64_t> reported_;  // the call of the last report: its index, its replay
   std::pair<uint64_t, uint64_t> asked_;     // the call that other hosts are asked about
   RemoteRanks remote_;

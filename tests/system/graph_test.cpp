@@ -137,6 +137,79 @@ TEST(Replays, ThatHangAreExplained) {
   EXPECT_THAT(text, HasSubstr("\"verdict\":\"not_arrived\""));
 }
 
+// Rank 0 captures a sum where rank 1 captures a maximum, which does not hang. `hosts`: they share
+// no memory.
+void expectMismatchOfGraphs(bool hosts) {
+  const Log log;
+  const Pipe pipe;
+  expectAllPass(runChildren(2, [&](int process) {
+    if (hosts) {
+      ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
+      ::setenv("NCCL_NET", "Socket", 1);
+    }
+    const Rank rank(log, pipe, process, 2, "30");
+    const Graph same(rank.stream, [&] { rank.sum(); });
+    const Graph other(rank.stream, [&] {
+      check(ncclAllReduce(rank.buffer.as(), rank.buffer.as(), kCount, ncclInt,
+                          process == 0 ? ncclSum : ncclMax, rank.comm, rank.stream));
+    });
+    rank.sum();
+    same.launch();
+    other.launch();
+    other.launch();
+    rank.synchronize();
+    milliseconds after{0};
+    const ncclResult_t state = rank.waitForError(after);
+    EXPECT_TRUE(state == ncclInvalidUsage || state == ncclRemoteError) << state;
+    for (const char* part :
+         {"Calls in CUDA graphs differ between ranks ", "each has finished 4 collective calls",
+          "rank 0 has run the captured AllReduce(count 64, int32, sum) 3 times, rank 1 1 times",
+          "rank 1 has run the captured AllReduce(count 64, int32, max) 2 times, rank 0 0 times"}) {
+      EXPECT_THAT(ncclGetLastError(rank.comm), HasSubstr(part));
+    }
+    check(ncclCommAbort(rank.comm));
+  }));
+}
+
+TEST(Replays, ThatDifferAreNamed) {
+  expectMismatchOfGraphs(false);
+}
+
+TEST(Replays, ThatDifferBetweenHostsAreNamed) {
+  expectMismatchOfGraphs(true);
+}
+
+// Captured in another order, replayed with calls between, and at other moments.
+TEST(Replays, ThatFitAreNoMismatch) {
+  const Log log;
+  const Pipe pipe;
+  expectAllPass(runChildren(2, [&](int process) {
+    const Rank rank(log, pipe, process, 2, "30");
+    const auto maximum = [&] {
+      check(ncclAllReduce(rank.buffer.as(), rank.buffer.as(), kCount, ncclInt, ncclMax, rank.comm,
+                          rank.stream));
+    };
+    const auto sum = [&] { rank.sum(); };
+    const Graph first(rank.stream, [&] { process == 0 ? sum() : maximum(); });
+    const Graph second(rank.stream, [&] { process == 0 ? maximum() : sum(); });
+    const Graph& ofSum = process == 0 ? first : second;
+    const Graph& ofMaximum = process == 0 ? second : first;
+    for (int round = 0; round < 6; round++) {
+      ofSum.launch();
+      if (round % 2 == process) std::this_thread::sleep_for(milliseconds(500));
+      ofMaximum.launch();
+      rank.sum();
+      if (round % 3 == 0) rank.synchronize();
+    }
+    rank.synchronize();
+    std::this_thread::sleep_for(milliseconds(2500));  // the watchdogs compare
+    ncclResult_t state = ncclInternalError;
+    check(ncclCommGetAsyncError(rank.comm, &state));
+    EXPECT_EQ(state, ncclSuccess) << ncclGetLastError(rank.comm);
+    check(ncclCommDestroy(rank.comm));
+  }));
+}
+
 // The receiver replays, and the sender does not.
 TEST(Replays, OfMessagesThatHangAreExplained) {
   const Log log;

@@ -236,6 +236,78 @@ TEST(Calls, AreNotComparedAfterACapture) {
   EXPECT_FALSE(mismatch());
 }
 
+// The collectives of a rank: calls, and captured kinds with the numbers of their replays.
+Replays replaysOf(const std::vector<std::pair<Call, uint64_t>>& kinds) {
+  Replays replays;
+  for (const auto& [kind, times] : kinds) {
+    replays.collectives += times;
+    replays.hash += times * hashOfKind(kind);
+    replays.kinds.push_back(kind);
+    replays.kinds.back().index = replays.kinds.size();
+    replays.kinds.back().replay = times;
+  }
+  return replays;
+}
+
+TEST(Calls, OfGraphsAreComparedWhereRanksHaveFinishedAsMany) {
+  const auto first = startedJournal(1, 0), second = startedJournal(1, 1);
+  const auto tables = tablesOf(1, {first, second});
+  const auto mismatch = [&] {
+    return findReplayMismatch(tables->view(0, steadyNow()), tables->view(1, steadyNow()));
+  };
+  const auto done = [](Journal& journal, const plan::Task& made) {
+    const uint64_t index = journal.enter(made);
+    journal.launched(index, index, index + 1);
+    journal.setProgress(index + 1, index + 1, steadyNow());
+  };
+  const Call large = call(plan::Call::allReduce, 64, device::DataType::int32);
+  const Call small = call(plan::Call::allReduce, 8, device::DataType::int32);
+  for (const auto& journal : {first, second}) journal->noteCapture();
+  first->noteQuiet(replaysOf({{large, 2}, {small, 1}}), 0);
+  second->noteQuiet(replaysOf({{small, 1}, {large, 1}}), 0);
+  EXPECT_FALSE(mismatch()) << "not as many";
+  second->noteQuiet(replaysOf({{small, 1}, {large, 2}}), 0);
+  EXPECT_FALSE(mismatch()) << "the same, captured in another order";
+  // The first makes a call where the second replays one.
+  done(*first, task(plan::Call::allReduce, 8));
+  first->noteQuiet(replaysOf({{large, 2}, {small, 1}}), 1);
+  second->noteQuiet(replaysOf({{small, 2}, {large, 2}}), 0);
+  EXPECT_FALSE(mismatch());
+  first->noteQuiet(replaysOf({{large, 3}, {small, 1}}), 0);
+  second->noteQuiet(replaysOf({{small, 3}, {large, 2}}), 0);
+  EXPECT_FALSE(mismatch()) << "a call has been entered, so that nothing is noted";
+  first->noteQuiet(replaysOf({{large, 3}, {small, 1}}), 1);
+  EXPECT_EQ(mismatch(),
+            "Calls in CUDA graphs differ between ranks 0 and 1: each has finished 5 collective "
+            "calls, and these are not the same; rank 0 has run the captured AllReduce(count 64, "
+            "int32, sum) 3 times, rank 1 2 times; rank 1 has run the captured AllReduce(count 8, "
+            "int32, sum) 3 times, rank 0 1 times");
+}
+
+TEST(Calls, HaveTheSameHashWhereTheyFit) {
+  using plan::Call;
+  const diagnose::Call calls[] = {
+      call(Call::allReduce, 8, device::DataType::int32),
+      call(Call::allReduce, 8, device::DataType::uint32),
+      call(Call::allReduce, 8, device::DataType::float32),
+      call(Call::allReduce, 9, device::DataType::int32),
+      call(Call::allReduce, 8, device::DataType::int32, device::Reduction::max),
+      call(Call::allReduce, 8, device::DataType::uint32, device::Reduction::max),
+      call(Call::reduce, 8, device::DataType::int32, device::Reduction::sum, 0),
+      call(Call::reduce, 8, device::DataType::int32, device::Reduction::sum, 1),
+      call(Call::broadcast, 8, device::DataType::int32, device::Reduction::sum, 1),
+      call(Call::broadcast, 32, device::DataType::int8, device::Reduction::max, 1),
+      call(Call::allGather, 8, device::DataType::int32),
+      call(Call::allGather, 8, device::DataType::float32),
+  };
+  for (const auto& a : calls) {
+    for (const auto& b : calls) {
+      EXPECT_EQ(hashOfKind(a) == hashOfKind(b), fitTogether(a, b))
+          << describeArguments(a) << ", " << describeArguments(b);
+    }
+  }
+}
+
 // Ranks 0 and 1 run the second replay of their only captured call, rank 2 has run the first.
 TEST(Report, FollowsReplays) {
   std::vector<std::shared_ptr<Journal>> journals;
