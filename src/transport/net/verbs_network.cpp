@@ -181,9 +181,10 @@ std::vector<NetworkConnection> VerbsNetwork::accept(const NetworkGroup& group) {
   const std::vector<VerbsEndpoint> remotes = read(group, reply);
   std::vector<NetworkConnection> connections;
   for (size_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
-    auto [stream, how] = std::move(listening_.extract({group.tag, fifo}).mapped());
-    make(group, [&] { stream->connect(remotes[fifo]); });
-    connections.push_back(connectionOf(std::move(stream), portOf(group, fifo), remotes[fifo], how));
+    Listening end = std::move(listening_.extract({group.tag, fifo}).mapped());
+    make(group, [&] { end.stream->connect(remotes[fifo]); });
+    connections.push_back(
+        connectionOf(std::move(end.stream), portOf(group, fifo), remotes[fifo], end.how));
   }
   return connections;
 }
