@@ -250,8 +250,8 @@ constexpr Row kRows[] = {
      "allow LL128 from Hopper on where a path to a NIC passes another GPU or a C2C link"},
     {"NCCL_P2P_LL_THRESHOLD",
      Number{&S::p2pLlThreshold, 0, kUnlimited, OutOfRange::useDefault, "bytes"}, "automatic",
-     "largest message that is stored into the receiver's memory in lines of protocol LL, for each "
-     "channel that a peer has; 0 sends all messages through FIFOs"},
+     "largest message that goes over protocol LL, for each channel that a peer has: straight into "
+     "the receiver's memory, or between hosts through FIFOs; 0: none does"},
     {"NCCL_PAT_ENABLE", Number{&S::pat, 0, 2}, "2",
      "the algorithm PAT: 0 never, 1 with any number of ranks per node, 2 with one"},
     {"UNISONO_DETERMINISTIC", Flag{&S::deterministic}, "0",

@@ -29,7 +29,7 @@ struct Defaults {
   int channels;        // where the machine does not tell
   uint32_t slotBytes;  // of protocol Simple
   uint32_t llSlotBytes, ll128SlotBytes;
-  uint32_t peerSlotBytes;  // of messages
+  uint32_t peerSlotBytes, peerLineSlotBytes;  // of messages, over Simple and LL
   uint32_t headSlotBytes;
   uint32_t slots;  // of a FIFO: a chunk on its way and the next one
   int peerChannels;
@@ -43,9 +43,9 @@ struct Defaults {
 // that what happens between two of them does not count; lines fill a slot in passes of whole
 // blocks. Below 32 MiB of a share LL128 is faster than the exchange of buffers
 // (docs/results/2026-11-22-in-place.md). Host: small, so that hundreds of ranks fit.
-constexpr Defaults kCuda{24, 512 << 10, 112 << 10, 224 << 10, 256 << 10, 64 << 10,
+constexpr Defaults kCuda{24, 512 << 10, 112 << 10, 224 << 10, 256 << 10, 32 << 10, 64 << 10,
                          4,  32,        16,        64,        64 << 10,  32 << 20};
-constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8 << 10,
+constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8 << 10, 8 << 10,
                          8, 4,        2,       128,      64 << 10, 1 << 20};
 
 constexpr uint32_t kSlicesPerChunk = 2;
@@ -53,6 +53,8 @@ constexpr int64_t kSlotGrain = 512;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
 // Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
 constexpr uint64_t kDirectBytes = 256 << 10;
+// Of a message on one channel, up to which it goes over LL to another host: as in NCCL.
+constexpr uint64_t kMessageLineBytes = 16 << 10;
 
 constexpr auto kSmaller = [](int64_t a, int64_t b) { return std::min(a, b); };
 constexpr auto kLarger = [](int64_t a, int64_t b) { return std::max(a, b); };
@@ -399,6 +401,12 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   decision.warnings = tuning::warningsOf(input, *config.model);
 
   config.peerSlotBytes = std::min(simple, defaults.peerSlotBytes);
+  if (input.facts.network && allowed.allows(device::Operation::allReduce, device::Protocol::ll)) {
+    const int64_t threshold = input.settings.p2pLlThreshold;
+    config.peerLineSlotBytes =
+        std::min(config.slotBytes[plan::indexOf(device::Protocol::ll)], defaults.peerLineSlotBytes);
+    config.peerLineBytes = threshold < 0 ? kMessageLineBytes : static_cast<uint64_t>(threshold);
+  }
   config.minBytesPerPart = defaults.minBytesPerPart;
   config.directBytes = kDirectBytes;
   decision.slots = defaults.slots;

@@ -176,7 +176,7 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
     const std::lock_guard lock(countersMutex_);
     for (const auto& fifo : counters_) {
       if (links.size() == diagnose::kLinks) break;
-      links.push_back({fifo.peer, fifo.channel, fifo.sends, 0, 0, fifo.network});
+      links.push_back({fifo.peer, fifo.channel, fifo.sends, 0, 0, fifo.network, 0, fifo.lines});
       addresses.push_back(fifo.tail);
       addresses.push_back(fifo.head);
     }
@@ -197,6 +197,15 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
   auto reports = values.begin() + static_cast<ptrdiff_t>(2 * links.size());
   for (diagnose::Link& link : links) {
     if (!link.network || !link.sends) continue;
+    if (link.lines) {
+      link.tail = link.head;
+      const auto isReported = [&] {
+        const uint64_t report = reports[static_cast<ptrdiff_t>(link.tail % decision_->slots)];
+        return link.tail < link.head + decision_->slots &&
+               device::isLineReportOf(report, link.tail);
+      };
+      while (isReported()) link.tail++;
+    }
     const uint64_t slots = std::min<uint64_t>(link.tail - link.head, decision_->slots);
     for (uint64_t step = link.tail - slots; step < link.tail; step++) {
       const uint64_t report = reports[static_cast<ptrdiff_t>(step % decision_->slots)];

@@ -360,6 +360,7 @@ void Communicator::makeConnector() {
   head.ranks = config.ranks;
   std::copy(config.slotBytes.begin(), config.slotBytes.end(), head.slotBytes);
   head.peerSlotBytes = config.peerSlotBytes;
+  head.peerLineSlotBytes = config.peerLineSlotBytes;
   head.slots = decision_->slots;
   head.abortFlag = abort_->waitFlag();
   head.windows = windows_ == nullptr ? nullptr : windows_->table();

@@ -120,7 +120,7 @@ struct alignas(16) Fifo {
   uint64_t step;          // slots passed by this end so far; kept between launches
   uint64_t* offer;        // {offer, window, users}; null if nothing is ever offered
   uint32_t byAddress;     // 1: the receiver may offer addresses
-  uint32_t reportsSlots;  // 1: the sender reports what each slot holds (SlotReport)
+  uint32_t reportsSlots;  // 1: the sender reports what each slot holds, to a proxy
   uint64_t agreed;        // of the last offer: where the sender writes, or kStagedOffer
   MappedWindow* pinned;   // sender: the window that it writes to, or null
   uint64_t acquired;      // of the peer's counter, which this end has seen; kept between launches
@@ -148,6 +148,23 @@ constexpr uint64_t packReport(const SlotReport& report) {
 constexpr SlotReport unpackReport(uint64_t report) {
   return {static_cast<uint32_t>(report), static_cast<Operation>(report >> 32 & 255),
           static_cast<DataType>(report >> 40 & 255), static_cast<Reduction>(report >> 48 & 255)};
+}
+// With protocol LL, where the lines tell when they are there, the report comes without a tail and
+// in any order with them. So it also tells its step; never 0 for the first steps, nor that of an
+// older step of the slot.
+constexpr uint64_t packLineReport(uint64_t step, uint32_t bytes) {
+  return (step + 1) << 32 | bytes;
+}
+constexpr bool isLineReportOf(uint64_t report, uint64_t step) {
+  return report >> 32 == ((step + 1) & 0xffffffffu);
+}
+// The flag of the lines of a step of protocol LL. It repeats after 2^31 steps, so that each slot is
+// cleared once in as many (protocol/lines.h).
+constexpr uint32_t lineFlagOf(uint64_t step) {
+  return static_cast<uint32_t>(step) | uint32_t{1} << 31;
+}
+constexpr bool mustClearLines(uint64_t step, uint32_t slots) {
+  return (step & 0x7fffffffu) < slots;
 }
 // In slots with a piece for each node, pieces begin at multiples of this.
 constexpr uint64_t pieceStride(uint64_t bytes) {
@@ -210,13 +227,16 @@ struct DeviceCommunicator {
   int32_t ranks;
   uint32_t slotBytes[kProtocols];  // of connections for collectives
   uint32_t peerSlotBytes;          // of FIFOs for messages
+  uint32_t peerLineSlotBytes;      // of those over LL
   uint32_t slots;                  // of every FIFO: a power of two
   int32_t peerChannels;            // channels of the send and receive tables
   uint32_t stopped;                // set permanently when an abort has ended a launch
   const uint32_t* abortFlag;       // in host memory, so a waiting kernel looks at it rarely
   Channel* channels;
-  Fifo* send;                // for messages: [peer * peerChannels + channel]
-  Fifo* receive;             // for messages: [peer * peerChannels + channel]
+  Fifo* send;       // for messages: [peer * peerChannels + channel]
+  Fifo* receive;    // for messages: [peer * peerChannels + channel]
+  Fifo* sendLines;  // the same over LL; null where no message goes so
+  Fifo* receiveLines;
   MappedWindow* windows;     // of the peers: [peer * kWindowSlots + index]; null if there are none
   Multicast* multicast;      // null until it is connected
   Multicast* collNetDirect;  // the same without multicast addresses
@@ -276,6 +296,7 @@ struct Message {
   uint64_t bytes, part;
   uint32_t slice;  // bytes of a slot that are used
   bool offered;    // the receiver makes an offer, the sender takes it
+  bool asLines;    // over protocol LL; never offered
 };
 
 // A round of sends and receives: a message to one peer and a message from another.

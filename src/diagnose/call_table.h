@@ -82,7 +82,8 @@ struct CallRecord {
 };
 static_assert(sizeof(CallRecord) == 64);
 
-// The counters of a FIFO of protocol Simple (device/work.h) at one of its ends.
+// The counters of a FIFO (device/work.h) at one of its ends: of protocol Simple, and of LL where it
+// leads to another host.
 struct Link {
   int peer = -1;
   int channel = 0;
@@ -90,6 +91,7 @@ struct Link {
   uint64_t tail = 0, head = 0;
   bool network = false;        // it leads to another host
   uint64_t bytesInFlight = 0;  // of the sender's end on the network: not handed to it yet
+  bool lines = false;          // protocol LL
 };
 struct LinkRecord {
   std::atomic<uint64_t> kind, tail, head, bytesInFlight;

@@ -220,9 +220,10 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
     const uint64_t kind = table.link[i].kind.load(kAcquire);
     const int peer = static_cast<int32_t>(kind & 0xffffffff);
     if (peer < 0 || peer >= view.ranks) continue;
-    view.links.push_back({peer, static_cast<int>(kind >> 32 & 0x3fffffff), kind >> 63 != 0,
+    view.links.push_back({peer, static_cast<int>(kind >> 32 & 0x1fffffff), kind >> 63 != 0,
                           table.link[i].tail.load(kAcquire), table.link[i].head.load(kAcquire),
-                          (kind >> 62 & 1) != 0, table.link[i].bytesInFlight.load(kAcquire)});
+                          (kind >> 62 & 1) != 0, table.link[i].bytesInFlight.load(kAcquire),
+                          (kind >> 61 & 1) != 0});
   }
   if (table.id.load(kAcquire) == view.id) return view;
   // The table went to another communicator while it was read.

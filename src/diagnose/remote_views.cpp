@@ -114,6 +114,7 @@ void visitLink(Archive& archive, L& link) {
   archive(link.head);
   archive(link.network);
   archive(link.bytesInFlight);
+  archive(link.lines);
 }
 
 template <typename Archive, typename Q>

@@ -325,7 +325,8 @@ class Inquiry {
         if (stuck != nullptr || !link.network || !link.sends || link.tail == link.head) continue;
         const auto& theirs = view(link.peer).links;
         const auto other = std::find_if(theirs.begin(), theirs.end(), [&](const Link& end) {
-          return end.network && !end.sends && end.peer == rank.rank && end.channel == link.channel;
+          return end.network && !end.sends && end.peer == rank.rank &&
+                 end.channel == link.channel && end.lines == link.lines;
         });
         if (other != theirs.end() && other->tail != other->head) continue;
         stuck = &link;

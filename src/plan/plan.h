@@ -66,6 +66,8 @@ struct CommConfig {
   std::shared_ptr<const tuning::Advisor> advisor;        // of a tuner plug-in; null without
   std::array<uint32_t, device::kProtocols> slotBytes{};  // of collectives, by protocol
   uint32_t peerSlotBytes = 0;                            // of FIFOs for messages
+  uint32_t peerLineSlotBytes = 0;                        // of those over LL; 0: there are none
+  uint64_t peerLineBytes = 0;  // parts of messages of up to so many bytes go over LL
   uint32_t slicesPerChunk = 1;
   int peerChannels = 1;          // channels of point-to-point messages, all peers together
   int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels

@@ -96,14 +96,18 @@ Message split(const CommConfig& config, int delta, int peer, const PendingMessag
   const uint64_t most = std::clamp<uint64_t>(letter.bytes / config.minBytesPerPart, 1,
                                              static_cast<uint64_t>(config.channelsPerPeer));
   const uint64_t part = roundUp(ceilDivide(letter.bytes, most), kGrainBytes);
+  const bool asLines = delta != 0 && config.peerLineSlotBytes > 0 &&
+                       std::min(part, letter.bytes) <= config.peerLineBytes;
   return {.peer = peer,
           .firstChannel = static_cast<uint16_t>(firstMessageChannel(config, 0, delta)),
           .channels = static_cast<uint16_t>((letter.bytes + part - 1) / part),
           .buffer = letter.buffer,
           .bytes = letter.bytes,
           .part = part,
-          .slice = sliceOf(config, part),
-          .offered = delta != 0 && letter.bytes >= config.directBytes};
+          .slice = asLines ? device::payloadOf(device::Protocol::ll, config.peerLineSlotBytes)
+                           : sliceOf(config, part),
+          .offered = delta != 0 && !asLines && letter.bytes >= config.directBytes,
+          .asLines = asLines};
 }
 
 void checkMessagesToSelf(const CommConfig& config, const MessageQueues& queues) {

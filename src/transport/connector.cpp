@@ -2,6 +2,7 @@
 #include "transport/connector.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "device/multicast.h"
@@ -90,13 +91,13 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
   const ConnectionGroup& group = making.group;
   const bool sends = group.sender == config_.rank;
   std::vector<device::Fifo> fifos = making.pending->connect();
-  const size_t count = group.slotBytes.size();
+  const size_t count = group.fifos.size();
   for (size_t f = 0; f < fifos.size(); f++) {
-    if (!isSimple(group, f % count)) continue;  // every transport has these
-    const auto channel = static_cast<int>(f / count);
-    const int number = group.purpose == kPeer ? channel : group.channels[f / count];
-    fifoCounters_.push_back({sends ? group.receiver : group.sender, number, sends, fifos[f].tail,
-                             fifos[f].head, fifos[f].reportsSlots != 0});
+    const device::Protocol protocol = group.fifos[f % count].protocol;
+    const bool network = fifos[f].reportsSlots != 0, lines = protocol == device::Protocol::ll;
+    if (protocol != device::Protocol::simple && !(network && lines)) continue;
+    fifoCounters_.push_back({sends ? group.receiver : group.sender, group.channels[f / count],
+                             sends, fifos[f].tail, fifos[f].head, network, lines});
   }
   return fifos;
 }
@@ -136,13 +137,13 @@ void Connector::addHop(Hops& hops, int channel, int from, int to) {
 
 // Channels with the same hop are one group.
 void Connector::connectHops(uint64_t purpose, const Hops& hops) {
+  std::vector<ConnectionGroup::FifoShape> shapes;
+  for (int p = 0; p < device::kProtocols; p++) {
+    shapes.push_back({static_cast<device::Protocol>(p), config_.slotBytes[static_cast<size_t>(p)]});
+  }
   std::vector<Making> makings;
   for (const auto& [ends, channels] : hops) {
-    makings.push_back(begin({ends.first,
-                             ends.second,
-                             purpose,
-                             channels,
-                             {config_.slotBytes.begin(), config_.slotBytes.end()}}));
+    makings.push_back(begin({ends.first, ends.second, purpose, channels, shapes}));
   }
   putSendersFirst(makings);
   for (const Making& making : makings) {
@@ -203,11 +204,13 @@ void Connector::connectTrees() {
 ConnectionGroup Connector::makeGroupForMessages(int from, int to) {
   if (from == config_.rank) sendConnected_[static_cast<size_t>(to)] = true;
   if (to == config_.rank) receiveConnected_[static_cast<size_t>(from)] = true;
-  return {from,
-          to,
-          kPeer,
-          std::vector<int>(static_cast<size_t>(config_.channelsPerPeer)),
-          {config_.peerSlotBytes}};
+  std::vector<int> channels(static_cast<size_t>(config_.channelsPerPeer));
+  std::iota(channels.begin(), channels.end(), 0);
+  std::vector<ConnectionGroup::FifoShape> fifos{{device::Protocol::simple, config_.peerSlotBytes}};
+  if (config_.peerLineSlotBytes > 0) {
+    fifos.push_back({device::Protocol::ll, config_.peerLineSlotBytes});
+  }
+  return {from, to, kPeer, std::move(channels), std::move(fifos)};
 }
 
 void Connector::connectThrough() {
@@ -239,9 +242,13 @@ void Connector::completeForMessages(const Making& making) {
   const ConnectionGroup& group = making.group;
   const bool sends = group.sender == config_.rank;
   if (!sends && group.receiver != config_.rank) return;
-  tables_.setPeer(sends, sends ? group.receiver : group.sender,
-                  plan::firstMessageChannel(config_, group.sender, group.receiver),
-                  complete(making));
+  const std::vector<device::Fifo> made = complete(making);
+  for (size_t i = 0; i < group.fifos.size(); i++) {
+    std::vector<device::Fifo> ofChannels;
+    for (size_t f = i; f < made.size(); f += group.fifos.size()) ofChannels.push_back(made[f]);
+    tables_.setPeer(sends, group.fifos[i].protocol, sends ? group.receiver : group.sender,
+                    plan::firstMessageChannel(config_, group.sender, group.receiver), ofChannels);
+  }
 }
 
 // One buffer per rank for all channels.

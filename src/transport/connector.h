@@ -74,12 +74,14 @@ class Connector {
   void drain();
   void close();
 
-  // The counters of a FIFO of protocol Simple that this rank uses, as it addresses them.
+  // The counters of a FIFO that this rank uses, as it addresses them: of protocol Simple, and of LL
+  // where it leads to another host.
   struct FifoCounters {
     int peer, channel;
     bool sends;
     const uint64_t *tail, *head;
-    bool network;  // the sizes of the sender's slots follow the tail
+    bool network;  // the sender's reports of its slots follow the tail
+    bool lines;    // protocol LL, where a sender has no tail
   };
   const std::vector<FifoCounters>& fifoCounters() const { return fifoCounters_; }
 

@@ -37,6 +37,9 @@ DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, memory::Arena&
   const size_t channelTable = pieces.add<device::Channel>(channels);
   const size_t sendTable = pieces.add<device::Fifo>(peers);
   const size_t receiveTable = pieces.add<device::Fifo>(peers);
+  const bool lines = head.peerLineSlotBytes > 0;
+  const size_t sendLineTable = pieces.add<device::Fifo>(lines ? peers : 0);
+  const size_t receiveLineTable = pieces.add<device::Fifo>(lines ? peers : 0);
   const size_t marks = pieces.add<uint64_t>(device::kMarkWords);
   const size_t orders = pieces.add<int32_t>(channels * ranks);
   stream_ = runtime.createStream(device);
@@ -47,10 +50,16 @@ DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, memory::Arena&
   channels_ = reinterpret_cast<device::Channel*>(base + channelTable);
   send_ = reinterpret_cast<device::Fifo*>(base + sendTable);
   receive_ = reinterpret_cast<device::Fifo*>(base + receiveTable);
+  if (lines) {
+    sendLines_ = reinterpret_cast<device::Fifo*>(base + sendLineTable);
+    receiveLines_ = reinterpret_cast<device::Fifo*>(base + receiveLineTable);
+  }
   orders_ = reinterpret_cast<int32_t*>(base + orders);
   head.channels = channels_;
   head.send = send_;
   head.receive = receive_;
+  head.sendLines = sendLines_;
+  head.receiveLines = receiveLines_;
   head.peerChannels = sizes.peerChannels;
   write(communicator_, &head, sizeof(head));
 }
@@ -149,9 +158,10 @@ void DeviceTables::setHeads(device::Multicast* device::DeviceCommunicator::*memb
   write(&(communicator_->*member), &onDevice, std::span(&onDevice, 1).size_bytes());
 }
 
-void DeviceTables::setPeer(bool sends, int peer, int firstChannel,
+void DeviceTables::setPeer(bool sends, device::Protocol protocol, int peer, int firstChannel,
                            std::span<const device::Fifo> fifos) {
-  device::Fifo* table = sends ? send_ : receive_;
+  const bool lines = protocol == device::Protocol::ll;
+  device::Fifo* table = sends ? (lines ? sendLines_ : send_) : (lines ? receiveLines_ : receive_);
   write(table + peer * sizes_.peerChannels + firstChannel, fifos.data(), fifos.size_bytes());
 }
 

@@ -63,8 +63,9 @@ class DeviceTables {
   void setChain(int channel, const topology::TreePlace& place, bool hasNetwork);
   // The member is the one of device::DeviceCommunicator that the algorithm uses.
   void setHeads(device::Multicast* device::DeviceCommunicator::*member, const HeadBuffers& buffers);
-  // The FIFOs for messages to or from a peer, on consecutive channels.
-  void setPeer(bool sends, int peer, int firstChannel, std::span<const device::Fifo> fifos);
+  // The FIFOs for messages to or from a peer, on consecutive channels, of protocol Simple or LL.
+  void setPeer(bool sends, device::Protocol protocol, int peer, int firstChannel,
+               std::span<const device::Fifo> fifos);
 
  private:
   device::Tree treeAt(int channel, const topology::TreePlace& place);
@@ -78,8 +79,8 @@ class DeviceTables {
   uint64_t* marks_;
   device::Channel* channels_;
   int32_t* orders_;
-  device::Fifo* send_;
-  device::Fifo* receive_;
+  device::Fifo *send_, *receive_;
+  device::Fifo *sendLines_ = nullptr, *receiveLines_ = nullptr;
   std::vector<std::vector<int>> peers_;  // of the connections of each channel
 };
 

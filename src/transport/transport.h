@@ -99,13 +99,13 @@ struct ConnectionGroup {
   int sender, receiver;
   uint64_t purpose;
   std::vector<int> channels;
-  // Of the FIFOs of a channel: one for each protocol, or one for messages.
-  std::vector<uint32_t> slotBytes;
+  // Of the FIFOs of a channel: one for each protocol, or those for messages.
+  struct FifoShape {
+    device::Protocol protocol;
+    uint32_t slotBytes;
+  };
+  std::vector<FifoShape> fifos;
 };
-// Whether a FIFO of a channel, by its place in slotBytes, is one of protocol Simple.
-inline bool isSimple(const ConnectionGroup& group, size_t fifo) {
-  return group.slotBytes.size() == 1 || fifo == plan::indexOf(device::Protocol::simple);
-}
 
 // What transports know of their communicator. All of it lives longer than they do.
 struct TransportContext {

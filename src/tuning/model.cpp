@@ -362,7 +362,7 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
     return estimate;
   }
   estimate.exclusion = machineExclusion(input, operation, algorithm);
-  if (estimate.exclusion == Exclusion::none && facts.network && protocol != Protocol::simple) {
+  if (estimate.exclusion == Exclusion::none && facts.network && protocol == Protocol::ll128) {
     estimate.exclusion = Exclusion::network;
   }
   // PCIe splits stores of 128 bytes as it likes.

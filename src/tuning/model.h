@@ -74,7 +74,7 @@ struct CommFacts {
   bool collnetAllGather = true, collnetReduceScatter = true;
   // All ranks are on one node and map each other's memory, and there are not too many.
   bool reachAll = false;
-  bool network = false;      // some ranks exchange data over the network, which LL cannot pass
+  bool network = false;      // some ranks exchange data over the network, which LL128 cannot pass
   bool slotsOfHost = false;  // some connections have their slots in memory of the host
   DirectLimits direct;
   WideGeometry wide;

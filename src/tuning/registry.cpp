@@ -97,7 +97,7 @@ std::string_view reasonOf(Exclusion exclusion) {
     case Exclusion::unreachable:
       return "some ranks cannot access each other's memory";
     case Exclusion::network:
-      return "the network carries protocol Simple only";
+      return "its lines cannot pass memory of the host, which the network uses";
     case Exclusion::splitLines:
       return "stores of 128 bytes may be split on this path";
     case Exclusion::tooLarge:

@@ -30,7 +30,7 @@ enum class Exclusion : uint8_t {
   tooManyRanks,      // on a node
   noChannels,        // the search found none
   unreachable,       // some ranks cannot map each other's memory
-  network,           // the network carries protocol Simple only
+  network,           // LL128: memory of the host, which networks use, splits its lines
   splitLines,        // LL128: stores of 128 bytes may arrive in pieces
   tooLarge,          // for its buffers
   type,              // multicast does not reduce this type

@@ -371,6 +371,19 @@ Region* findRegion(uint32_t key, const ibv_pd* domain, uint64_t address, size_t 
   return fits && (region.access & access) == access ? &region : nullptr;
 }
 
+// As an adapter does: kernels and proxies look at the words at any time.
+void writeWords(char* to, const std::vector<char>& data) {
+  size_t done = 0;
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(uint64_t) == 0) {
+    for (; done + sizeof(uint64_t) <= data.size(); done += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      std::memcpy(&word, data.data() + done, sizeof(word));
+      __atomic_store_n(reinterpret_cast<uint64_t*>(to + done), word, __ATOMIC_RELEASE);
+    }
+  }
+  for (; done < data.size(); done++) __atomic_store_n(to + done, data[done], __ATOMIC_RELEASE);
+}
+
 // What the other end wants of this one. Returns the answer.
 Kind execute(Pair& pair, const Header& header, const std::vector<char>& data,
              std::vector<char>& reply) {
@@ -399,12 +412,8 @@ Kind execute(Pair& pair, const Header& header, const std::vector<char>& data,
   static const bool isLate = std::getenv("FAKE_VERBS_LATE") != nullptr;
   if (isLate && region != nullptr && (region->access & IBV_ACCESS_REMOTE_READ) != 0) {
     region->late.push_back({to, data});
-  } else if (data.size() == sizeof(uint64_t) && header.address % sizeof(uint64_t) == 0) {
-    uint64_t word = 0;
-    std::memcpy(&word, data.data(), sizeof(word));
-    __atomic_store_n(reinterpret_cast<uint64_t*>(to), word, __ATOMIC_RELEASE);
   } else if (!data.empty()) {
-    std::memcpy(to, data.data(), data.size());
+    writeWords(to, data);
   }
   if (!tells) return Kind::done;
   if (pair.receives.empty()) return Kind::notReady;

@@ -147,11 +147,20 @@ TEST_P(Proof, LaunchAfterAbort) {
 TEST(Wrap, LinesOfThePeriodBefore) {
   if (!runsFibers()) GTEST_SKIP() << "threads have no seed";
   forEachSeed(400, "wrap", [](uint64_t seed, Random& random) {
-    const bool tree = seed % 3 == 0;
-    World& world = worldOf(proofGeometry(tree ? "tree LL" : "LL"), 2 + static_cast<int>(seed % 2));
+    struct Kind {
+      const char* geometry;
+      plan::Call call;
+    };
+    static constexpr Kind kKinds[] = {{"tree LL", plan::Call::allReduce},
+                                      {"LL", plan::Call::allReduce},
+                                      {"LL", plan::Call::broadcast},
+                                      {"network LL", plan::Call::broadcast},
+                                      {"network LL", plan::Call::send}};
+    const Kind& kind = kKinds[seed % std::size(kKinds)];
+    World& world = worldOf(proofGeometry(kind.geometry), 2 + static_cast<int>(seed % 2));
     world.reset(random, Past::beforeTheWrap);
     ScenarioOptions options;
-    options.first = tree || seed % 3 == 1 ? plan::Call::allReduce : plan::Call::broadcast;
+    options.first = kind.call;
     options.groups = 6;
     options.count = 16;  // two slots
     options.countsDiffer = true;

@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <thread>
 
@@ -63,6 +65,9 @@ bootstrap::Bootstrap& network(int rank) {
   }();
   return *kNetwork[static_cast<size_t>(rank)];
 }
+
+// Of the flags of protocol LL.
+constexpr uint64_t kFlagPeriod = uint64_t{1} << 31;
 
 struct DelayArguments {
   uint64_t steps;
@@ -126,6 +131,8 @@ World::World(const Geometry& geometry, int ranks)
   network(0);
   reducer_ = std::make_unique<SimulatedNetwork>(testRuntime(), geometry.slots);
   reducerStream_ = testRuntime().createStream(0);
+  network_ = std::make_unique<PassingNetwork>(testRuntime());
+  networkStream_ = testRuntime().createStream(0);
   onEveryRank(ranks, [this, ranks](int rank) { makeMember(rank, ranks); });
   nameMemory();
 }
@@ -147,10 +154,10 @@ void World::visitFifos(Visit visit) const {
     for (size_t node = 0; node < heads.size(); node++) {
       constexpr auto kSimple = static_cast<int>(device::Protocol::simple);
       device::Connection& head = *connectionTo(heads[node], channel, peer);
-      visit(head.send[kSimple], stream->receive[node], size_t{slotBytes}, false,
-            fmt::format("connection {} -> network, channel {}", heads[node], channel));
-      visit(stream->send[node], head.receive[kSimple], size_t{slotBytes}, false,
-            fmt::format("connection network -> {}, channel {}", heads[node], channel));
+      visit({head.send[kSimple], stream->receive[node], size_t{slotBytes}, false, false,
+             fmt::format("connection {} -> network, channel {}", heads[node], channel)});
+      visit({stream->send[node], head.receive[kSimple], size_t{slotBytes}, false, false,
+             fmt::format("connection network -> {}, channel {}", heads[node], channel)});
     }
   }
   for (int rank = 0; rank < ranks(); rank++) {
@@ -158,33 +165,72 @@ void World::visitFifos(Visit visit) const {
       for (int peer = 0; peer < ranks(); peer++) {
         device::Connection* connection = connectionTo(rank, channel, peer);
         if (connection == nullptr || connection->send[0].head == nullptr) continue;
+        if (geometry_.network && nodeOf(rank) != nodeOf(peer)) continue;
         device::Connection& theirs = *connectionTo(peer, channel, rank);
         for (int protocol = 0; protocol < device::kProtocols; protocol++) {
-          visit(connection->send[protocol], theirs.receive[protocol],
-                size_t{tables(rank).slotBytes[protocol]},
-                protocol == static_cast<int>(device::Protocol::ll),
-                fmt::format("connection {} -> {}, channel {}, protocol {}", rank, peer, channel,
-                            protocol));
+          visit({connection->send[protocol], theirs.receive[protocol],
+                 size_t{tables(rank).slotBytes[protocol]},
+                 protocol == static_cast<int>(device::Protocol::ll), false,
+                 fmt::format("connection {} -> {}, channel {}, protocol {}", rank, peer, channel,
+                             protocol)});
         }
       }
     }
     for (int peer = 0; peer < ranks(); peer++) {
+      if (geometry_.network && nodeOf(rank) != nodeOf(peer)) continue;
       for (int channel = 0; channel < geometry_.peerChannels; channel++) {
-        device::Fifo& send = tables(rank).send[peer * geometry_.peerChannels + channel];
-        if (send.slots == nullptr) continue;
-        visit(send, tables(peer).receive[rank * geometry_.peerChannels + channel],
-              size_t{geometry_.slotBytes}, false,
-              fmt::format("connection for messages {} -> {}, channel {}", rank, peer, channel));
+        const int to = peer * geometry_.peerChannels + channel;
+        const int from = rank * geometry_.peerChannels + channel;
+        if (tables(rank).send[to].slots == nullptr) continue;
+        const std::string name =
+            fmt::format("connection for messages {} -> {}, channel {}", rank, peer, channel);
+        visit({tables(rank).send[to], tables(peer).receive[from], size_t{geometry_.slotBytes},
+               false, false, name});
+        if (tables(rank).sendLines == nullptr) continue;
+        visit({tables(rank).sendLines[to], tables(peer).receiveLines[from],
+               size_t{geometry_.slotBytes / 2}, true, false, name + " over LL"});
       }
     }
+  }
+  if (geometry_.network) visitNetworkFifos(visit);
+}
+
+// Those that lead to other nodes, each once on either side.
+template <typename Visit>
+void World::visitNetworkFifos(Visit visit) const {
+  std::map<const uint64_t*, device::Fifo*> ends;  // of kernels, by tail
+  const auto add = [&](device::Fifo& fifo) {
+    if (fifo.tail != nullptr) ends.emplace(fifo.tail, &fifo);
+  };
+  for (int rank = 0; rank < ranks(); rank++) {
+    for (int channel = 0; channel < geometry_.channels; channel++) {
+      for (device::Connection& connection : tables(rank).channels[channel].connections) {
+        for (device::Fifo& fifo : connection.send) add(fifo);
+        for (device::Fifo& fifo : connection.receive) add(fifo);
+      }
+    }
+    for (device::Fifo* table : {tables(rank).send, tables(rank).receive, tables(rank).sendLines,
+                                tables(rank).receiveLines}) {
+      for (int i = 0; table != nullptr && i < ranks() * geometry_.peerChannels; i++) add(table[i]);
+    }
+  }
+  int number = 0;
+  for (PassingNetwork::Stream* stream : network_->streams()) {
+    const bool hasLines = stream->protocol == device::Protocol::ll;
+    const std::string name =
+        fmt::format("network connection {}{}", number++, hasLines ? ", LL" : "");
+    visit({*ends.at(stream->receive.tail), stream->receive, size_t{stream->slotBytes}, hasLines,
+           true, name + " from its sender"});
+    visit({stream->send, *ends.at(stream->send.tail), size_t{stream->slotBytes}, hasLines, false,
+           name + " to its receiver"});
   }
 }
 
 // For reports.
 void World::nameMemory() const {
   HostRuntime& runtime = testRuntime();
-  visitFifos([&](const device::Fifo& send, const device::Fifo& receive, size_t slotBytes, bool,
-                 const std::string& which) {
+  visitFifos([&](const FifoPair& fifo) {
+    const auto& [send, receive, slotBytes, hasLines, isContinued, which] = fifo;
     runtime.nameMemory(send.head, sizeof(*send.head), "head of " + which);
     runtime.nameMemory(send.tail, sizeof(*send.tail), "tail of " + which);
     runtime.nameMemory(&send.step, sizeof(send.step), "sender's step of " + which);
@@ -301,6 +347,8 @@ void World::makeMember(int rank, int ranks) {
   if (geometry_.collnet && nodesOf(ranks) > 1) config.collnetDirect = shape;
   config.slotBytes.fill(geometry_.slotBytes);
   config.peerSlotBytes = geometry_.slotBytes;
+  config.peerLineSlotBytes = geometry_.peerLineBytes > 0 ? geometry_.slotBytes / 2 : 0;
+  config.peerLineBytes = geometry_.peerLineBytes;
   config.slicesPerChunk = geometry_.slicesPerChunk;
   config.peerChannels = geometry_.peerChannels;
   config.channelsPerPeer = geometry_.channelsPerPeer;
@@ -311,6 +359,7 @@ void World::makeMember(int rank, int ranks) {
                                       .nodes = nodesOf(ranks),
                                       .ranksPerNode = std::min(ranks, geometry_.ranksPerNode),
                                       .collnet = geometry_.collnet && nodesOf(ranks) > 1,
+                                      .network = geometry_.network,
                                       .algorithms = geometry_.algorithms,
                                       .protocols = geometry_.protocols});
 
@@ -320,6 +369,7 @@ void World::makeMember(int rank, int ranks) {
   head.ranks = ranks;
   std::copy(config.slotBytes.begin(), config.slotBytes.end(), head.slotBytes);
   head.peerSlotBytes = geometry_.slotBytes;
+  head.peerLineSlotBytes = config.peerLineSlotBytes;
   head.slots = geometry_.slots;
   head.abortFlag = abortFlag(rank);
   member.arena = std::make_unique<memory::Arena>(runtime, rank, 1 << 20);
@@ -338,7 +388,9 @@ void World::makeMember(int rank, int ranks) {
 
   for (int r = 0; r < ranks; r++) {
     const auto number = static_cast<uint64_t>(r);
-    member.places.push_back({geometry_.oneProcess ? 1 : number, r, number});
+    const int node = geometry_.network ? nodeOf(r) : 0;
+    member.places.push_back(
+        {geometry_.oneProcess ? 1 : number, r, number, static_cast<uint64_t>(node)});
   }
   for (int a = 0; a < ranks; a++) {
     for (int b = a + 1; b < ranks; b++) member.links[{a, b}] = link(a, b);
@@ -346,6 +398,8 @@ void World::makeMember(int rank, int ranks) {
   member.graphs = makeGraphs(ranks);
   transport::TransportOptions options;
   options.reducer = driverOf(*reducer_);
+  options.network = driverOf(*network_);
+  options.isIdle = [] { return true; };  // no proxy moves anything
   member.connector = std::make_unique<transport::Connector>(
       runtime, network(rank), *member.arena, *member.mappings, *member.tables, config,
       geometry_.slots, member.places, member.links, member.graphs, std::move(options));
@@ -460,14 +514,16 @@ uint32_t* World::abortFlag(int rank) const {
   return static_cast<uint32_t*>(members_[index(rank)].abortFlag->hostAddress());
 }
 
-void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
-                      Past past, Random& random) {
-  constexpr uint64_t kPeriod = uint64_t{1} << 31;  // of the flags of protocol LL
-  const uint64_t slots = geometry_.slots;
-  uint64_t step = kPeriod * (1 + below(random, 8)) - below(random, 8);
+uint64_t World::randomStep(Past past, Random& random) const {
   if (past == Past::any && below(random, 4) != 0) {
-    step = below(random, 3) == 0 ? random() >> 8 : below(random, 16);
+    return below(random, 3) == 0 ? random() >> 8 : below(random, 16);
   }
+  return kFlagPeriod * (1 + below(random, 8)) - below(random, 8);
+}
+
+void World::resetFifo(const FifoPair& fifo, uint64_t step, Random& random) {
+  auto& [send, receive, slotBytes, hasLines, isContinued, name] = fifo;
+  const uint64_t slots = geometry_.slots;
   send.step = receive.step = step;
   *send.head = step;
   *receive.tail = step;
@@ -482,17 +538,21 @@ void World::resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotByte
     receive.tail[1] = random();
   }
   for (uint64_t slot = 0; send.reportsSlots != 0 && slot < slots; slot++) {
-    send.tail[device::kReportsWord + slot] = device::packReport(
-        {static_cast<uint32_t>(below(random, slotBytes)), device::Operation::allReduce,
-         device::DataType::int8, device::Reduction::min});
+    const auto bytes = static_cast<uint32_t>(below(random, slotBytes));
+    const uint64_t ago = (step - 1 - slot) % slots + 1;  // its last step
+    send.tail[device::kReportsWord + slot] =
+        !hasLines ? device::packReport({bytes, device::Operation::allReduce, device::DataType::int8,
+                                        device::Reduction::min})
+        : ago <= step ? device::packLineReport(step - ago, bytes)
+                      : 0;
   }
   std::memset(receive.slots, static_cast<int>(below(random, 256)), slots * slotBytes);
   if (!hasLines) return;
   // Each line was last stored in some step of its slot since that was cleared.
   for (uint64_t slot = 0; slot < slots; slot++) {
     // The slot was cleared in the first step of it in this period, or in the one before.
-    uint64_t first = step / kPeriod * kPeriod + slot;
-    if (first >= step) first -= std::min(first - slot, kPeriod);
+    uint64_t first = step / kFlagPeriod * kFlagPeriod + slot;
+    if (first >= step) first -= std::min(first - slot, kFlagPeriod);
     first += slots;
     const uint64_t times = step > first ? (step - first + slots - 1) / slots : 0;
     auto* line = reinterpret_cast<device::Line*>(receive.slots + slot * slotBytes);
@@ -610,9 +670,12 @@ void World::resetHeads(device::Multicast* device::DeviceCommunicator::*member, R
 }
 
 void World::reset(Random& random, Past past) {
-  visitFifos(
-      [&](device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
-          const std::string&) { resetFifo(send, receive, slotBytes, hasLines, past, random); });
+  std::optional<uint64_t> step;
+  visitFifos([&](const FifoPair& fifo) {
+    if (!step) step = randomStep(past, random);
+    resetFifo(fifo, *step, random);
+    if (!fifo.isContinued) step.reset();
+  });
   reducer_->reset();
   resetDirect(random);
   resetWide(random);
@@ -656,6 +719,7 @@ void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
     if (rank != 0 || collective == nullptr) continue;
     reducer_->enqueue(*collective, nodesOf(ranks()), abortFlag(0), reducerStream_.get());
   }
+  if (geometry_.network) network_->enqueue(stream(rank), networkStream_.get());
 }
 
 void World::enqueueDelay(int rank, uint64_t steps) {
@@ -690,12 +754,11 @@ void World::enqueueTouch(void* address, size_t bytes, runtime::Stream on) {
 
 std::string World::usersLeft() const {
   std::string left;
-  visitFifos(
-      [&](const device::Fifo& send, const device::Fifo&, size_t, bool, const std::string& which) {
-        if (send.offer != nullptr && (send.offer[2] & ~device::kWithdrawn) != 0) {
-          left += fmt::format(" the output offered for {} has users left;", which);
-        }
-      });
+  visitFifos([&](const FifoPair& fifo) {
+    if (fifo.send.offer != nullptr && (fifo.send.offer[2] & ~device::kWithdrawn) != 0) {
+      left += fmt::format(" the output offered for {} has users left;", fifo.name);
+    }
+  });
   for (int rank = 0; geometry_.windows && rank < ranks(); rank++) {
     const device::MappedWindow* windows = tables(rank).windows;
     for (size_t i = 0; i < index(ranks()) * device::kWindowSlots; i++) {
@@ -717,6 +780,11 @@ std::vector<std::string> World::synchronize() {
     } catch (const Error& error) {
       errors.emplace_back(error.what());
     }
+  }
+  try {
+    testRuntime().synchronize(networkStream_.get());
+  } catch (const Error& error) {
+    errors.front() += error.what();
   }
   return errors;
 }

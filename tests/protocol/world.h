@@ -10,6 +10,7 @@
 #include "bootstrap/bootstrap.h"
 #include "memory/arena.h"
 #include "memory/mapping_cache.h"
+#include "passing_network.h"
 #include "plan/plan.h"
 #include "reducing_network.h"
 #include "runtime/host/host_runtime.h"
@@ -60,6 +61,8 @@ struct Geometry {
   uint64_t wideOfferBytes = ~uint64_t{0};
   bool multicast = false;         // NVLS on as many channels, with the same slots
   bool collnet = false;           // a network that reduces
+  bool network = false;           // nodes exchange data over a network
+  uint64_t peerLineBytes = 0;     // parts of messages of up to so many bytes go over LL
   int ranksPerNode = kMostRanks;  // consecutive ranks, fewer on the last node
   // NCCL_ALGO and NCCL_PROTO, and the limit of LL where they leave a choice.
   const char* algorithms = "";
@@ -143,12 +146,20 @@ class World {
   transport::HeadGraph makeHeadGraph(int ranks) const;
   int nodesOf(int ranks) const { return ceilDivide(ranks, geometry_.ranksPerNode); }
   int nodeOf(int rank) const { return rank / geometry_.ranksPerNode; }
-  // The two ends of every FIFO: `visit(send, receive, slotBytes, hasLines, name)`, where
-  // `hasLines` tells FIFOs of protocol LL.
+  // The two ends of every FIFO.
+  struct FifoPair {
+    device::Fifo &send, &receive;
+    size_t slotBytes;
+    bool hasLines;     // protocol LL
+    bool isContinued;  // on the other side of the network, by the next one
+    std::string name;
+  };
   template <typename Visit>
   void visitFifos(Visit visit) const;
-  void resetFifo(device::Fifo& send, device::Fifo& receive, size_t slotBytes, bool hasLines,
-                 Past past, Random& random);
+  template <typename Visit>
+  void visitNetworkFifos(Visit visit) const;
+  uint64_t randomStep(Past past, Random& random) const;
+  void resetFifo(const FifoPair& fifo, uint64_t step, Random& random);
   void resetDirect(Random& random);
   void resetWide(Random& random);
   void resetHeads(device::Multicast* device::DeviceCommunicator::*member, Random& random);
@@ -160,6 +171,8 @@ class World {
   // Before its users. Streams of the network are those of rank 0.
   std::unique_ptr<SimulatedNetwork> reducer_;
   std::shared_ptr<void> reducerStream_;
+  std::unique_ptr<PassingNetwork> network_;
+  std::shared_ptr<void> networkStream_;
   std::vector<Member> members_;
 };
 

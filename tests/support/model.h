@@ -15,6 +15,7 @@ struct ModelOptions {
   uint64_t lowLatencyTraffic = 0;      // LL is only forced
   int nodes = 1, ranksPerNode = 0;     // of the largest node; 0: as many on each
   bool collnet = false;
+  bool network = false;  // between the nodes
   const char* algorithms = "";
   const char* protocols = "";
 };
@@ -37,6 +38,8 @@ inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
   facts.lowLatencyTraffic = options.lowLatencyTraffic;
   facts.chunkBytes = plan::chunkBytesOf(config);
   facts.collnet = options.collnet;
+  facts.network = options.network;
+  if (options.network) facts.ring.speedInter = facts.tree.speedInter = 20'000;
   facts.collnetChain = facts.collnetDirect = facts.ring;
   facts.multicast = config.multicast.channels > 0;
   facts.nvlsChannels = config.multicast.channels;

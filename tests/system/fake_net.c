@@ -25,6 +25,7 @@ typedef struct Request {
   uint32_t header;
   int inUse, complete;
   char *late, *place;  // where data wait for a flush, and where they belong; or null
+  char word[8];        // of which not all bytes have been received
 } Request;
 
 struct Connection {
@@ -250,6 +251,24 @@ static void keepLate(Connection* connection, Request* request) {
   request->late = NULL;
 }
 
+// Stores what was received as adapters do, in whole words: kernels look at them at any time.
+static void deliver(Request* request, const char* from, size_t bytes) {
+  const size_t end = request->header;
+  size_t at = request->moved - sizeof(request->header);
+  for (size_t i = 0; i < bytes; i++, at++) {
+    request->word[at % 8] = from[i];
+    if (at % 8 == 7 && (uintptr_t)request->data % 8 == 0) {
+      uint64_t word;
+      memcpy(&word, request->word, sizeof(word));
+      __atomic_store_n((uint64_t*)(request->data + at - 7), word, __ATOMIC_RELEASE);
+    } else if (at % 8 == 7 || at + 1 == end) {
+      for (size_t b = 0; b <= at % 8; b++) {
+        __atomic_store_n(request->data + at / 8 * 8 + b, request->word[b], __ATOMIC_RELEASE);
+      }
+    }
+  }
+}
+
 // Moves the requests of a connection in their order. Returns an ncclResult_t.
 static int progress(Connection* connection) {
   while (connection->first != connection->last) {
@@ -258,13 +277,17 @@ static int progress(Connection* connection) {
     if (connection->sends || request->moved >= sizeof(request->header)) total += request->header;
     while (request->moved < total) {
       int inHeader = request->moved < sizeof(request->header);
-      char* at = inHeader ? (char*)&request->header + request->moved
-                          : request->data + request->moved - sizeof(request->header);
+      char received[4096];
+      char* at = inHeader            ? (char*)&request->header + request->moved
+                 : connection->sends ? request->data + request->moved - sizeof(request->header)
+                                     : received;
       size_t bytes = (inHeader ? sizeof(request->header) : total) - request->moved;
+      if (at == received && bytes > sizeof(received)) bytes = sizeof(received);
       ssize_t moved = connection->sends ? send(connection->socket, at, bytes, MSG_NOSIGNAL)
                                         : recv(connection->socket, at, bytes, 0);
       if (moved == 0) return kSystemError;
       if (moved < 0) return errno == EAGAIN ? kSuccess : kSystemError;
+      if (at == received) deliver(request, received, (size_t)moved);
       request->moved += (uint32_t)moved;
       if (!connection->sends && request->moved == sizeof(request->header)) {
         require(request->header <= request->bytes, "message larger than the receive");

@@ -234,17 +234,18 @@ TEST(NetPluginsThatHang, AreEndedByAnAbort) {
   });
 }
 
-class NetPluginsInReports : public ::testing::TestWithParam<const char*> {};
+using PointersAndCount = std::tuple<const char*, size_t>;
+class NetPluginsInReports : public ::testing::TestWithParam<PointersAndCount> {};
 
 TEST_P(NetPluginsInReports, AreSaidToHang) {
   const std::string file = ::testing::TempDir() + "unisono_net_hang_" + std::to_string(::getpid());
   ::setenv("NCCL_DEBUG_FILE", file.c_str(), 1);
   ::setenv("UNISONO_HANG_SECONDS", kSanitized ? "6" : "2", 1);
-  ::setenv("FAKE_NET_POINTERS", GetParam(), 1);
+  ::setenv("FAKE_NET_POINTERS", std::get<const char*>(GetParam()), 1);
   ::setenv("NCCL_NET_GDR_LEVEL", "SYS", 1);
   onTwoNodes("hangs", [&](int rank, ncclComm_t comm) {
     const EndlessCall call(comm, rank);
-    check(call.enqueue());
+    check(call.enqueue(std::get<size_t>(GetParam())));
     const auto hasReport = [&] {
       std::ostringstream log;
       log << std::ifstream(file).rdbuf();
@@ -261,8 +262,10 @@ TEST_P(NetPluginsInReports, AreSaidToHang) {
     ::unsetenv(name);
   }
 }
-// Through memory of the host and of the GPU.
-INSTANTIATE_TEST_SUITE_P(All, NetPluginsInReports, ::testing::Values("1", "7"));
+// Through memory of the host and of the GPU, and over LL.
+INSTANTIATE_TEST_SUITE_P(All, NetPluginsInReports,
+                         ::testing::Combine(::testing::Values("1", "7"),
+                                            ::testing::Values(size_t{1} << 18, size_t{3})));
 
 TEST(NetPluginsThatDiffer, AreRefusedByInit) {
   const Pipe pipe;

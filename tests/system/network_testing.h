@@ -46,8 +46,8 @@ inline void everyCall(const Ranks& ranks, std::initializer_list<size_t> counts) 
 struct EndlessCall {
   EndlessCall(ncclComm_t call, int rank)
       : comm(call), buffer(rank, size_t{1} << 20), stream(rank) {}
-  ncclResult_t enqueue() const {
-    return ncclAllReduce(buffer.as(), buffer.as(), 1 << 18, ncclInt, ncclSum, comm, stream);
+  ncclResult_t enqueue(size_t count = 1 << 18) const {
+    return ncclAllReduce(buffer.as(), buffer.as(), count, ncclInt, ncclSum, comm, stream);
   }
   // The text of the error that the communicator gets.
   std::string awaitError() const {

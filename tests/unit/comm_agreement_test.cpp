@@ -274,7 +274,7 @@ TEST(Decision, SlotsInHostMemoryExcludeLl128) {
   EXPECT_EQ(exclusion(), tuning::Exclusion::splitLines);
 }
 
-TEST(Decision, TheNetworkCarriesProtocolSimpleOnly) {
+TEST(Decision, TheNetworkCarriesNoLinesOf128Bytes) {
   auto ranks = factsOf(2);
   EXPECT_FALSE(usesNetwork(ranks));
   ranks[1].host = 8;
@@ -284,11 +284,21 @@ TEST(Decision, TheNetworkCarriesProtocolSimpleOnly) {
         .config.model->of(device::Operation::allReduce, device::Algorithm::ring, protocol)
         .exclusion;
   };
-  EXPECT_EQ(exclusion(device::Protocol::ll), tuning::Exclusion::none);
+  EXPECT_NE(exclusion(device::Protocol::ll128), tuning::Exclusion::network);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 0u);
   ranks[1].network = 1;
   EXPECT_TRUE(usesNetwork(ranks));
-  EXPECT_EQ(exclusion(device::Protocol::ll), tuning::Exclusion::network);
+  EXPECT_EQ(exclusion(device::Protocol::ll128), tuning::Exclusion::network);
+  EXPECT_EQ(exclusion(device::Protocol::ll), tuning::Exclusion::none);
   EXPECT_EQ(exclusion(device::Protocol::simple), tuning::Exclusion::none);
+  // So do messages.
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 8192u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 16384u);
+  ranks[0].tuning.p2pLlThreshold = ranks[1].tuning.p2pLlThreshold = 0;
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 0u);
+  ranks[0].allowed = tuning::parseAllowed("", "Simple");
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 0u);
+  ranks[0].allowed = ranks[1].allowed;
   ranks[1].network = 0;
   ranks[1].machine = 8;
   EXPECT_TRUE(usesNetwork(ranks));

@@ -87,13 +87,17 @@ TEST_F(ExplainProgram, AsksTheTunerPlugin) {
   EXPECT_THAT(missing["warnings"][0], HasSubstr("/nowhere/tuner.so cannot be loaded"));
 }
 
-// Between machines only protocol Simple passes the network.
+// Small calls go over LL, which passes the network, as LL128 does not.
 TEST_F(ExplainProgram, KnowsWhatJoinsTheNodes) {
   const std::string node = "--file " UNISONO_TEST_DATA "/topologies/h800x8-vm.detected.xml -s 8 ";
   const std::string call = node + "--nodes 2 ";
   const json plain = explainJson(call, "NCCL_NET_PLUGIN=none");
   EXPECT_EQ(plain["network"], "InfiniBand, RoCE or sockets");
-  EXPECT_EQ(plain["choice"]["protocol"], "Simple");
+  EXPECT_EQ(plain["choice"]["protocol"], "LL");
+  for (const json& row : plain["candidates"]) {
+    if (row["algorithm"] != "Ring" || row["protocol"] != "LL128") continue;
+    EXPECT_EQ(row["reason"], "its lines cannot pass memory of the host, which the network uses");
+  }
   EXPECT_EQ(explainJson(node)["network"], "");
   EXPECT_EQ(explainJson(call, "NCCL_NET_PLUGIN=none NCCL_NET=Socket")["network"], "Socket");
 

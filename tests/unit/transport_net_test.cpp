@@ -18,6 +18,7 @@
 #include "device/work.h"
 #include "support/fake_net.h"
 #include "support/seed.h"
+#include "transport/net/line_slot.h"
 #include "transport/net/plugin_stream.h"
 #include "transport/net/proxy.h"
 #include "transport/net/socket_stream.h"
@@ -61,6 +62,50 @@ class End {
   uint64_t tail_[device::kReportsWord + kSlots] = {};
   uint64_t head_ = 0;
   std::vector<std::byte> slots_ = std::vector<std::byte>(size_t{kSlots} * slotBytes_);
+  uint64_t step_ = 0;  // of the kernel
+};
+
+// One end of a FIFO of protocol LL, as kernels see it.
+class LineEnd {
+ public:
+  static constexpr uint32_t kSlots = 4, kLines = 40;
+
+  StreamMemory memory() {
+    return {report_,
+            &head_,
+            reinterpret_cast<std::byte*>(words_.data()),
+            kSlots,
+            kLines * kLineBytes,
+            device::Protocol::ll};
+  }
+  bool hasRoom() const { return head() + kSlots > step_; }
+  uint64_t head() const { return std::atomic_ref(const_cast<uint64_t&>(head_)).load(); }
+  uint64_t step() const { return step_; }
+  const uint64_t* slot(uint64_t step) const { return &words_[step % kSlots * 2 * kLines]; }
+
+  // What the sender's kernel does: report and words, in any order.
+  void report(uint32_t bytes) {
+    std::atomic_ref(report_[device::kReportsWord + step_ % kSlots])
+        .store(device::packLineReport(step_, bytes), std::memory_order_relaxed);
+  }
+  void store(size_t word, uint32_t data) {
+    std::atomic_ref(words_[step_ % kSlots * 2 * kLines + word])
+        .store(data | uint64_t{device::lineFlagOf(step_)} << 32, std::memory_order_release);
+  }
+  // What the receiver's kernel does. Whether a word is there.
+  bool load(size_t word, uint32_t& data) {
+    const uint64_t value =
+        std::atomic_ref(words_[step_ % kSlots * 2 * kLines + word]).load(std::memory_order_acquire);
+    data = static_cast<uint32_t>(value);
+    return value >> 32 == device::lineFlagOf(step_);
+  }
+  void giveBack() { std::atomic_ref(head_).store(step_ + 1, std::memory_order_release); }
+  void advance() { step_++; }
+
+ private:
+  uint64_t report_[device::kReportsWord + kSlots] = {};
+  uint64_t head_ = 0;
+  std::vector<uint64_t> words_ = std::vector<uint64_t>(size_t{2} * kLines * kSlots);
   uint64_t step_ = 0;  // of the kernel
 };
 
@@ -116,6 +161,104 @@ TEST(Streams, MoveSlotsOfAnySize) {
     taken++;
   }
   EXPECT_EQ(send.failure() + receive.failure(), "");
+}
+
+// The kernel reports a slot and stores its lines in any order; nothing is sent before all are
+// there, and every line has arrived once the kernel of the receiver sees its flag.
+TEST(Streams, MoveLines) {
+  std::mt19937 random(test::seed());
+  LineEnd from, to;
+  Sockets sockets = connected();
+  SendStream send({std::move(sockets.sender)}, from.memory());
+  ReceiveStream receive({std::move(sockets.receiver)}, to.memory());
+  const auto progress = [&] {
+    for (int i = 0; i < 2; i++) send.progress(), receive.progress();
+  };
+  std::vector<std::vector<uint32_t>> sent;
+  for (size_t taken = 0; taken < 500;) {
+    if (from.hasRoom() && random() % 2 == 0) {
+      const uint32_t bytes = random() % 4 == 0 ? 0 : random() % (8 * LineEnd::kLines + 1);
+      std::vector<uint32_t> data(2 * linesOf(bytes));
+      std::vector<size_t> order(data.size() + 1);  // the last one is the report
+      for (size_t i = 0; i < order.size(); i++) order[i] = i;
+      std::shuffle(order.begin(), order.end(), random);
+      for (const size_t word : order) {
+        if (random() % 20 == 0) progress();
+        if (word == data.size()) {
+          from.report(bytes);
+        } else {
+          from.store(word, data[word] = random());
+        }
+        if (word != order.back()) {
+          EXPECT_LE(from.head(), from.step());
+        }
+      }
+      sent.push_back(std::move(data));
+      from.advance();
+    }
+    if (random() % 2 == 0) progress();
+    if (taken == sent.size()) continue;
+    bool here = true;
+    for (size_t word = 0; here && word < sent[taken].size(); word++) {
+      uint32_t data = 0;
+      here = to.load(word, data);
+      ASSERT_TRUE(!here || data == sent[taken][word]) << "word " << word << " of slot " << taken;
+    }
+    if (!here) continue;
+    to.giveBack();
+    to.advance();
+    taken++;
+  }
+  EXPECT_EQ(send.failure() + receive.failure(), "");
+}
+
+TEST(Streams, SendNoLinesBeforeAllAreThere) {
+  LineEnd from, to;
+  Sockets sockets = connected();
+  SendStream send({std::move(sockets.sender)}, from.memory());
+  ReceiveStream receive({std::move(sockets.receiver)}, to.memory());
+  from.report(17);  // 3 lines
+  uint32_t data = 0;
+  for (const size_t word : {5, 0, 3, 1, 2, 4}) {
+    for (int i = 0; i < 3; i++) send.progress(), receive.progress();
+    EXPECT_TRUE(send.isPending());
+    EXPECT_FALSE(to.load(0, data) || to.load(5, data));
+    from.store(word, static_cast<uint32_t>(word));
+  }
+  for (int i = 0; i < 3; i++) send.progress(), receive.progress();
+  EXPECT_FALSE(send.isPending());
+  for (size_t word = 0; word < 6; word++) {
+    EXPECT_TRUE(to.load(word, data));
+    EXPECT_EQ(data, word);
+  }
+  // The first steps of a period clear the sender's slots.
+  EXPECT_EQ(from.slot(0)[0] | from.slot(0)[5], 0u);
+}
+
+// Flags repeat after 2^31 steps.
+TEST(Lines, HoldDataOfOneStep) {
+  std::mt19937_64 random(test::seed());
+  std::vector<uint64_t> slot(20);
+  auto* const bytes = reinterpret_cast<std::byte*>(slot.data());
+  std::vector<std::byte> data(72), got(72);
+  for (const uint64_t step : {uint64_t{0}, uint64_t{5}, (uint64_t{1} << 31) - 1, uint64_t{1} << 31,
+                              (uint64_t{1} << 32) - 1, uint64_t{1} << 32, random() >> 3}) {
+    for (std::byte& byte : data) byte = static_cast<std::byte>(random());
+    packLines(data, bytes, step);
+    EXPECT_EQ(countOpenLines(bytes, step, 9), 0u);
+    EXPECT_EQ(countOpenLines(bytes, step, 10), 10u) << "of which the last was not made";
+    for (const uint64_t other : {step + 1, step - 1, step + 4, step + (uint64_t{1} << 30)}) {
+      EXPECT_EQ(countOpenLines(bytes, other, 9), 9u) << step << " and " << other;
+      EXPECT_FALSE(device::isLineReportOf(device::packLineReport(step, 72), other));
+    }
+    EXPECT_TRUE(device::isLineReportOf(device::packLineReport(step, 72), step));
+    unpackLines(bytes, got);
+    EXPECT_EQ(got, data);
+    slot[2 * (step % 9)] ^= uint64_t{1} << 32;  // one flag
+    EXPECT_EQ(countOpenLines(bytes, step, 9), step % 9 + 1);
+    clearLines(bytes, 160);
+    EXPECT_EQ(countOpenLines(bytes, step, 9), 9u);
+  }
 }
 
 // Slots that lanes carry are passed on in order, between small ones that they do not carry.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "device/protocol/lines.h"
 #include "device/protocol/simple.h"
 
 // Point-to-point messages. Two groups of a block work at once, one sends and one receives, each
@@ -23,10 +24,15 @@ UNISONO_DEVICE MessagePart partOf(const Message& message, int channel) {
 }
 
 // Prepares the block for a part of a message; one end of a FIFO.
-UNISONO_DEVICE void loadMessage(ThreadGroup& group, Block& block, bool sends, Fifo* fifo,
-                                const Message& message) {
+UNISONO_DEVICE void loadMessage(ThreadGroup& group, Block& block, bool sends,
+                                const DeviceCommunicator& communicator, const Message& message) {
   if (group.isLoader(0)) {
-    loadEnd(sends ? block.send[0] : block.receive[0], fifo, message.peer);
+    const bool lines = message.asLines;
+    block.slotBytes = lines ? communicator.peerLineSlotBytes : communicator.peerSlotBytes;
+    Fifo* table = sends ? (lines ? communicator.sendLines : communicator.send)
+                        : (lines ? communicator.receiveLines : communicator.receive);
+    loadEnd(sends ? block.send[0] : block.receive[0],
+            table + message.peer * communicator.peerChannels + block.channel, message.peer);
   }
   group.syncAll();
 }
@@ -66,9 +72,13 @@ UNISONO_DEVICE void sendMessage(ThreadGroup& group, Block& block,
     return;
   }
 
-  loadMessage(group, block, true,
-              &communicator.send[message.peer * communicator.peerChannels + block.channel],
-              message);
+  loadMessage(group, block, true, communicator, message);
+  if (message.asLines) {
+    Lines<LowLatencyFormat, 0, 1, true> protocol(group, block);
+    transfer(group, protocol, true, from, part.bytes, message.slice, false);
+    protocol.finish();
+    return;
+  }
   Simple<0, 1, true> protocol(group, block);
   const bool offered = message.offered && block.send[0].fifo.offer != nullptr;
   const uint64_t to = offered ? protocol.takeOffer() : kStagedOffer;
@@ -85,9 +95,14 @@ UNISONO_DEVICE void receiveMessage(ThreadGroup& group, Block& block,
                                    const SendReceiveWork& work, MessagePart part) {
   const Message& message = work.receive;
   if (message.peer == block.rank) return;
-  loadMessage(group, block, false,
-              &communicator.receive[message.peer * communicator.peerChannels + block.channel],
-              message);
+  loadMessage(group, block, false, communicator, message);
+  if (message.asLines) {
+    Lines<LowLatencyFormat, 1, 0, true> protocol(group, block);
+    transfer(group, protocol, false, message.buffer + part.offset, part.bytes, message.slice,
+             false);
+    protocol.finish();
+    return;
+  }
   Simple<1, 0, true> protocol(group, block);
   const Fifo& fifo = block.receive[0].fifo;
   bool direct = false;
@@ -108,10 +123,7 @@ UNISONO_DEVICE void messageBlock(ThreadGroup& group, Block& block, bool sends, i
                                  const Arguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
   if (group.isPoster()) markStart(arguments.mark, channel, sends ? 0 : 1);
-  if (group.isLoader(0)) {
-    loadCommunicator(block, communicator, channel);
-    block.slotBytes = communicator.peerSlotBytes;
-  }
+  if (group.isLoader(0)) loadCommunicator(block, communicator, channel);
   stayStopped(group, communicator, arguments.launchFlag);
   group.syncAll();
   for (int w = 0; w < arguments.works; w++) {

@@ -185,6 +185,14 @@ class FifoEnds {
     storeRelaxed(end.fifo.tail + kReportsWord + (send_[i].step() & (block_.slots - 1)),
                  packReport(slot));
   }
+  // The same with protocol LL, by the waiter: the slot is free, and the proxy may look for its
+  // lines.
+  UNISONO_DEVICE void reportLines(int i, uint64_t bytes) {
+    const End& end = block_.send[i];
+    if (!group_.isWaiter(kReceives + i) || group_.aborted() || end.fifo.reportsSlots == 0) return;
+    storeRelaxed(end.fifo.tail + kReportsWord + (send_[i].step() & (block_.slots - 1)),
+                 packLineReport(send_[i].step(), static_cast<uint32_t>(bytes)));
+  }
   // Of a work's slot.
   UNISONO_DEVICE SlotReport reportOf(uint64_t bytes) const {
     const CollectiveWork& work = block_.work;

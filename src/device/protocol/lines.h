@@ -156,9 +156,7 @@ struct LowLatencyFormat {
     return static_cast<uint32_t>(lanes) * kWords;
   }
 
-  UNISONO_DEVICE static uint64_t flagOf(uint64_t step) {
-    return static_cast<uint32_t>(step) | uint32_t{1} << 31;
-  }
+  UNISONO_DEVICE static uint64_t flagOf(uint64_t step) { return lineFlagOf(step); }
   UNISONO_DEVICE static void store(std::byte* slot, Place place, uint32_t words, uint64_t flag,
                                    const uint64_t (&word)[kWords], bool dependent) {
     Line* line = reinterpret_cast<Line*>(slot) + place.first();
@@ -191,7 +189,7 @@ struct LowLatencyFormat {
   }
 
   UNISONO_DEVICE static bool mustClear(uint64_t step, uint32_t slots) {
-    return (step & 0x7fffffffu) < slots;
+    return mustClearLines(step, slots);
   }
   // Each lane clears the lines that it has read, and those that nobody has.
   UNISONO_DEVICE static void clear(std::byte* slot, uint32_t slotBytes, int lane, int lanes) {
@@ -295,6 +293,7 @@ struct LineSlice {
   Source source[kReceives];
   Destination destination[kSends];
   int sources, destinations;
+  bool toProxy;  // which reads the lines of some destination
   const void* input;
   void* output;
   uint64_t bytes;
@@ -302,15 +301,17 @@ struct LineSlice {
 };
 
 // By all workers. Returns false after an abort. What does not change is in variables: polls and
-// stores of lines make the compiler load all else again.
-template <typename Format, int kReceives, int kSends>
+// stores of lines make the compiler load all else again. With `kCopies`, for messages, elements are
+// bytes and nothing is reduced.
+template <typename Format, bool kCopies, int kReceives, int kSends>
 UNISONO_DEVICE bool moveLines(const ThreadGroup& group, const Block& block,
                               const LineSlice<kReceives, kSends>& slice) {
-  const ReductionSpec spec = block.work.reduction;
+  const ReductionSpec spec =
+      kCopies ? ReductionSpec{DataType::uint8, Reduction::sum, false, 0} : block.work.reduction;
   const uint32_t* const abortFlag = block.abortFlag;
   const int rank = block.rank, channel = block.channel;
   const auto words = static_cast<uint32_t>((slice.bytes + 7) / 8);
-  const bool dependent = groupsOf(block.work.algorithm) > 1;
+  const bool dependent = slice.toProxy || (!kCopies && groupsOf(block.work.algorithm) > 1);
   const int sources = slice.sources, destinations = slice.destinations;
   const bool hasInput = slice.input != nullptr, hasOutput = slice.output != nullptr;
   const UserWords input(slice.input, slice.bytes, elementBytes(spec.type));
@@ -352,13 +353,16 @@ UNISONO_DEVICE bool moveLines(const ThreadGroup& group, const Block& block,
         UNISONO_UNROLL
         for (int k = 0; k < Format::kWords; k++) sum[k] = word[k];
       }
-      if (combine || finish) {
+      if constexpr (!kCopies) {
+        if (!combine && !finish) continue;
         const bool prepare = s == 0 && prepares;
         visitReducer(spec, CombineWords<Format::kWords>{spec, sum, word, prepare, combine, finish});
       }
     }
-    if (sources == 0 && (prepares || finishes)) {
-      visitReducer(spec, CombineWords<Format::kWords>{spec, sum, sum, prepares, false, finishes});
+    if constexpr (!kCopies) {
+      if (sources == 0 && (prepares || finishes)) {
+        visitReducer(spec, CombineWords<Format::kWords>{spec, sum, sum, prepares, false, finishes});
+      }
     }
     UNISONO_NO_UNROLL
     for (int d = 0; d < destinations; d++) {
@@ -375,7 +379,7 @@ UNISONO_DEVICE bool moveLines(const ThreadGroup& group, const Block& block,
   return true;
 }
 
-template <typename Format, int kReceives, int kSends>
+template <typename Format, int kReceives, int kSends, bool kCopies = false>
 class Lines : public FifoEnds<kReceives, kSends> {
  public:
   static constexpr Protocol kProtocol = Format::kProtocol;
@@ -385,11 +389,15 @@ class Lines : public FifoEnds<kReceives, kSends> {
   UNISONO_DEVICE void begin(Peers) {}
 
   UNISONO_DEVICE void move(const Slice& slice) {
+    const uint64_t bytes =
+        slice.elements * (kCopies ? 1 : elementBytes(block_.work.reduction.type));
     this->waitForCredit(slice.send);
+    this->forEachSend(slice.send, [&](int i) { this->reportLines(i, bytes); });
     group_.syncReady();
     if (group_.isWorker() && !group_.aborted()) {
       LineSlice<kReceives, kSends> lines;
       lines.sources = lines.destinations = 0;
+      lines.toProxy = false;
       this->forEachReceive(slice.receive, [&](int i) {
         lines.source[lines.sources++] = {receive_[i].slot(block_, block_.receive[i]),
                                          Format::flagOf(receive_[i].step()), block_.receive[i].peer,
@@ -398,13 +406,14 @@ class Lines : public FifoEnds<kReceives, kSends> {
       this->forEachSend(slice.send, [&](int i) {
         lines.destination[lines.destinations++] = {send_[i].slot(block_, block_.send[i]),
                                                    Format::flagOf(send_[i].step())};
+        lines.toProxy = lines.toProxy || block_.send[i].fifo.reportsSlots != 0;
       });
       lines.input = slice.input;
       lines.output = slice.output;
-      lines.bytes = slice.elements * elementBytes(block_.work.reduction.type);
+      lines.bytes = bytes;
       lines.prepare = slice.prepare;
       lines.finish = slice.finish;
-      if (!moveLines<Format>(group_, block_, lines)) group_.setAborted();
+      if (!moveLines<Format, kCopies>(group_, block_, lines)) group_.setAborted();
     }
     group_.syncDone();
     this->forEachReceive(slice.receive, [&](int i) {

@@ -15,7 +15,7 @@ size_t linesOf(size_t fifos, bool ofSender) {
 
 size_t linesBytes(const ConnectionGroup& group, bool ofSender) {
   constexpr size_t kSlotAlignment = 4096;
-  const size_t lines = linesOf(group.slotBytes.size(), ofSender);
+  const size_t lines = linesOf(group.fifos.size(), ofSender);
   return roundUp(group.channels.size() * lines * device::kCounterLineBytes, kSlotAlignment);
 }
 
@@ -76,8 +76,8 @@ class MappedTransport::Pending final : public PendingConnection {
 memory::Block MappedTransport::makeBlock(const ConnectionGroup& group, bool ofSender) {
   size_t bytes = linesBytes(group, ofSender);
   if (linkOf(group).read == ofSender) {
-    for (const uint32_t slotBytes : group.slotBytes) {
-      bytes += group.channels.size() * context_.slots * slotBytes;
+    for (const auto& fifo : group.fifos) {
+      bytes += group.channels.size() * context_.slots * fifo.slotBytes;
     }
   }
   return arena().allocate(bytes);
@@ -114,7 +114,7 @@ std::unique_ptr<PendingConnection> MappedTransport::setup(const ConnectionGroup&
 
 std::vector<device::Fifo> MappedTransport::makeFifos(const ConnectionGroup& group,
                                                      std::byte* sender, std::byte* receiver) const {
-  const size_t count = group.slotBytes.size();
+  const size_t count = group.fifos.size();
   const bool read = linkOf(group).read;
   const Offers offers = offersOf(group);
   std::byte* slots = (read ? sender : receiver) + linesBytes(group, read);
@@ -128,12 +128,12 @@ std::vector<device::Fifo> MappedTransport::makeFifos(const ConnectionGroup& grou
       fifo.slots = slots;
       fifo.head = reinterpret_cast<uint64_t*>(senderLines + i * device::kCounterLineBytes);
       fifo.tail = reinterpret_cast<uint64_t*>(receiverLines + i * device::kCounterLineBytes);
-      if (offers.any && isSimple(group, i)) {
+      if (offers.any && group.fifos[i].protocol == device::Protocol::simple) {
         fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * device::kCounterLineBytes);
         fifo.byAddress = offers.byAddress ? 1 : 0;
       }
       fifos.push_back(fifo);
-      slots += size_t{context_.slots} * group.slotBytes[i];
+      slots += size_t{context_.slots} * group.fifos[i].slotBytes;
     }
   }
   return fifos;

@@ -29,8 +29,8 @@ class CollNetNetwork final : public ReducingNetwork {
 
   Ends connect(const Stream& stream) override {
     const auto connection = connections_.find({stream.channel, stream.heads});
-    memory_.push_back(
-        std::make_unique<FifoMemory>(context_.runtime, 2, context_.slots, stream.slotBytes));
+    memory_.push_back(std::make_unique<FifoMemory>(
+        context_.runtime, std::vector<FifoMemory::Shape>(2, {stream.slotBytes}), context_.slots));
     const FifoMemory& memory = *memory_.back();
     const int rank = context_.config.rank;
     std::vector<int> peers = stream.heads;

@@ -18,42 +18,48 @@ namespace unisono::transport {
 // the device where adapters reach that.
 class FifoMemory {
  public:
-  // `device`: where the slots of the FIFOs of `onDevice`, by number, are.
-  FifoMemory(runtime::Runtime& runtime, size_t fifos, uint32_t slots, uint32_t slotBytes,
-             int device = -1, const std::vector<bool>& onDevice = {})
-      : runtime_(runtime), slots_(slots), slotBytes_(slotBytes) {
+  struct Shape {
+    uint32_t slotBytes;
+    device::Protocol protocol = device::Protocol::simple;  // or LL
+    bool onDevice = false;
+  };
+  // `device`: where the slots of some FIFOs are.
+  FifoMemory(runtime::Runtime& runtime, const std::vector<Shape>& fifos, uint32_t slots,
+             int device = -1)
+      : runtime_(runtime), slots_(slots) {
     size_t hostBytes = 0, deviceBytes = 0;
-    for (size_t fifo = 0; fifo < fifos; fifo++) {
-      const bool direct = fifo < onDevice.size() && onDevice[fifo];
+    for (const Shape& shape : fifos) {
       Place& place = places_.emplace_back();
+      place.shape = shape;
       place.counters = hostBytes;
       hostBytes += kAlignment;
-      place.slots = direct ? deviceBytes : hostBytes;
-      (direct ? deviceBytes : hostBytes) += bytesOfSlots();
-      place.onDevice = direct;
+      place.slots = shape.onDevice ? deviceBytes : hostBytes;
+      (shape.onDevice ? deviceBytes : hostBytes) += bytesOfSlots(places_.size() - 1);
     }
     if (hostBytes > 0) host_ = runtime.allocatePinned(hostBytes);
     if (deviceBytes == 0) return;
     const auto memory = runtime.allocate(device, deviceBytes + kAlignment);
     const auto begin = reinterpret_cast<uintptr_t>(memory->address());
     for (Place& place : places_) {
-      if (!place.onDevice) continue;
+      if (!place.shape.onDevice) continue;
       place.device = memory;
       place.slots += roundUp(begin, uintptr_t{kAlignment}) - begin;
     }
   }
 
   size_t fifos() const { return places_.size(); }
-  uint32_t slotBytes() const { return slotBytes_; }
+  uint32_t slotBytes(size_t fifo) const { return places_[fifo].shape.slotBytes; }
   // Of all slots of a FIFO: whole pages.
-  size_t bytesOfSlots() const { return roundUp(size_t{slots_} * slotBytes_, kAlignment); }
+  size_t bytesOfSlots(size_t fifo) const {
+    return roundUp(size_t{slots_} * slotBytes(fifo), kAlignment);
+  }
   // Takes the slots of a FIFO out of the device's memory, before anything uses them.
   void moveToHost(size_t fifo) {
     Place& place = places_[fifo];
-    place.moved = runtime_.allocatePinned(bytesOfSlots());
+    place.moved = runtime_.allocatePinned(bytesOfSlots(fifo));
     place.device = nullptr;
     place.slots = 0;
-    place.onDevice = false;
+    place.shape.onDevice = false;
   }
   StreamMemory streamOf(size_t fifo) const {
     const Place& place = places_[fifo];
@@ -62,8 +68,9 @@ class FifoMemory {
             reinterpret_cast<uint64_t*>(base + device::kCounterLineBytes),
             slotsOf(place, &runtime::PinnedMemory::hostAddress),
             slots_,
-            slotBytes_,
-            place.onDevice};
+            place.shape.slotBytes,
+            place.shape.onDevice,
+            place.shape.protocol};
   }
   device::Fifo fifoOf(size_t fifo) const {
     const Place& place = places_[fifo];
@@ -80,19 +87,19 @@ class FifoMemory {
   static constexpr size_t kAlignment = 4096;
 
   struct Place {
-    size_t counters = 0, slots = 0;  // where they begin in their memory
-    bool onDevice = false;
+    Shape shape{};
+    size_t counters = 0, slots = 0;                 // where they begin in their memory
     std::shared_ptr<runtime::DeviceMemory> device;  // of slots on the device
     std::shared_ptr<runtime::PinnedMemory> moved;   // of slots that were there once
   };
   std::byte* slotsOf(const Place& place, void* (runtime::PinnedMemory::*address)() const) const {
-    if (place.onDevice) return static_cast<std::byte*>(place.device->address()) + place.slots;
+    if (place.shape.onDevice) return static_cast<std::byte*>(place.device->address()) + place.slots;
     const runtime::PinnedMemory& memory = place.moved != nullptr ? *place.moved : *host_;
     return static_cast<std::byte*>((memory.*address)()) + place.slots;
   }
 
   runtime::Runtime& runtime_;
-  const uint32_t slots_, slotBytes_;
+  const uint32_t slots_;
   std::vector<Place> places_;
   std::shared_ptr<runtime::PinnedMemory> host_;
 };

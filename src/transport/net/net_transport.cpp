@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -23,24 +22,34 @@ struct NetworkOffer {
   std::array<char, 64> network;  // its name
 };
 
-// The memory of all FIFOs of one end of a group: those of protocol Simple, by channel.
-std::unique_ptr<FifoMemory> memoryOf(const TransportContext& context, const ConnectionGroup& group,
-                                     const std::vector<int>& channels) {
-  const uint32_t slotBytes = group.slotBytes.size() == 1
-                                 ? group.slotBytes.front()
-                                 : group.slotBytes[plan::indexOf(device::Protocol::simple)];
-  std::vector<bool> onDevice;
-  if (const auto ports = context.options.network->ports()) {
-    const bool sends = group.sender == context.config.rank;
-    for (const int channel : channels) {
-      const auto port = static_cast<size_t>(choosePort(context, *ports, channel, slotBytes));
-      const auto& known = context.options.direct;
-      const DirectAccess access = port < known.size() ? known[port] : DirectAccess{};
-      onDevice.push_back(sends ? access.reads : access.writes);
+// Lines of LL128 have to arrive as one, and memory of the host is read in pieces of 64 bytes.
+bool carries(device::Protocol protocol) {
+  return protocol != device::Protocol::ll128;
+}
+
+// Whether the adapter of a channel accesses slots in memory of the device. Those of LL stay on the
+// host, where the proxy looks at them.
+bool isOnDevice(const TransportContext& context, const ConnectionGroup& group, int channel,
+                const ConnectionGroup::FifoShape& fifo) {
+  const auto ports = context.options.network->ports();
+  if (!ports || fifo.protocol != device::Protocol::simple) return false;
+  const auto port = static_cast<size_t>(choosePort(context, *ports, channel, fifo.slotBytes));
+  const auto& known = context.options.direct;
+  const DirectAccess access = port < known.size() ? known[port] : DirectAccess{};
+  return group.sender == context.config.rank ? access.reads : access.writes;
+}
+
+// The memory of all FIFOs of one end of a group that the network carries, by channel.
+std::unique_ptr<FifoMemory> memoryOf(const TransportContext& context,
+                                     const ConnectionGroup& group) {
+  std::vector<FifoMemory::Shape> shapes;
+  for (const int channel : group.channels) {
+    for (const auto& fifo : group.fifos) {
+      if (!carries(fifo.protocol)) continue;
+      shapes.push_back({fifo.slotBytes, fifo.protocol, isOnDevice(context, group, channel, fifo)});
     }
   }
-  return std::make_unique<FifoMemory>(context.runtime, channels.size(), context.slots, slotBytes,
-                                      context.own().device, onDevice);
+  return std::make_unique<FifoMemory>(context.runtime, shapes, context.slots, context.own().device);
 }
 
 class NetworkTransport final : public Transport {
@@ -90,8 +99,8 @@ class NetworkTransport::Pending final : public PendingConnection {
     std::vector<device::Fifo> fifos;
     size_t next = 0;
     for (size_t c = 0; c < group_.channels.size(); c++) {
-      for (size_t i = 0; i < group_.slotBytes.size(); i++) {
-        fifos.push_back(isSimple(group_, i) ? memory_.fifoOf(next++) : device::Fifo{});
+      for (const auto& fifo : group_.fifos) {
+        fifos.push_back(carries(fifo.protocol) ? memory_.fifoOf(next++) : device::Fifo{});
       }
     }
     return fifos;
@@ -113,10 +122,13 @@ NetworkTransport::NetworkTransport(const TransportContext& context)
 }
 
 std::unique_ptr<PendingConnection> NetworkTransport::setup(const ConnectionGroup& group) {
-  // A channel has one FIFO of protocol Simple. Those for messages have no numbers here.
-  std::vector<int> channels = group.channels;
-  if (group.slotBytes.size() == 1) std::iota(channels.begin(), channels.end(), 0);
-  memory_.push_back(memoryOf(context_, group, channels));
+  std::vector<int> channels;  // of each FIFO
+  for (const int channel : group.channels) {
+    for (const auto& fifo : group.fifos) {
+      if (carries(fifo.protocol)) channels.push_back(channel);
+    }
+  }
+  memory_.push_back(memoryOf(context_, group));
   FifoMemory& memory = *memory_.back();
   const bool sends = group.sender == context_.config.rank;
   NetworkGroup ends{tagOf(group.purpose, false, group.sender, group.receiver),

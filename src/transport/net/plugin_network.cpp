@@ -44,7 +44,7 @@ class PluginNetwork final : public Network {
 
   const plugin::NetFunctions& functions() const { return net_->functions(); }
   int portOf(const NetworkGroup& group, size_t fifo) const {
-    return choosePort(context_, net_->ports(), group.channels[fifo], group.memory->slotBytes());
+    return choosePort(context_, net_->ports(), group.channels[fifo], group.memory->slotBytes(fifo));
   }
   const plugin::NetPort& factsOf(int port) const {
     return net_->ports()[static_cast<size_t>(port)];

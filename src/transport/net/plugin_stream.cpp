@@ -85,7 +85,7 @@ bool PluginStream::takeRequest(int& bytes) {
 }
 
 PluginSendStream::~PluginSendStream() {
-  if (!failure_.empty() || !requests_.empty() || step_ < tail()) return;
+  if (!failure_.empty() || !requests_.empty() || isBegun(step_)) return;
   const BlockedBrokenPipe blocked;
   // The receiver has as many receives posted, which would otherwise fail when the connection is
   // closed, maybe before data that are still on their way are there. It may have closed the
@@ -105,7 +105,7 @@ PluginSendStream::~PluginSendStream() {
 }
 
 bool PluginSendStream::isPending() const {
-  return failure_.empty() && (step_ < tail() || !requests_.empty());
+  return failure_.empty() && (isBegun(step_) || !requests_.empty());
 }
 
 // Returns whether the plug-in has taken the message.
@@ -122,12 +122,12 @@ StreamProgress PluginSendStream::progress() {
   if (!failure_.empty()) return progress;
   for (int i = 0; i < kSlotsAtOnce; i++) {
     const uint64_t step = step_ + requests_.size();
-    if (step >= tail() || !post(step, std::max<size_t>(filledBytes(step), 1))) break;
+    if (!isFilled(step) || !post(step, std::max<size_t>(filledBytes(step), 1))) break;
     progress.moved = true;
   }
   int bytes = 0;
   while (failure_.empty() && !requests_.empty() && takeRequest(bytes)) {
-    setHead(++step_);
+    release(step_++);
     progress.moved = true;
   }
   progress.mustLook = isPending();
@@ -136,9 +136,8 @@ StreamProgress PluginSendStream::progress() {
 
 // Returns whether there may be room for another one.
 bool PluginReceiveStream::post() {
-  // The kernel must have used the slot before, which it says with release.
   const uint64_t step = step_ + requests_.size() + (received_ ? 1 : 0);
-  if (head() + memory_.slotCount <= step) return false;
+  if (!isFree(step)) return false;
   void* request = nullptr;
   const int result =
       functions().receive(connection_, memory_.slot(step), memory_.slotBytes, region_, &request);

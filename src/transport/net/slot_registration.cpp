@@ -15,7 +15,7 @@ std::string registerOnDevice(const TransportContext& context, const NetworkGroup
   if (port.takesDmaBufs && context.options.dmaBuf) {
     try {
       const runtime::DmaBuf dmaBuf =
-          context.runtime.exportDmaBuf(memory.slots, group.memory->bytesOfSlots());
+          context.runtime.exportDmaBuf(memory.slots, group.memory->bytesOfSlots(fifo));
       problem = registration.asDmaBuf(memory, dmaBuf);
     } catch (const Error& error) {
       problem = error.what();

@@ -165,6 +165,11 @@ Socket SocketNetwork::dial(const bootstrap::Address& address, int peer) {
   }
 }
 
+// Slots of lines are small.
+uint32_t lanesOf(const StreamMemory& memory, const LaneCounts& lanes) {
+  return memory.protocol == device::Protocol::ll ? 0 : lanes.sockets;
+}
+
 // Over which of the receiver's ports a FIFO is connected.
 size_t portOf(const NetworkGroup& group, size_t fifo, size_t ports) {
   return static_cast<size_t>(group.channels[fifo]) % ports;
@@ -202,7 +207,7 @@ std::vector<NetworkConnection> SocketNetwork::connect(const NetworkGroup& group,
                           {},
                           offer.lanes.threads,
                           context_.options.networkTimeout};
-    for (uint32_t i = 1; i <= offer.lanes.sockets; i++) {
+    for (uint32_t i = 1; i <= lanesOf(group.memory->streamOf(fifo), offer.lanes); i++) {
       sockets.lanes.push_back(call(offer, group.peer, group.tag, fifo, i));
     }
     std::string name = nameOf(sockets.first);
@@ -237,7 +242,7 @@ std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) 
     const LaneCounts& lanes = ports_[portOf(group, fifo, ports_.size())].lanes;
     StreamSockets sockets{
         waitFor(group, fifo, 0, wait), {}, lanes.threads, context_.options.networkTimeout};
-    for (uint32_t i = 1; i <= lanes.sockets; i++) {
+    for (uint32_t i = 1; i <= lanesOf(group.memory->streamOf(fifo), lanes); i++) {
       sockets.lanes.push_back(waitFor(group, fifo, i, wait));
     }
     std::string name = nameOf(sockets.first);

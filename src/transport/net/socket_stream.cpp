@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "transport/net/line_slot.h"
+
 namespace unisono::transport {
 namespace {
 
@@ -48,23 +50,31 @@ void limitSilence(const bootstrap::Socket& socket, std::chrono::seconds timeout)
 
 SendStream::~SendStream() {
   // Without the header the receiver reports a failed connection, which is right if slots are left.
-  if (sent_ != 0 || step_ < tail() || !failure_.empty()) return;
+  if (sent_ != 0 || step_ < posted_ || isBegun(posted_) || !failure_.empty()) return;
   const SlotHeader end{static_cast<uint32_t>(step_), SlotHeader::kEnd};
   static_cast<void>(::send(socket_.descriptor(), &end, sizeof(end), MSG_DONTWAIT | MSG_NOSIGNAL));
 }
 
 bool SendStream::isPending() const {
   if (!failure_.empty()) return false;
-  if (step_ < tail()) return true;
+  if (step_ < posted_ || isBegun(posted_)) return true;
   pollfd ready = socket();
   return ::poll(&ready, 1, 0) == 0;
+}
+
+// The slot of the next step is filled.
+void SendStream::begin() {
+  header_ = {static_cast<uint32_t>(posted_), filledBytes(posted_)};
+  if (!hasLines()) return;
+  header_.bytes = static_cast<uint32_t>(header_.bytes / kLineBytes * kLineDataBytes);
+  unpackLines(memory_.slot(posted_), std::span(lineData_).first(header_.bytes));
 }
 
 StreamProgress SendStream::progress() {
   StreamProgress progress;
   if (!failure_.empty()) return progress;
-  for (int i = 0; i < kSlotsAtOnce && posted_ < tail(); i++) {
-    if (sent_ == 0) header_ = {static_cast<uint32_t>(posted_), filledBytes(posted_)};
+  for (int i = 0; i < kSlotsAtOnce && isFilled(posted_); i++) {
+    if (sent_ == 0) begin();
     if (!write(progress)) break;
     sent_ = 0;
     if (lanes_.carries(header_.bytes)) {
@@ -72,7 +82,7 @@ StreamProgress SendStream::progress() {
     }
     posted_++;
   }
-  for (; step_ < posted_ && lanes_.isDone(step_); progress.moved = true) setHead(++step_);
+  for (; step_ < posted_ && lanes_.isDone(step_); progress.moved = true) release(step_++);
   if (failure_.empty()) failure_ = lanes_.failure();
   progress.mustLook = failure_.empty() && step_ < posted_;
   watchPeer(progress);
@@ -100,6 +110,7 @@ void SendStream::watchPeer(const StreamProgress& progress) {
 bool SendStream::write(StreamProgress& progress) {
   const size_t slotBytes = lanes_.carries(header_.bytes) ? 0 : header_.bytes;
   const size_t total = sizeof(header_) + slotBytes;
+  std::byte* const data = hasLines() ? lineData_.data() : memory_.slot(posted_);
   while (sent_ < total) {
     iovec parts[2];
     msghdr message{};
@@ -110,7 +121,7 @@ bool SendStream::write(StreamProgress& progress) {
     }
     const size_t done = std::max(sent_, sizeof(header_)) - sizeof(header_);
     if (done < slotBytes) {
-      parts[message.msg_iovlen++] = {memory_.slot(posted_) + done, slotBytes - done};
+      parts[message.msg_iovlen++] = {data + done, slotBytes - done};
     }
     const ssize_t bytes = ::sendmsg(socket_.descriptor(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (bytes < 0) {
@@ -131,8 +142,7 @@ StreamProgress ReceiveStream::progress() {
   StreamProgress progress;
   if (!failure_.empty()) return progress;
   isEmpty_ = false;
-  // The kernel must have used the slot before, which it says with release.
-  for (int i = 0; i < kSlotsAtOnce && !ended_ && posted_ < head() + memory_.slotCount; i++) {
+  for (int i = 0; i < kSlotsAtOnce && !ended_ && isFree(posted_); i++) {
     if (!readSlot(progress)) break;
     received_ = 0;
     posted_++;
@@ -151,7 +161,9 @@ bool ReceiveStream::readSlot(StreamProgress& progress) {
       ended_ = true;
       return false;
     }
-    if (header_.step != static_cast<uint32_t>(posted_) || header_.bytes > memory_.slotBytes) {
+    const size_t most = hasLines() ? lineData_.size() : memory_.slotBytes;
+    if (header_.step != static_cast<uint32_t>(posted_) || header_.bytes > most ||
+        (hasLines() && header_.bytes % kLineDataBytes != 0)) {
       failure_ = "its data are not those of this connection";
       return false;
     }
@@ -161,7 +173,12 @@ bool ReceiveStream::readSlot(StreamProgress& progress) {
     return true;
   }
   const size_t done = received_ - sizeof(header_);
-  return read(memory_.slot(posted_) + done, header_.bytes - done, progress);
+  std::byte* const data = hasLines() ? lineData_.data() : memory_.slot(posted_);
+  if (!read(data + done, header_.bytes - done, progress)) return false;
+  if (hasLines()) {
+    packLines(std::span(lineData_).first(header_.bytes), memory_.slot(posted_), posted_);
+  }
+  return true;
 }
 
 // Returns whether all is here.

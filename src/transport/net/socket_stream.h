@@ -14,8 +14,10 @@
 #include "transport/net/stream.h"
 
 // Streams over TCP. On the wire a slot is a SlotHeader and as many bytes as the kernel has put into
-// the slot; where a connection has lanes, they carry the bytes of large slots. The last header says
-// that the sender ends in order; a connection that ends without it has failed.
+// the slot; where a connection has lanes, they carry the bytes of large slots. Of the lines of
+// protocol LL it is the data without the flags: recv() does not store words at once, so that the
+// proxy of the receiver makes lines, which kernels can read at any time. The last header says that
+// the sender ends in order; a connection that ends without it has failed.
 namespace unisono::transport {
 
 struct SlotHeader {
@@ -43,6 +45,7 @@ class SendStream final : public Stream {
       : Stream(memory),
         socket_(std::move(sockets.first)),
         timeout_(sockets.timeout),
+        lineData_(lineDataBytes()),
         lanes_(std::move(sockets.lanes), sockets.threads, SocketLanes::Direction::send,
                memory.slotCount) {}
   // Sends the last header, unless slots are left to send.
@@ -52,6 +55,7 @@ class SendStream final : public Stream {
   pollfd socket() const override { return {socket_.descriptor(), POLLOUT, 0}; }
 
  private:
+  void begin();
   bool write(StreamProgress& progress);
   void watchPeer(const StreamProgress& progress);
 
@@ -59,8 +63,9 @@ class SendStream final : public Stream {
   const std::chrono::seconds timeout_;
   std::optional<std::chrono::steady_clock::time_point> waitsSince_;
   SlotHeader header_{};
-  size_t sent_ = 0;      // bytes of the header and the slot
-  uint64_t posted_ = 0;  // slots that were written or that lanes carry
+  size_t sent_ = 0;                  // bytes of the header and the slot
+  uint64_t posted_ = 0;              // slots that were written or that lanes carry
+  std::vector<std::byte> lineData_;  // of the slot that is written, with protocol LL
   SocketLanes lanes_;
 };
 
@@ -69,6 +74,7 @@ class ReceiveStream final : public Stream {
   ReceiveStream(StreamSockets sockets, const StreamMemory& memory)
       : Stream(memory),
         socket_(std::move(sockets.first)),
+        lineData_(lineDataBytes()),
         lanes_(std::move(sockets.lanes), sockets.threads, SocketLanes::Direction::receive,
                memory.slotCount) {}
   StreamProgress progress() override;
@@ -87,7 +93,8 @@ class ReceiveStream final : public Stream {
   // What was read beyond the end of a header or of a small slot, to save calls of recv().
   std::array<std::byte, 4096> ahead_;
   size_t aheadBegin_ = 0, aheadEnd_ = 0;
-  bool isEmpty_ = false;  // the socket, in the current progress()
+  bool isEmpty_ = false;             // the socket, in the current progress()
+  std::vector<std::byte> lineData_;  // of the slot that is read, with protocol LL
   SocketLanes lanes_;
 };
 

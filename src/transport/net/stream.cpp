@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "device/work.h"
+#include "transport/net/line_slot.h"
 
 namespace unisono::transport {
 
@@ -24,13 +25,46 @@ void Stream::setHead(uint64_t steps) {
   std::atomic_ref(*memory_.head).store(steps, std::memory_order_release);
 }
 
-device::SlotReport Stream::reportOf(uint64_t step) const {
+uint64_t Stream::reportWord(uint64_t step) const {
   uint64_t* report = memory_.tail + device::kReportsWord + (step & (memory_.slotCount - 1));
-  return device::unpackReport(std::atomic_ref(*report).load(std::memory_order_relaxed));
+  return std::atomic_ref(*report).load(std::memory_order_relaxed);
+}
+
+device::SlotReport Stream::reportOf(uint64_t step) const {
+  return device::unpackReport(reportWord(step));
+}
+
+bool Stream::isBegun(uint64_t step) const {
+  return hasLines() ? device::isLineReportOf(reportWord(step), step) : step < tail();
+}
+
+bool Stream::isFilled(uint64_t step) {
+  if (!isBegun(step)) return false;
+  if (!hasLines()) return true;
+  if (examined_ != step) {
+    examined_ = step;
+    openLines_ = filledBytes(step) / kLineBytes;
+  }
+  openLines_ = countOpenLines(memory_.slot(step), step, openLines_);
+  return openLines_ == 0;
 }
 
 uint32_t Stream::filledBytes(uint64_t step) const {
-  return std::min(reportOf(step).bytes, memory_.slotBytes);
+  const uint32_t bytes = reportOf(step).bytes;
+  const size_t filled = hasLines() ? linesOf(bytes) * kLineBytes : bytes;
+  return static_cast<uint32_t>(std::min<size_t>(filled, memory_.slotBytes));
+}
+
+void Stream::release(uint64_t step) {
+  // As the receiver's kernel does with its slots, lest flags match that are a period old.
+  if (hasLines() && device::mustClearLines(step, memory_.slotCount)) {
+    clearLines(memory_.slot(step), memory_.slotBytes);
+  }
+  setHead(step + 1);
+}
+
+bool Stream::isFree(uint64_t step) const {
+  return step < std::min(head(), step_) + memory_.slotCount;
 }
 
 }  // namespace unisono::transport

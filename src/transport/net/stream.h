@@ -24,6 +24,7 @@ struct StreamMemory {
   std::byte* slots;
   uint32_t slotCount, slotBytes;
   bool onDevice = false;  // the slots are in memory of the device, and only adapters reach them
+  device::Protocol protocol = device::Protocol::simple;  // or LL
 
   std::byte* slot(uint64_t step) const {
     return slots + (step & (slotCount - 1)) * size_t{slotBytes};
@@ -60,19 +61,42 @@ class Stream {
   // Keeps the other streams of the proxy from waiting for this one.
   static constexpr int kSlotsAtOnce = 4;
 
-  // The counters that this end reads and the kernels store, and the other one.
+  // Of a sender: whether the kernel fills a slot, or has done so, and whether it has. A slot that
+  // is filled stays so until it is released. `step` is that of the last call or the next one.
+  bool isBegun(uint64_t step) const;
+  bool isFilled(uint64_t step);
+  // Of a slot that is filled: the bytes that stand for it, those of the lines with protocol LL.
+  uint32_t filledBytes(uint64_t step) const;
+  // Passes on that a slot may be filled once more. In order.
+  void release(uint64_t step);
+  device::SlotReport reportOf(uint64_t step) const;
+
+  // Of a receiver: whether data of a step may be put into its slot, of which the steps from `step_`
+  // on have not all arrived. The kernel may be done with lines that are not known to be complete.
+  bool isFree(uint64_t step) const;
+  // Passes on what arrived in a slot.
+  void setTail(uint64_t steps);
+
+  // What the kernels store: by the sender with protocol Simple, and by the receiver.
   uint64_t tail() const;
   uint64_t head() const;
-  void setTail(uint64_t steps);
   void setHead(uint64_t steps);
-  // Of the slot that the sender's kernel has filled.
-  device::SlotReport reportOf(uint64_t step) const;
-  uint32_t filledBytes(uint64_t step) const;
+  bool hasLines() const { return memory_.protocol == device::Protocol::ll; }
+  // What the lines of a slot can hold; 0 with protocol Simple.
+  size_t lineDataBytes() const {
+    return hasLines() ? device::payloadOf(memory_.protocol, memory_.slotBytes) : 0;
+  }
 
   const StreamMemory memory_;
   uint64_t step_ = 0;  // slots passed
   std::string failure_;
   std::function<void()> wake_;  // for other threads of the stream
+
+ private:
+  uint64_t reportWord(uint64_t step) const;
+
+  uint64_t examined_ = ~uint64_t{0};  // the step of whose lines the first ones may be incomplete:
+  size_t openLines_ = 0;
 };
 
 }  // namespace unisono::transport

@@ -51,7 +51,8 @@ class VerbsNetwork final : public Network {
 
  private:
   const VerbsPort& portOf(const NetworkGroup& group, size_t fifo) const {
-    const int port = choosePort(context_, facts_, group.channels[fifo], group.memory->slotBytes());
+    const int port =
+        choosePort(context_, facts_, group.channels[fifo], group.memory->slotBytes(fifo));
     return ports_[static_cast<size_t>(port)];
   }
   template <typename Make>
@@ -131,7 +132,8 @@ VerbsNetwork::DirectSlots VerbsNetwork::registerSlots(const NetworkGroup& group,
 }
 
 bool VerbsNetwork::flushes(const NetworkGroup& group, size_t fifo) const {
-  const int port = choosePort(context_, facts_, group.channels[fifo], group.memory->slotBytes());
+  const int port =
+      choosePort(context_, facts_, group.channels[fifo], group.memory->slotBytes(fifo));
   return group.memory->streamOf(fifo).onDevice &&
          context_.options.direct[static_cast<size_t>(port)].flushes;
 }

@@ -70,7 +70,7 @@ VerbsSendStream::VerbsSendStream(const VerbsPort& port, const VerbsOptions& opti
 }
 
 bool VerbsSendStream::isPending() const {
-  return failure_.empty() && step_ < tail();
+  return failure_.empty() && (step_ < posted_ || isBegun(posted_));
 }
 
 // Returns whether the adapter has taken it.
@@ -120,11 +120,11 @@ StreamProgress VerbsSendStream::progress() {
   }
   if (!isUsable()) return progress;
   while (step_ < posted_ && unwritten_[step_ % memory_.slotCount] == 0) {
-    setHead(++step_);
+    release(step_++);
     progress.moved = true;
   }
   const uint64_t credits = std::atomic_ref(*credits_.words()).load(std::memory_order_acquire);
-  for (int i = 0; i < kSlotsAtOnce && posted_ < tail() && posted_ < credits; i++) {
+  for (int i = 0; i < kSlotsAtOnce && posted_ < credits && isFilled(posted_); i++) {
     if (!write(posted_)) break;
     posted_++;
     progress.moved = true;
@@ -163,8 +163,7 @@ VerbsReceiveStream::VerbsReceiveStream(const VerbsPort& port, const VerbsOptions
 
 // Returns whether there may be room for another one.
 bool VerbsReceiveStream::post() {
-  // The kernel must have used the slot before, which it says with release.
-  if (head() + memory_.slotCount <= posted_) return false;
+  if (!isFree(posted_)) return false;
   const size_t pairs = connection_.queuePairs();
   for (size_t pair = 0; pair < pairs; pair++) {
     if (remote_.splitsData == 0 && pair != posted_ % pairs) continue;
