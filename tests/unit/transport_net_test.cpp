@@ -76,6 +76,7 @@ class LineEnd {
             reinterpret_cast<std::byte*>(words_.data()),
             kSlots,
             kLines * kLineBytes,
+            false,
             device::Protocol::ll};
   }
   bool hasRoom() const { return head() + kSlots > step_; }
@@ -550,6 +551,35 @@ TEST(Proxies, NameTheConnectionThatFails) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
   proxy.remove(client);
+}
+
+// Whose machine does not answer: at once, as its process will not tell more.
+TEST(Proxies, ReportSilenceAtOnce) {
+  class FailedStream final : public Stream {
+   public:
+    FailedStream(const StreamMemory& memory, bool isSilence) : Stream(memory) {
+      failure_ = "failed";
+      isSilence_ = isSilence;
+    }
+    StreamProgress progress() override { return {}; }
+  };
+  End end;
+  Proxy& proxy = Proxy::ofDevice(100);
+  for (const bool isSilence : {true, false}) {
+    std::atomic<bool> failed = false;
+    const uint64_t client = proxy.add({[] { return true; }, [&](const Error&) { failed = true; }});
+    const auto begin = std::chrono::steady_clock::now();
+    proxy.addStream(client, std::make_unique<FailedStream>(end.memory(), isSilence),
+                    {3, {5}, "to 192.0.2.1:80 over eth7"});
+    while (!failed) std::this_thread::sleep_for(1ms);
+    const auto time = std::chrono::steady_clock::now() - begin;
+    if (isSilence) {
+      EXPECT_LT(time, 800ms);
+    } else {
+      EXPECT_GE(time, 1s);
+    }
+    proxy.remove(client);
+  }
 }
 
 TEST(Transports, AreChosenInOrderOfPreference) {

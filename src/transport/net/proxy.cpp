@@ -25,7 +25,8 @@ constexpr int kLooksAwake = 100;
 constexpr std::chrono::nanoseconds kShortestNap = 20us, kLongestNap = 500us;
 // No socket ends the nap when data arrive.
 constexpr std::chrono::nanoseconds kLongestNapWithoutSockets = 50us;
-// When a process dies, its rank's bootstrap connection tells more than its data connections.
+// When a process dies, its rank's bootstrap connection tells more than its data connections. Where
+// a machine does not answer there is nothing to wait for: UNISONO_NETWORK_TIMEOUT has passed.
 constexpr auto kGrace = 1s;
 
 }  // namespace
@@ -146,7 +147,7 @@ void Proxy::reportFailure(Entry& entry) {
   if (entry.isForgiven) return;
   const Clock::time_point now = Clock::now();
   if (!entry.failedAt) entry.failedAt = now;
-  if (now - *entry.failedAt < kGrace) return;
+  if (!entry.stream->isSilence() && now - *entry.failedAt < kGrace) return;
   for (Member& member : members_) {
     if (member.number != entry.client) continue;
     if (member.client.hasLeft && std::ranges::any_of(entry.place.peers, member.client.hasLeft)) {

@@ -91,6 +91,10 @@ std::string SocketLanes::failure() const {
   return error == 0 ? "" : error == kClosed ? "the peer closed it" : std::strerror(error);
 }
 
+bool SocketLanes::isSilence() const {
+  return error_.load(std::memory_order_relaxed) == ETIMEDOUT;
+}
+
 // Moves what can be moved of the next piece of a lane.
 SocketLanes::Found SocketLanes::move(Lane& lane) {
   if (lane.moved == lane.posted.load()) return Found::nothing;

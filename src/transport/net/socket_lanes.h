@@ -53,6 +53,7 @@ class SocketLanes {
   std::vector<const bootstrap::Socket*> sockets() const;
   // Why they have failed; empty while they have not.
   std::string failure() const;
+  bool isSilence() const;  // as Stream::isSilence
 
  private:
   struct Piece {

@@ -83,7 +83,10 @@ StreamProgress SendStream::progress() {
     posted_++;
   }
   for (; step_ < posted_ && lanes_.isDone(step_); progress.moved = true) release(step_++);
-  if (failure_.empty()) failure_ = lanes_.failure();
+  if (failure_.empty()) {
+    failure_ = lanes_.failure();
+    isSilence_ = lanes_.isSilence();
+  }
   progress.mustLook = failure_.empty() && step_ < posted_;
   watchPeer(progress);
   return progress;
@@ -103,6 +106,7 @@ void SendStream::watchPeer(const StreamProgress& progress) {
   sockets.push_back(&socket_);
   if (std::ranges::any_of(sockets, [&](auto* each) { return isUnanswered(*each, timeout_); })) {
     failure_ = fmt::format("the machine of the peer has not answered for {} s", timeout_.count());
+    isSilence_ = true;
   }
 }
 
@@ -128,6 +132,7 @@ bool SendStream::write(StreamProgress& progress) {
       if (isLater(errno)) {
         progress.waitsForSocket = true;
       } else {
+        isSilence_ = errno == ETIMEDOUT;
         failure_ = textOf(errno);
       }
       return false;
@@ -148,7 +153,10 @@ StreamProgress ReceiveStream::progress() {
     posted_++;
   }
   for (; step_ < posted_ && lanes_.isDone(step_); progress.moved = true) setTail(++step_);
-  if (failure_.empty()) failure_ = lanes_.failure();
+  if (failure_.empty()) {
+    failure_ = lanes_.failure();
+    isSilence_ = lanes_.isSilence();
+  }
   progress.mustLook = failure_.empty() && step_ < posted_;
   return progress;
 }
@@ -216,6 +224,7 @@ size_t ReceiveStream::receive(std::span<std::byte> into, StreamProgress& progres
     if (got < 0 && isLater(errno)) {
       progress.waitsForSocket = true;
     } else {
+      isSilence_ = got < 0 && errno == ETIMEDOUT;
       failure_ = got == 0 ? "the peer closed it" : textOf(errno);
     }
     return 0;

@@ -54,6 +54,9 @@ class Stream {
   virtual pollfd socket() const { return {-1, 0, 0}; }
   // Why the connection failed; empty while it has not.
   const std::string& failure() const { return failure_; }
+  // Whether it failed because the other machine does not answer, so that nothing else will tell
+  // more of the cause.
+  bool isSilence() const { return isSilence_; }
   // `wake` ends a nap of the thread that calls progress(). Before the first progress().
   void setWake(std::function<void()> wake) { wake_ = std::move(wake); }
 
@@ -90,6 +93,7 @@ class Stream {
   const StreamMemory memory_;
   uint64_t step_ = 0;  // slots passed
   std::string failure_;
+  bool isSilence_ = false;
   std::function<void()> wake_;  // for other threads of the stream
 
  private:
