@@ -69,6 +69,17 @@ constexpr bool isReduction(DataType type, Reduction reduction) {
 static_assert(!isReduction(DataType::int32, static_cast<Reduction>(kReductions)),
               "kReductions is the number of operators");
 
+// The type whose reducer a pair uses: sums and products of signed integers are, bit for bit, those of
+// unsigned ones.
+constexpr DataType reducedAs(DataType type, Reduction reduction) {
+  const bool ignoresSign = reduction == Reduction::sum || reduction == Reduction::prod ||
+                           reduction == Reduction::preMulSum;
+  if (ignoresSign && type == DataType::int8) return DataType::uint8;
+  if (ignoresSign && type == DataType::int32) return DataType::uint32;
+  if (ignoresSign && type == DataType::int64) return DataType::uint64;
+  return type;
+}
+
 // A reduction with its operands. `scalar` holds the bits of the factor (preMulSum, in the type that
 // `type` accumulates in: float for the 16-bit and 8-bit ones) or of the divisor (sumPostDivide, an
 // unsigned 64-bit number), or, with `scalarIsPointer`, the address of a factor of `type` in device

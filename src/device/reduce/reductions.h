@@ -10,7 +10,8 @@
 namespace unisono::device::UNISONO_TARGET {
 
 template <DataType kType, Reduction kReduction>
-using ReducerOf = Reducer<typename ElementOf<kType>::type, kReduction>;
+using ReducerOf =
+    Reducer<typename ElementOf<reducedAs(kType, kReduction)>::type, kReduction>;
 
 // Calls visit.template operator()<kType, kReduction>() for every pair that exists.
 template <typename Visit>
@@ -32,19 +33,30 @@ constexpr void forEachReduction(const Visit& visit) {
   (std::make_integer_sequence<int, kDataTypes>{});
 }
 
-// Calls visit.template run<R>() for the reducer R of the pair that `spec` names. Everything is
-// inlined, which nvcc does not do to lambdas of this size.
+// Calls visit.template run<R>() for the reducer R of the pair with number `index`, one of those that
+// are reduced as their own type.
 template <int kIndex = 0, typename Visit>
-UNISONO_DEVICE void visitReducer(const ReductionSpec& spec, const Visit& visit) {
+UNISONO_DEVICE void visitReducerAt(int index, const Visit& visit) {
   if constexpr (kIndex < kDataTypes * kReductions) {
     constexpr auto kType = static_cast<DataType>(kIndex / kReductions);
     constexpr auto kReduction = static_cast<Reduction>(kIndex % kReductions);
-    if (static_cast<int>(spec.type) * kReductions + static_cast<int>(spec.reduction) != kIndex) {
-      visitReducer<kIndex + 1>(spec, visit);
-    } else if constexpr (isReduction(kType, kReduction)) {
-      visit.template run<ReducerOf<kType, kReduction>>();
+    constexpr bool kExists =
+        isReduction(kType, kReduction) && reducedAs(kType, kReduction) == kType;
+    if constexpr (kExists) {
+      if (index == kIndex) {
+        visit.template run<ReducerOf<kType, kReduction>>();
+        return;
+      }
     }
+    visitReducerAt<kIndex + 1>(index, visit);
   }
+}
+// The same for the pair that `spec` names. Everything is inlined, which nvcc does not do to lambdas
+// of this size.
+template <typename Visit>
+UNISONO_DEVICE void visitReducer(const ReductionSpec& spec, const Visit& visit) {
+  const DataType type = reducedAs(spec.type, spec.reduction);
+  visitReducerAt(static_cast<int>(type) * kReductions + static_cast<int>(spec.reduction), visit);
 }
 
 // A value for each pair that exists. The others are value-initialized.
