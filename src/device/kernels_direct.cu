@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/collective/direct.h"
+#include "device/collective/direct_group.h"
 #include "device/kernels.h"
 
 namespace unisono::device {

@@ -69,8 +69,8 @@ constexpr bool isReduction(DataType type, Reduction reduction) {
 static_assert(!isReduction(DataType::int32, static_cast<Reduction>(kReductions)),
               "kReductions is the number of operators");
 
-// The type whose reducer a pair uses: sums and products of signed integers are, bit for bit, those of
-// unsigned ones.
+// The type whose reducer a pair uses: sums and products of signed integers are, bit for bit, those
+// of unsigned ones.
 constexpr DataType reducedAs(DataType type, Reduction reduction) {
   const bool ignoresSign = reduction == Reduction::sum || reduction == Reduction::prod ||
                            reduction == Reduction::preMulSum;

@@ -10,8 +10,7 @@
 namespace unisono::device::UNISONO_TARGET {
 
 template <DataType kType, Reduction kReduction>
-using ReducerOf =
-    Reducer<typename ElementOf<reducedAs(kType, kReduction)>::type, kReduction>;
+using ReducerOf = Reducer<typename ElementOf<reducedAs(kType, kReduction)>::type, kReduction>;
 
 // Calls visit.template operator()<kType, kReduction>() for every pair that exists.
 template <typename Visit>
@@ -33,8 +32,8 @@ constexpr void forEachReduction(const Visit& visit) {
   (std::make_integer_sequence<int, kDataTypes>{});
 }
 
-// Calls visit.template run<R>() for the reducer R of the pair with number `index`, one of those that
-// are reduced as their own type.
+// Calls visit.template run<R>() for the reducer R of the pair with number `index`, one of those
+// that are reduced as their own type.
 template <int kIndex = 0, typename Visit>
 UNISONO_DEVICE void visitReducerAt(int index, const Visit& visit) {
   if constexpr (kIndex < kDataTypes * kReductions) {
