@@ -27,6 +27,9 @@ comm::Options optionsOf(const ncclConfig_t& config) {
   comm::Options options;
   if (config.minCTAs != NCCL_CONFIG_UNDEF_INT) options.minChannels = config.minCTAs;
   if (config.maxCTAs != NCCL_CONFIG_UNDEF_INT) options.maxChannels = config.maxCTAs;
+  if (config.cgaClusterSize != NCCL_CONFIG_UNDEF_INT) {
+    options.clusterBlocks = config.cgaClusterSize;
+  }
   if (config.commName != nullptr) options.name = config.commName;
   if (config.netName != nullptr) options.network = config.netName;
   if (config.trafficClass != NCCL_CONFIG_UNDEF_INT) options.trafficClass = config.trafficClass;

@@ -205,6 +205,9 @@ constexpr Row kRows[] = {
      "minimum number of channels, in place of the one in ncclConfig_t"},
     {"NCCL_MAX_CTAS", Number{&S::maxCtas, 1, kUnlimited}, "ncclConfig_t.maxCTAs",
      "maximum number of channels, in place of the one in ncclConfig_t"},
+    {"NCCL_CGA_CLUSTER_SIZE", Number{&S::clusterBlocks, -1, 8, OutOfRange::clamp},
+     "ncclConfig_t.cgaClusterSize, or 4",
+     "most thread blocks of a cluster, on GPUs of compute capability 9.0 and more; 0: no clusters"},
     {"NCCL_MIN_P2P_NCHANNELS", Number{&S::minPeerChannels, 1, kMaxChannels, OutOfRange::clamp},
      "automatic",
      "minimum number of channels that send and receive use for all peers together; rounded up to a "

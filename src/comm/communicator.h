@@ -29,6 +29,7 @@ namespace unisono::comm {
 struct Options {
   int minChannels = 0;
   int maxChannels = 0;
+  int clusterBlocks = 4;  // as NCCL_CGA_CLUSTER_SIZE, which wins
   std::string name;
   std::string network;  // as NCCL_NET, which wins
   static constexpr int kAnyTrafficClass = -1;
@@ -188,6 +189,7 @@ class Communicator {
   AbortSignal* abort_;  // of health_
   Settings settings_;
   Options options_;
+  int clusterBlocks_ = 1;  // of launches
   int device_;
   std::string cpuAffinity_, portAffinity_;  // cores near the GPU and its port; may be empty
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;

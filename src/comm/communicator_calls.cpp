@@ -239,7 +239,8 @@ transport::LaunchContext Communicator::launchContext(const device::LaunchMark& m
           &connector_->direct(),
           &connector_->wide(),
           windows_ == nullptr ? nullptr : windows_->table(),
-          mark};
+          mark,
+          clusterBlocks_};
 }
 
 // A stream that is idle once everything that was launched is done.

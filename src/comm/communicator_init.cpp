@@ -31,6 +31,7 @@
 namespace unisono::comm {
 namespace {
 
+constexpr int kMostClusterBlocks = 8;   // that every GPU with clusters allows
 constexpr size_t kSlabBytes = 2 << 20;  // the granularity of CUDA's virtual memory
 
 template <size_t kSize>
@@ -277,6 +278,12 @@ void Communicator::agree(AllFacts ranks) {
     for (const std::string& warning : decision_->warnings) warnOnce(warning);
   }
 
+  // Blocks of clusters move data between GPUs faster (docs/results/2026-11-23-clusters.md).
+  if (runtime_.properties(device_).computeCapability >= 90) {
+    const int64_t blocks =
+        settings_.clusterBlocks >= 0 ? settings_.clusterBlocks : options_.clusterBlocks;
+    clusterBlocks_ = static_cast<int>(std::clamp<int64_t>(blocks, 1, kMostClusterBlocks));
+  }
   for (const runtime::Kernel* kernel : device::kernelsOf(config_.ranks)) {
     runtime_.prepare(*kernel, device_);
   }

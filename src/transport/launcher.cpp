@@ -91,7 +91,8 @@ int launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch
            runtime::Stream stream) {
   return std::visit(
       [&](auto& one) {
-        const Prepared prepared = prepare(context, one);
+        Prepared prepared = prepare(context, one);
+        prepared.shape.clusterBlocks = context.clusterBlocks;
         runtime.launch(prepared.kernel, prepared.shape, prepared.arguments, stream);
         return prepared.shape.blocks * prepared.shape.groupsPerBlock;
       },

@@ -18,6 +18,7 @@ struct LaunchContext {
   const device::WideMemory* wide = nullptr;
   device::MappedWindow* windows = nullptr;  // of peers
   device::LaunchMark mark{};
+  int clusterBlocks = 1;  // most blocks of a cluster
 };
 
 // Completes the arguments of a launch and enqueues it. Returns how many thread groups mark it.

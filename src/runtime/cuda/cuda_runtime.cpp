@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cctype>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -239,6 +240,16 @@ void CudaRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const v
   config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
   config.blockDim = dim3(static_cast<unsigned>(shape.threadsPerBlock));
   config.stream = cudaStream(stream);
+  // Clusters divide the blocks of a launch.
+  cudaLaunchAttribute attributes[2];
+  if (const int blocks = std::gcd(shape.blocks, shape.clusterBlocks); blocks > 1) {
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+    attributes[1].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+    attributes[1].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicySpread;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+  }
   void* parameters[1] = {const_cast<void*>(arguments)};
   cudaError_t status = cudaLaunchKernelExC(&config, kernel.cudaFunction, parameters);
   if (status != cudaSuccess) [[unlikely]] {
