@@ -250,8 +250,10 @@ class WideExchange {
   UNISONO_DEVICE bool awaitLines(int rank, const std::byte* from, typename Format::Place place,
                                  const Part& part, uint64_t step,
                                  uint64_t (&word)[Format::kWords]) const {
-    return Format::waitAndLoad(arguments_.abortFlag, {"lines of its peers", me_, rank, at_.block},
-                               from, place, part.words(), Format::flagOf(step), word, false);
+    typename Format::Loaded lines{};
+    return waitForLines<Format>(arguments_.abortFlag, {"lines of its peers", me_, rank, at_.block},
+                                from, place, part.words(), Format::flagOf(step), word, false, lines,
+                                false);
   }
 
   // Reduces a pass of the own share in the order of the ranks. In two shots it sends the result to
