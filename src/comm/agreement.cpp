@@ -351,9 +351,11 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   setPeerChannels(ranks, defaults, most > 0 ? std::min(most, mostForMessages) : mostForMessages,
                   config);
 
-  tuning::setLimits(allReach, input.facts);
+  const int64_t mostBlocks = most > 0 ? std::min(most, resident) : resident;
+  tuning::setLimits(allReach, input.facts, static_cast<int>(mostBlocks));
+  config.directBlocks = input.facts.direct.blocks;
+  input.facts.wide.offerBytes = defaults.wideOfferBytes;
   config.wide = input.facts.wide;
-  config.wideOfferBytes = defaults.wideOfferBytes;
   config.directLineBits = input.facts.reachAll ? tuning::directLineBits(config.ranks) : 0;
   decision.nodes = decision.joined.nodes();
   const auto isUsed = [transports](TransportKind kind) {

@@ -49,7 +49,7 @@ bool isWideMessages(const CommConfig& config, const Task& task) {
   const tuning::Estimate& wide = config.model->of(
       device::Operation::allReduce, device::Algorithm::direct, device::Protocol::ll128);
   return config.wide.blocks > 0 && wide.exclusion == tuning::Exclusion::none && wide.allowed &&
-         bytes <= kMostBytes && bytes < config.wideOfferBytes &&
+         bytes <= kMostBytes && bytes < config.wide.offerBytes &&
          bytes <= config.model->facts.direct.messageBytes;
 }
 
@@ -141,16 +141,15 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
     work.inputStride = work.outputStride = tuning::partOfTwoShot(arguments.endBytes, config.ranks);
     work.inputBytes = work.outputBytes = static_cast<uint32_t>(work.inputStride);
   }
-  // Only the rank that multiplies its operands knows its factor. In one shot the results of an
-  // all-reduce may take the place of operands that others still need.
   const bool multiplies = work.reduces && task.reduction.reduction == device::Reduction::preMulSum;
   const bool replaces = task.call == Call::allReduce && !arguments.twoShot;
-  arguments.offers = work.inputBytes >= config.wideOfferBytes && !multiplies && !replaces;
+  const bool offers = tuning::offersBuffers(config.wide, multiplies, replaces, work.inputBytes);
+  arguments.offers = offers;
   arguments.ownInput = task.inputWindow;
   arguments.ownOutput = task.window;
   arguments.inputIsOpen = task.inputIsOpen;
   arguments.outputIsOpen = task.outputIsOpen;
-  const tuning::WideShape shape = tuning::wideShape(config.wide, work.inputBytes);
+  const tuning::WideShape shape = tuning::wideShape(config.wide, work.inputBytes, offers);
   launch.blocks = shape.blocks;
   arguments.rank = config.rank;
   arguments.ranks = config.ranks;
@@ -167,14 +166,14 @@ void beginDirect(const CommConfig& config, DirectLaunch& launch) {
   launch.arguments.lineBits = config.directLineBits;
 }
 
-void addDirect(const DirectWork& work, DirectLaunch& launch) {
-  const tuning::DirectShape shape =
-      tuning::directShape(device::linesOf(std::max(work.inputBytes, work.outputBytes)));
+void addDirect(const CommConfig& config, const DirectWork& work, DirectLaunch& launch) {
+  const uint32_t lines = device::linesOf(std::max(work.inputBytes, work.outputBytes));
+  const tuning::DirectShape shape = tuning::directShape(lines, config.directBlocks);
   DirectWork& added = launch.arguments.work[launch.arguments.works++];
   added = work;
   // Blocks of their own for each work while there are any.
   added.blocks = static_cast<uint8_t>(shape.blocks);
-  added.firstBlock = static_cast<uint8_t>(launch.blocks % device::kDirectMaxBlocks);
+  added.firstBlock = static_cast<uint8_t>(launch.blocks % config.directBlocks);
   launch.blocks += shape.blocks;
   launch.threads = std::max(launch.threads, shape.threads);
 }
@@ -200,12 +199,12 @@ void DirectPacker::add(const DirectWork& work) {
   }
   if (!fits) begin();
   for (int peer = 0; peer < peers; peer++) lines_[static_cast<size_t>(peer)] = after(peer);
-  addDirect(work, launches_.back());
+  addDirect(config_, work, launches_.back());
 }
 
 std::vector<DirectLaunch> DirectPacker::take() {
   for (DirectLaunch& launch : launches_) {
-    launch.blocks = std::min(launch.blocks, device::kDirectMaxBlocks);
+    launch.blocks = std::min(launch.blocks, config_.directBlocks);
   }
   return std::exchange(launches_, {});
 }

@@ -38,7 +38,7 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
 // Starts a launch without works, and adds a work for whose lines and arguments there is room. With
 // several works `launch.blocks` may exceed what a launch has.
 void beginDirect(const CommConfig& config, DirectLaunch& launch);
-void addDirect(const device::DirectWork& work, DirectLaunch& launch);
+void addDirect(const CommConfig& config, const device::DirectWork& work, DirectLaunch& launch);
 
 // Puts works into as few launches as their lines and the arguments allow, in order.
 class DirectPacker {

@@ -276,7 +276,7 @@ OfferedBuffers buffersOffered(const CommConfig& config, const Task& task) {
   OfferedBuffers offered;
   const uint64_t bytes = shareBytes(task);
   const bool hasResult = offersOutput(config, task);
-  if (isMessage(task.call) || (!hasResult && bytes < config.wideOfferBytes)) return offered;
+  if (isMessage(task.call) || (!hasResult && bytes < config.wide.offerBytes)) return offered;
   const tuning::Choice choice = choiceOf(config, task);
   const uint64_t all = bytes * static_cast<uint64_t>(config.ranks);
   bool offersInput = false, offersResult = false;
@@ -354,7 +354,7 @@ Plan planCollective(const CommConfig& config, const Task& task) {
     auto& launch =
         std::get<DirectLaunch>(plan.launches.emplace_back(std::in_place_type<DirectLaunch>));
     beginDirect(config, launch);
-    addDirect(directWork(config, task), launch);
+    addDirect(config, directWork(config, task), launch);
     plan.needs = directNeeds(config, task.call, call.choice);
   } else {
     planRun(config, {&call, 1}, plan);

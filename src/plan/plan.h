@@ -78,8 +78,8 @@ struct CommConfig {
   // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks cannot
   // map each other's memory.
   int directLineBits = 0;
-  tuning::WideGeometry wide;               // of the direct family over LL128
-  uint64_t wideOfferBytes = ~uint64_t{0};  // shares of at least this size need an offer there
+  int directBlocks = device::kDirectMaxBlocks;  // most of a launch over LL
+  tuning::WideGeometry wide;                    // over LL128
   // UNISONO_DETERMINISTIC: rings are in the order of the ranks, and every element is reduced from
   // the same rank on.
   bool fixedOrder = false;

@@ -210,10 +210,17 @@ bool chooseByAdvice(const CostModel& model, const Question& question, const Time
 DirectShape directShapeOf(const CostModel& model, const Question& question, const Choice& choice) {
   const int ranks = model.facts.ranks;
   const uint64_t share = shareOf(question.operation, question.bytes, ranks);
-  if (choice.protocol == Protocol::ll) return directShape(ceilDivide(share, uint64_t{8}));
+  if (choice.protocol == Protocol::ll) {
+    return directShape(ceilDivide(share, uint64_t{8}), model.facts.direct.blocks);
+  }
   const bool twoShot = choice.algorithm == Algorithm::twoShot;
   const uint64_t bytes = twoShot ? partOfTwoShot(question.bytes, ranks) : share;
-  return {wideShape(model.facts.wide, bytes).blocks, device::kDirectMaxThreads};
+  const bool reduces =
+      question.operation != Operation::allGather && question.operation != Operation::broadcast;
+  const bool multiplies = reduces && question.reduction == device::Reduction::preMulSum;
+  const bool replaces = question.operation == Operation::allReduce && !twoShot;
+  const bool offers = offersBuffers(model.facts.wide, multiplies, replaces, bytes);
+  return {wideShape(model.facts.wide, bytes, offers).blocks, device::kDirectMaxThreads};
 }
 
 void setShape(const CostModel& model, const Question& question, Choice& choice) {

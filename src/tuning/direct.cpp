@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "base/math.h"
-#include "device/direct_work.h"
 
 namespace unisono::tuning {
 
@@ -26,31 +25,39 @@ DirectLimits directLimits(int lineBits) {
 
 namespace {
 
+// In the buffers of peers half of the blocks have the same speed, within 3 % (measured on 2 H200,
+// docs/results/2026-11-23-clusters.md), and leave the other multiprocessors to the user.
+constexpr int kMostBlocksInPlace = 32;
+
 // Lines that the threads of a block hold one part of each.
 constexpr uint64_t kWideLinesPerRow = device::kDirectMaxThreads / 8;
 
 }  // namespace
 
-WideGeometry wideGeometry(int ranks) {
-  constexpr int kBlocks = device::kDirectMaxBlocks;
+WideGeometry wideGeometry(int ranks, int mostBlocks) {
   constexpr auto kRow = static_cast<uint32_t>(kWideLinesPerRow);
-  if (ranks <= 2) return {kBlocks, 4 * kRow};
-  if (ranks <= 4) return {kBlocks, 2 * kRow};
-  return {ranks <= 8 ? kBlocks : kBlocks / 2, kRow};
+  if (ranks <= 2) return {mostBlocks, 4 * kRow};
+  if (ranks <= 4) return {mostBlocks, 2 * kRow};
+  return {ranks <= 8 ? mostBlocks : std::min(mostBlocks, device::kDirectMaxBlocks / 2), kRow};
 }
 
-WideShape wideShape(const WideGeometry& geometry, uint64_t bytes) {
+WideShape wideShape(const WideGeometry& geometry, uint64_t bytes, bool offers) {
   constexpr uint64_t kLinesPerWarp = 4;
   const uint64_t lines = std::max<uint64_t>(ceilDivide(bytes, uint64_t{device::kWideLineData}), 1);
   const uint64_t most = geometry.slotLines;
-  const uint64_t blocks = std::min(ceilDivide(lines, std::min(kWideLinesPerRow, most)),
-                                   static_cast<uint64_t>(geometry.blocks));
+  const int limit = offers ? std::min(geometry.blocks, kMostBlocksInPlace) : geometry.blocks;
+  const uint64_t blocks =
+      std::min(ceilDivide(lines, std::min(kWideLinesPerRow, most)), static_cast<uint64_t>(limit));
   // As equal as possible among the blocks and their passes.
   const uint64_t passes = ceilDivide(lines, blocks * most);
   const uint64_t passLines =
       std::min(roundUp(ceilDivide(lines, blocks * passes), std::min(kLinesPerWarp, most)), most);
   return {static_cast<int>(std::min(blocks, ceilDivide(lines, passLines))),
           static_cast<uint32_t>(passLines)};
+}
+
+bool offersBuffers(const WideGeometry& geometry, bool multiplies, bool replaces, uint64_t bytes) {
+  return bytes >= geometry.offerBytes && !multiplies && !replaces;
 }
 
 uint64_t partOfTwoShot(uint64_t bytes, int ranks) {
@@ -65,11 +72,11 @@ uint64_t shareOf(Operation operation, uint64_t bytes, int ranks) {
   return bytes / parts + (bytes % parts != 0 ? 1 : 0);
 }
 
-DirectShape directShape(uint64_t lines) {
+DirectShape directShape(uint64_t lines, int mostBlocks) {
   // Measured on H200 (shared by 2 and 4 GPUs): one block up to 4 KB, then one thread for each line.
   constexpr uint64_t kThreads = device::kDirectMaxThreads;
   const uint64_t blocks =
-      std::clamp<uint64_t>((lines + kThreads - 1) / kThreads, 1, device::kDirectMaxBlocks);
+      std::clamp<uint64_t>((lines + kThreads - 1) / kThreads, 1, static_cast<uint64_t>(mostBlocks));
   const uint64_t threads = std::clamp<uint64_t>((lines + 31) / 32 * 32, 64, kThreads);
   return {static_cast<int>(blocks), static_cast<int>(threads)};
 }

@@ -4,15 +4,18 @@
 #include <array>
 #include <cstdint>
 
+#include "device/direct_work.h"
 #include "tuning/names.h"
 
 // What the direct family carries and with which blocks: the one place of its limits. Pure.
 namespace unisono::tuning {
 
-// The largest share (what one rank sends to another in a call) by protocol; 0: none.
+// The largest share (what one rank sends to another in a call) by protocol, 0: none; and the most
+// blocks of a launch.
 struct DirectLimits {
   std::array<uint64_t, device::kProtocols> shareBytes{};
   uint64_t messageBytes = ~uint64_t{0};  // of a message, in addition
+  int blocks = device::kDirectMaxBlocks;
 
   bool fits(Protocol protocol, uint64_t share) const {
     return share <= shareBytes[static_cast<size_t>(protocol)];
@@ -31,8 +34,9 @@ DirectLimits directLimits(int lineBits);
 struct WideGeometry {
   int blocks = 0;  // 0: there are none
   uint32_t slotLines = 0;
+  uint64_t offerBytes = ~uint64_t{0};  // ranks offer each other their buffers from this share on
 };
-WideGeometry wideGeometry(int ranks);
+WideGeometry wideGeometry(int ranks, int mostBlocks = device::kDirectMaxBlocks);
 
 // The blocks of a work over LL128 whose shares have `bytes` bytes, and the lines of a share that a
 // block moves at a time.
@@ -40,7 +44,12 @@ struct WideShape {
   int blocks;
   uint32_t passLines;
 };
-WideShape wideShape(const WideGeometry& geometry, uint64_t bytes);
+WideShape wideShape(const WideGeometry& geometry, uint64_t bytes, bool offers);
+
+// Says whether a work whose shares have `bytes` bytes begins with an exchange of buffers. Only the
+// rank that multiplies its operands (`multiplies`) knows its factor, and in one shot the results of
+// an all-reduce may take the place of operands that others still need (`replaces`).
+bool offersBuffers(const WideGeometry& geometry, bool multiplies, bool replaces, uint64_t bytes);
 
 // The bytes of the part of an all-reduce in two shots that each of `ranks` ranks reduces. The last
 // parts may be shorter, or empty.
@@ -49,11 +58,12 @@ uint64_t partOfTwoShot(uint64_t bytes, int ranks);
 // The share of a collective of `bytes` bytes (the larger of a rank's input and output).
 uint64_t shareOf(Operation operation, uint64_t bytes, int ranks);
 
-// The geometry of a launch for a work of `lines` lines: a thread for each line, up to a limit.
+// The geometry of a launch for a work of `lines` lines: a thread for each line, as far as
+// `mostBlocks` blocks have them.
 struct DirectShape {
   int blocks;
   int threads;
 };
-DirectShape directShape(uint64_t lines);
+DirectShape directShape(uint64_t lines, int mostBlocks = device::kDirectMaxBlocks);
 
 }  // namespace unisono::tuning

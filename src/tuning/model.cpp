@@ -511,13 +511,14 @@ CommFacts factsOf(const topology::Joined& joined) {
   return facts;
 }
 
-void setLimits(bool reachAll, CommFacts& facts) {
+void setLimits(bool reachAll, CommFacts& facts, int mostBlocks) {
   // LL has half of its predicted speed so far (docs/status.md, D2).
   facts.lowLatencyTraffic = 64 << 10;
   facts.reachAll = reachAll && facts.nodes == 1 && facts.ranks <= device::kDirectMaxRanks;
   if (!facts.reachAll) return;
   facts.direct = directLimits(directLineBits(facts.ranks));
-  facts.wide = wideGeometry(facts.ranks);
+  facts.direct.blocks = std::min(facts.direct.blocks, mostBlocks);
+  facts.wide = wideGeometry(facts.ranks, facts.direct.blocks);
 }
 
 CostModel makeModel(const ModelInput& input) {
@@ -617,8 +618,10 @@ uint64_t hashOf(const CostModel& model) {
   }
   for (const uint64_t bytes : model.facts.direct.shareBytes) hash.add(bytes);
   hash.add(model.facts.direct.messageBytes);
+  hash.add(static_cast<uint64_t>(model.facts.direct.blocks));
   hash.add(static_cast<uint64_t>(model.facts.wide.blocks));
   hash.add(model.facts.wide.slotLines);
+  hash.add(model.facts.wide.offerBytes);
   hash.add(model.facts.lowLatencyTraffic);
   for (const uint64_t bytes : model.facts.chunkBytes) hash.add(bytes);
   return hash.value();

@@ -105,8 +105,9 @@ uint64_t collnetBits(const Can& can) {
 }
 CommFacts factsOf(const topology::Joined& joined);
 
-// Adds the limits of this library's own code. `reachAll`: all ranks map each other's memory.
-void setLimits(bool reachAll, CommFacts& facts);
+// Adds the limits of this library's own code. `reachAll`: all ranks map each other's memory;
+// `mostBlocks`: the blocks that a rank may launch at a time.
+void setLimits(bool reachAll, CommFacts& facts, int mostBlocks = device::kDirectMaxBlocks);
 
 // The cost of an operation by one algorithm and protocol.
 struct Estimate {

@@ -338,7 +338,7 @@ void World::makeMember(int rank, int ranks) {
   config.channels = geometry_.channels;
   config.directLineBits = geometry_.directLineBits;
   config.wide = geometry_.wide;
-  config.wideOfferBytes = geometry_.wideOfferBytes;
+  config.wide.offerBytes = geometry_.wideOfferBytes;
   const plan::HeadShape shape{geometry_.channels, geometry_.slotBytes,
                               static_cast<int>(makeHeadGraph(ranks).heads.size())};
   if (geometry_.multicast && ranks > 1) {

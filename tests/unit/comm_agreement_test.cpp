@@ -478,6 +478,14 @@ TEST(Summaries, OtherGraphsAreADifference) {
   EXPECT_TRUE(has(report(other), "trees")) << report(other);
 }
 
+TEST(Decide, TheUsersLimitHoldsForTheBlocksOfDirectCalls) {
+  std::vector<RankFacts> ranks = factsOf(2);
+  ranks[1].maxChannels = 5;
+  const plan::CommConfig config = decideFrom(ranks, 0).config;
+  EXPECT_EQ(config.directBlocks, 5);
+  EXPECT_EQ(config.wide.blocks, 5);
+}
+
 // All blocks of all ranks on a device wait for each other, so all must be resident.
 TEST(Decide, RanksThatShareADeviceHaveFewerChannels) {
   constexpr int kRanks = 14, kDevices = 2;
@@ -492,6 +500,8 @@ TEST(Decide, RanksThatShareADeviceHaveFewerChannels) {
   const plan::CommConfig config = decideFrom(ranks, 0).config;
   EXPECT_LE(config.channels * kRanks / kDevices, 132);
   EXPECT_LE(config.peerChannels * kRanks / kDevices, 132);
+  EXPECT_LE(config.directBlocks * kRanks / kDevices, 132);
+  EXPECT_LE(config.wide.blocks * kRanks / kDevices, 132);
   EXPECT_GE(config.channels, 8);
 }
 

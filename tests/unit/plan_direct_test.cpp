@@ -275,7 +275,7 @@ TEST(DirectPlan, AllToAllGatherAndScatterOverLl128) {
     EXPECT_FALSE(isWideWith(wideConfig(2, 4, "", "ll"), call, 2049));
     EXPECT_FALSE(isWideWith(directConfig(2, 4), call, 2049)) << "without windows for LL128";
     CommConfig limited = config;
-    limited.wideOfferBytes = 2049;
+    limited.wide.offerBytes = 2049;
     EXPECT_FALSE(isWideWith(limited, call, 2049));
     // What a larger call needs is connected by a small one.
     for (const uint64_t bytes : {100, 100'000}) {
@@ -331,7 +331,7 @@ TEST(DirectPlan, OffersTheBuffersThatThePathUses) {
                           device::Reduction reduction = device::Reduction::sum) {
     CommConfig config = wideConfig(rank, 4, algorithms, protocols);
     config.directBytes = 256 << 10;
-    config.wideOfferBytes = 128 << 10;
+    config.wide.offerBytes = 128 << 10;
     Task task = taskOf(call, 1 << 20, device::DataType::uint8, 1);
     task.reduction.reduction = reduction;
     const OfferedBuffers buffers = buffersOffered(config, task);
@@ -372,9 +372,10 @@ TEST(DirectPlan, PassesOverLl128FitSlotsAndGiveEachBlockWork) {
     const tuning::WideGeometry geometry = tuning::wideGeometry(ranks);
     EXPECT_LE(device::wideWindowBytes(ranks, geometry.blocks, geometry.slotLines), 32u << 20);
     for (uint64_t bytes = 1; bytes < uint64_t{1} << 31; bytes = 3 * bytes + 7) {
-      const tuning::WideShape shape = tuning::wideShape(geometry, bytes);
+      const tuning::WideShape shape = tuning::wideShape(geometry, bytes, false);
       SCOPED_TRACE(fmt::format("{} ranks, {} bytes: {} blocks", ranks, bytes, shape.blocks));
       EXPECT_LE(shape.blocks, geometry.blocks);
+      EXPECT_LE(tuning::wideShape(geometry, bytes, true).blocks, std::min(geometry.blocks, 32));
       EXPECT_LE(shape.passLines, geometry.slotLines);
       const uint64_t passes = ceilDivide(bytes, uint64_t{shape.passLines} * device::kWideLineData);
       EXPECT_GE(passes, static_cast<uint64_t>(shape.blocks));

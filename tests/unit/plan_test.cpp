@@ -177,6 +177,7 @@ TEST(Plan, DoesWhatExplainSays) {
       if (ranks <= device::kDirectMaxRanks) {
         config.directLineBits = tuning::directLineBits(ranks);
         config.wide = tuning::wideGeometry(ranks);
+        config.wide.offerBytes = 32 << 20;
       }
       testing::setModel(config, {.minBytesPerChannel = 32 << 10,
                                  .lowLatencyTraffic = 64 << 10,
