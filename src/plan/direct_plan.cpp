@@ -149,7 +149,10 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
   arguments.ownOutput = task.window;
   arguments.inputIsOpen = task.inputIsOpen;
   arguments.outputIsOpen = task.outputIsOpen;
-  const tuning::WideShape shape = tuning::wideShape(config.wide, work.inputBytes, offers);
+  const int most =
+      offers ? tuning::mostBlocksInPlace(work.reduces, arguments.twoShot, work.reduction.type)
+             : device::kDirectMaxBlocks;
+  const tuning::WideShape shape = tuning::wideShape(config.wide, work.inputBytes, most);
   launch.blocks = shape.blocks;
   arguments.rank = config.rank;
   arguments.ranks = config.ranks;

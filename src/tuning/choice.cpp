@@ -220,7 +220,9 @@ DirectShape directShapeOf(const CostModel& model, const Question& question, cons
   const bool multiplies = reduces && question.reduction == device::Reduction::preMulSum;
   const bool replaces = question.operation == Operation::allReduce && !twoShot;
   const bool offers = offersBuffers(model.facts.wide, multiplies, replaces, bytes);
-  return {wideShape(model.facts.wide, bytes, offers).blocks, device::kDirectMaxThreads};
+  const int most =
+      offers ? mostBlocksInPlace(reduces, twoShot, question.type) : device::kDirectMaxBlocks;
+  return {wideShape(model.facts.wide, bytes, most).blocks, device::kDirectMaxThreads};
 }
 
 void setShape(const CostModel& model, const Question& question, Choice& choice) {

@@ -25,10 +25,6 @@ DirectLimits directLimits(int lineBits) {
 
 namespace {
 
-// In the buffers of peers half of the blocks have the same speed, within 3 % (measured on 2 H200,
-// docs/results/2026-11-23-clusters.md), and leave the other multiprocessors to the user.
-constexpr int kMostBlocksInPlace = 32;
-
 // Lines that the threads of a block hold one part of each.
 constexpr uint64_t kWideLinesPerRow = device::kDirectMaxThreads / 8;
 
@@ -41,13 +37,17 @@ WideGeometry wideGeometry(int ranks, int mostBlocks) {
   return {ranks <= 8 ? mostBlocks : std::min(mostBlocks, device::kDirectMaxBlocks / 2), kRow};
 }
 
-WideShape wideShape(const WideGeometry& geometry, uint64_t bytes, bool offers) {
+int mostBlocksInPlace(bool reduces, bool twoShot, device::DataType type) {
+  const bool boundByLinks = !reduces || (twoShot && device::elementBytes(type) >= 2);
+  return boundByLinks ? device::kDirectMaxBlocks / 2 : device::kDirectMaxBlocks;
+}
+
+WideShape wideShape(const WideGeometry& geometry, uint64_t bytes, int mostBlocks) {
   constexpr uint64_t kLinesPerWarp = 4;
   const uint64_t lines = std::max<uint64_t>(ceilDivide(bytes, uint64_t{device::kWideLineData}), 1);
   const uint64_t most = geometry.slotLines;
-  const int limit = offers ? std::min(geometry.blocks, kMostBlocksInPlace) : geometry.blocks;
-  const uint64_t blocks =
-      std::min(ceilDivide(lines, std::min(kWideLinesPerRow, most)), static_cast<uint64_t>(limit));
+  const auto limit = static_cast<uint64_t>(std::min(geometry.blocks, mostBlocks));
+  const uint64_t blocks = std::min(ceilDivide(lines, std::min(kWideLinesPerRow, most)), limit);
   // As equal as possible among the blocks and their passes.
   const uint64_t passes = ceilDivide(lines, blocks * most);
   const uint64_t passLines =

@@ -44,7 +44,14 @@ struct WideShape {
   int blocks;
   uint32_t passLines;
 };
-WideShape wideShape(const WideGeometry& geometry, uint64_t bytes, bool offers);
+WideShape wideShape(const WideGeometry& geometry, uint64_t bytes,
+                    int mostBlocks = device::kDirectMaxBlocks);
+
+// The most blocks of a work that begins with an exchange of buffers. Copies, and all-reduces in two
+// shots of elements of two bytes and more, are bound by the links: 32 blocks have the speed of 64,
+// within 2 %, and leave the other multiprocessors to the user (measured on 2 H200,
+// docs/results/2026-11-23-clusters.md). Other reductions take up to a fifth longer with 32.
+int mostBlocksInPlace(bool reduces, bool twoShot, device::DataType type);
 
 // Says whether a work whose shares have `bytes` bytes begins with an exchange of buffers. Only the
 // rank that multiplies its operands (`multiplies`) knows its factor, and in one shot the results of

@@ -353,6 +353,24 @@ TEST(DirectPlan, OffersTheBuffersThatThePathUses) {
   EXPECT_EQ(offered("ring", "Simple", Call::reduceScatter), Bytes(0, 0));
 }
 
+// Where the links are the limit, half of the blocks are left to the user.
+TEST(DirectPlan, CallsInPlaceUseTheBlocksThatTheyNeed) {
+  const auto blocksOf = [](Call call, device::DataType type, const char* algorithm) {
+    CommConfig config = wideConfig(0, 2, algorithm, "LL128");
+    config.wide.offerBytes = 1 << 20;
+    const uint64_t count = (uint64_t{64} << 20) / device::elementBytes(type);
+    const Plan plan = makePlan(config, {taskOf(call, count, type)});
+    return std::get<WideLaunch>(plan.launches.at(0)).blocks;
+  };
+  using device::DataType;
+  EXPECT_EQ(blocksOf(Call::allReduce, DataType::bfloat16, "twoshot"), 32);
+  EXPECT_EQ(blocksOf(Call::allReduce, DataType::float8e4m3, "twoshot"), 64);
+  EXPECT_EQ(blocksOf(Call::allGather, DataType::float8e4m3, "direct"), 32);
+  EXPECT_EQ(blocksOf(Call::broadcast, DataType::float32, "direct"), 32);
+  EXPECT_EQ(blocksOf(Call::reduceScatter, DataType::float32, "direct"), 64);
+  EXPECT_EQ(blocksOf(Call::reduce, DataType::float32, "direct"), 64);
+}
+
 TEST(DirectPlan, PartsOfTwoShotsCoverTheBuffer) {
   for (const uint64_t count : {1u, 31u, 33u, 1000u, 100'000u}) {
     const Plan plan = makePlan(wideConfig(2, 3, "twoshot", "LL128"),
@@ -372,10 +390,10 @@ TEST(DirectPlan, PassesOverLl128FitSlotsAndGiveEachBlockWork) {
     const tuning::WideGeometry geometry = tuning::wideGeometry(ranks);
     EXPECT_LE(device::wideWindowBytes(ranks, geometry.blocks, geometry.slotLines), 32u << 20);
     for (uint64_t bytes = 1; bytes < uint64_t{1} << 31; bytes = 3 * bytes + 7) {
-      const tuning::WideShape shape = tuning::wideShape(geometry, bytes, false);
+      const tuning::WideShape shape = tuning::wideShape(geometry, bytes);
       SCOPED_TRACE(fmt::format("{} ranks, {} bytes: {} blocks", ranks, bytes, shape.blocks));
       EXPECT_LE(shape.blocks, geometry.blocks);
-      EXPECT_LE(tuning::wideShape(geometry, bytes, true).blocks, std::min(geometry.blocks, 32));
+      EXPECT_LE(tuning::wideShape(geometry, bytes, 5).blocks, 5);
       EXPECT_LE(shape.passLines, geometry.slotLines);
       const uint64_t passes = ceilDivide(bytes, uint64_t{shape.passLines} * device::kWideLineData);
       EXPECT_GE(passes, static_cast<uint64_t>(shape.blocks));
