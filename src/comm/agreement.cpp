@@ -53,8 +53,9 @@ constexpr int64_t kSlotGrain = 512;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
 // Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
 constexpr uint64_t kDirectBytes = 256 << 10;
-// Of a message on one channel, up to which it goes over LL to another host: as in NCCL.
-constexpr uint64_t kMessageLineBytes = 16 << 10;
+// Of a message on one channel, up to which it goes over LL through host memory and networks.
+// Simple is faster from 4 KB (sockets) or 8 KB on (docs/results/2026-11-23-clusters.md).
+constexpr uint64_t kMessageLineBytes = 2 << 10;
 
 constexpr auto kSmaller = [](int64_t a, int64_t b) { return std::min(a, b); };
 constexpr auto kLarger = [](int64_t a, int64_t b) { return std::max(a, b); };
@@ -403,7 +404,8 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   decision.warnings = tuning::warningsOf(input, *config.model);
 
   config.peerSlotBytes = std::min(simple, defaults.peerSlotBytes);
-  if (input.facts.network && allowed.allows(device::Operation::allReduce, device::Protocol::ll)) {
+  const bool hasSlowLinks = input.facts.network || input.facts.slotsOfHost;
+  if (hasSlowLinks && allowed.allows(device::Operation::allReduce, device::Protocol::ll)) {
     const int64_t threshold = input.settings.p2pLlThreshold;
     config.peerLineSlotBytes =
         std::min(config.slotBytes[plan::indexOf(device::Protocol::ll)], defaults.peerLineSlotBytes);

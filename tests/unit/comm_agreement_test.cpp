@@ -274,6 +274,14 @@ TEST(Decision, SlotsInHostMemoryExcludeLl128) {
   EXPECT_EQ(exclusion(), tuning::Exclusion::splitLines);
 }
 
+TEST(Decision, SmallMessagesThroughHostMemoryGoOverLl) {
+  auto ranks = factsOf(2);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 0u) << "the direct family is faster";
+  ranks[1].reach.transports = 1u << static_cast<int>(transport::TransportKind::hostMemory);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 8192u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 2048u);
+}
+
 TEST(Decision, TheNetworkCarriesNoLinesOf128Bytes) {
   auto ranks = factsOf(2);
   EXPECT_FALSE(usesNetwork(ranks));
@@ -293,7 +301,7 @@ TEST(Decision, TheNetworkCarriesNoLinesOf128Bytes) {
   EXPECT_EQ(exclusion(device::Protocol::simple), tuning::Exclusion::none);
   // So do messages.
   EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 8192u);
-  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 16384u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 2048u);
   ranks[0].tuning.p2pLlThreshold = ranks[1].tuning.p2pLlThreshold = 0;
   EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 0u);
   ranks[0].allowed = tuning::parseAllowed("", "Simple");
