@@ -200,7 +200,7 @@ constexpr Row kRows[] = {
     {"NCCL_MIN_NCHANNELS", Number{&S::minChannels, 0, kMaxChannels, OutOfRange::clamp}, "automatic",
      "minimum number of channels"},
     {"NCCL_MAX_NCHANNELS", Number{&S::maxChannels, 1, kMaxChannels, OutOfRange::clamp}, "automatic",
-     "maximum number of channels"},
+     "maximum number of channels, and of the blocks of calls without channels"},
     {"NCCL_MIN_CTAS", Number{&S::minCtas, 1, kUnlimited}, "ncclConfig_t.minCTAs",
      "minimum number of channels, in place of the one in ncclConfig_t"},
     {"NCCL_MAX_CTAS", Number{&S::maxCtas, 1, kUnlimited}, "ncclConfig_t.maxCTAs",
@@ -254,7 +254,8 @@ constexpr Row kRows[] = {
     {"NCCL_P2P_LL_THRESHOLD",
      Number{&S::p2pLlThreshold, 0, kUnlimited, OutOfRange::useDefault, "bytes"}, "automatic",
      "largest message that goes over protocol LL, for each channel that a peer has: straight into "
-     "the receiver's memory, or between hosts through FIFOs; 0: none does"},
+     "the receiver's memory, or in FIFOs through memory of the host and between hosts; 0: none "
+     "does"},
     {"NCCL_PAT_ENABLE", Number{&S::pat, 0, 2}, "2",
      "the algorithm PAT: 0 never, 1 with any number of ranks per node, 2 with one"},
     {"UNISONO_DETERMINISTIC", Flag{&S::deterministic}, "0",
