@@ -5,12 +5,10 @@
 
 #include <chrono>
 #include <csignal>
-#include <fstream>
 #include <random>
-#include <sstream>
 #include <thread>
 
-#include "child_processes.h"
+#include "hang_testing.h"
 #include "support/seed.h"
 
 // Calls that are captured into graphs: replays, and what is said of those that do not end. Nobody
@@ -21,10 +19,6 @@ namespace {
 using std::chrono::milliseconds;
 using testing::ContainsRegex;
 using testing::HasSubstr;
-using Clock = std::chrono::steady_clock;
-
-constexpr milliseconds kPatience{60'000};
-constexpr size_t kCount = 64;
 
 // The calls of `body` on a stream.
 class Graph {
@@ -45,82 +39,23 @@ class Graph {
   unisonoHostGraph_t graph_ = nullptr;
 };
 
-// The log of all processes of a test.
-class Log {
- public:
-  Log() : file_(testing::TempDir() + "unisono_graph_" + std::to_string(::getpid())) {
-    ::unlink(file_.c_str());
-  }
-  ~Log() { ::unlink(file_.c_str()); }
-  const std::string& file() const { return file_; }
-  std::string text() const {
-    std::ostringstream all;
-    all << std::ifstream(file_).rdbuf();
-    return all.str();
-  }
-  bool waitForReport() const {
-    const auto deadline = Clock::now() + kPatience;
-    while (text().find("unisono_hang") == std::string::npos) {
-      if (Clock::now() > deadline) return false;
-      std::this_thread::sleep_for(milliseconds(10));
-    }
-    return true;
-  }
-
- private:
-  const std::string file_;
-};
-
-// One rank of a job of processes that all log to one file.
-struct Rank {
-  Rank(const Log& log, const Pipe& pipe, int rank, int ranks, const char* hangSeconds = "2") {
-    ::setenv("UNISONO_HANG_SECONDS", hangSeconds, 1);
-    ::setenv("NCCL_DEBUG_FILE", log.file().c_str(), 1);
-    check(unisonoHostSetDevice(rank));
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.commName = "job";
-    check(ncclCommInitRankConfig(&comm, ranks, sharedId(pipe, rank, ranks), rank, &config));
-    buffer = DeviceBuffer(rank, kCount * sizeof(int));
-    check(unisonoHostStreamCreate(&stream));
-  }
-  void sum() const {
-    check(ncclAllReduce(buffer.as(), buffer.as(), kCount, ncclInt, ncclSum, comm, stream));
-  }
-  void synchronize() const { check(unisonoHostStreamSynchronize(stream)); }
-  // The state of the communicator once it is an error, and after how long.
-  ncclResult_t waitForError(milliseconds& after) const {
-    const auto start = Clock::now();
-    ncclResult_t state = ncclSuccess;
-    while (state == ncclSuccess && Clock::now() - start < kPatience) {
-      std::this_thread::sleep_for(milliseconds(1));
-      check(ncclCommGetAsyncError(comm, &state));
-    }
-    after = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
-    return state;
-  }
-
-  ncclComm_t comm = nullptr;
-  DeviceBuffer buffer;
-  cudaStream_t stream = nullptr;
-};
-
 // Rank 2 is late with its third replay.
 TEST(Replays, ThatHangAreExplained) {
   const Log log;
   const Pipe pipe;
   expectAllPass(runChildren(3, [&](int process) {
     const Rank rank(log, pipe, process, 3);
-    const Graph other(rank.stream, [&] { rank.sum(); });
-    const Graph graph(rank.stream, [&] { rank.sum(); });
+    const Graph other(rank.stream, [&] { check(rank.sum(kFewInts)); });
+    const Graph graph(rank.stream, [&] { check(rank.sum(kFewInts)); });
     other.launch();
-    rank.sum();
+    check(rank.sum(kFewInts));
     for (int i = 0; i < 2; i++) graph.launch();
     rank.synchronize();
     if (process == 2) {
       EXPECT_TRUE(log.waitForReport());
     }
     graph.launch();
-    rank.sum();
+    check(rank.sum(kFewInts));
     rank.synchronize();
     check(ncclCommDestroy(rank.comm));
   }));
@@ -148,12 +83,12 @@ void expectMismatchOfGraphs(bool hosts) {
       ::setenv("NCCL_NET", "Socket", 1);
     }
     const Rank rank(log, pipe, process, 2, "30");
-    const Graph same(rank.stream, [&] { rank.sum(); });
+    const Graph same(rank.stream, [&] { check(rank.sum(kFewInts)); });
     const Graph other(rank.stream, [&] {
-      check(ncclAllReduce(rank.buffer.as(), rank.buffer.as(), kCount, ncclInt,
+      check(ncclAllReduce(rank.buffer.as(), rank.buffer.as(), kFewInts, ncclInt,
                           process == 0 ? ncclSum : ncclMax, rank.comm, rank.stream));
     });
-    rank.sum();
+    check(rank.sum(kFewInts));
     same.launch();
     other.launch();
     other.launch();
@@ -186,10 +121,10 @@ TEST(Replays, ThatFitAreNoMismatch) {
   expectAllPass(runChildren(2, [&](int process) {
     const Rank rank(log, pipe, process, 2, "30");
     const auto maximum = [&] {
-      check(ncclAllReduce(rank.buffer.as(), rank.buffer.as(), kCount, ncclInt, ncclMax, rank.comm,
+      check(ncclAllReduce(rank.buffer.as(), rank.buffer.as(), kFewInts, ncclInt, ncclMax, rank.comm,
                           rank.stream));
     };
-    const auto sum = [&] { rank.sum(); };
+    const auto sum = [&] { check(rank.sum(kFewInts)); };
     const Graph first(rank.stream, [&] { process == 0 ? sum() : maximum(); });
     const Graph second(rank.stream, [&] { process == 0 ? maximum() : sum(); });
     const Graph& ofSum = process == 0 ? first : second;
@@ -198,7 +133,7 @@ TEST(Replays, ThatFitAreNoMismatch) {
       ofSum.launch();
       if (round % 2 == process) std::this_thread::sleep_for(milliseconds(500));
       ofMaximum.launch();
-      rank.sum();
+      check(rank.sum(kFewInts));
       if (round % 3 == 0) rank.synchronize();
     }
     rank.synchronize();
@@ -219,8 +154,8 @@ TEST(Replays, OfMessagesThatHangAreExplained) {
     const Graph graph(rank.stream, [&] {
       const int peer = 1 - process;
       check(process == 0
-                ? ncclSend(rank.buffer.as(), kCount, ncclInt, peer, rank.comm, rank.stream)
-                : ncclRecv(rank.buffer.as(), kCount, ncclInt, peer, rank.comm, rank.stream));
+                ? ncclSend(rank.buffer.as(), kFewInts, ncclInt, peer, rank.comm, rank.stream)
+                : ncclRecv(rank.buffer.as(), kFewInts, ncclInt, peer, rank.comm, rank.stream));
     });
     graph.launch();
     rank.synchronize();
@@ -273,9 +208,9 @@ TEST(Replays, ThatNeedARankThatHasLeftFail) {
   const Meeting gone;
   expectAllPass(runChildren(2, [&](int process) {
     const Rank rank(log, pipe, process, 2, "30");
-    const Graph graph(rank.stream, [&] { rank.sum(); });
+    const Graph graph(rank.stream, [&] { check(rank.sum(kFewInts)); });
     for (int i = 0; i < 2; i++) graph.launch();
-    rank.sum();
+    check(rank.sum(kFewInts));
     rank.synchronize();
     if (process == 1) check(ncclCommDestroy(rank.comm));
     gone.wait(process);
@@ -308,7 +243,7 @@ TEST(Replays, ThatNeedARankThatWasKilledFail) {
   const Pipe pipe;
   const std::vector<int> results = runChildren(3, [&](int process) {
     const Rank rank(log, pipe, process, 3, "30");
-    const Graph graph(rank.stream, [&] { rank.sum(); });
+    const Graph graph(rank.stream, [&] { check(rank.sum(kFewInts)); });
     for (int i = 0; i < 2; i++) graph.launch();
     rank.synchronize();
     if (process == 1) ::raise(SIGKILL);
@@ -340,16 +275,16 @@ TEST(Graphs, ReplaysDoWhatTheCallsDo) {
       const int next = (rank + 1) % kRanks, previous = (rank + kRanks - 1) % kRanks;
       ncclComm_t comm = ranks.comm(rank);
       const cudaStream_t stream = ranks.stream(rank);
-      const DeviceBuffer small(rank, kCount * sizeof(int)), large(rank, kLarge * sizeof(int)),
+      const DeviceBuffer small(rank, kFewInts * sizeof(int)), large(rank, kLarge * sizeof(int)),
           sent(rank, sizeof(int)), received(rank, sizeof(int)),
-          all(rank, kRanks * kCount * sizeof(int));
+          all(rank, kRanks * kFewInts * sizeof(int));
       // Some are captured before anything is connected.
       const Graph first(stream, [&] {
-        check(ncclAllReduce(small.as(), small.as(), kCount, ncclInt, ncclSum, comm, stream));
+        check(ncclAllReduce(small.as(), small.as(), kFewInts, ncclInt, ncclSum, comm, stream));
       });
       const Graph second(stream, [&] {
         check(ncclAllReduce(large.as(), large.as(), kLarge, ncclInt, ncclSum, comm, stream));
-        check(ncclAllGather(small.as(), all.as(), kCount, ncclInt, comm, stream));
+        check(ncclAllGather(small.as(), all.as(), kFewInts, ncclInt, comm, stream));
         check(ncclGroupStart());
         check(ncclSend(sent.as(), 1, ncclInt, next, comm, stream));
         check(ncclRecv(received.as(), 1, ncclInt, previous, comm, stream));
@@ -358,26 +293,26 @@ TEST(Graphs, ReplaysDoWhatTheCallsDo) {
       std::mt19937 same(seed);  // on all ranks
       for (int round = 0; round < rounds; round++) {
         const auto base = static_cast<int>(same() % 1000);
-        const std::vector<int> mine(kCount, base + rank), many(kLarge, base - rank);
+        const std::vector<int> mine(kFewInts, base + rank), many(kLarge, base - rank);
         const int word = base * 10 + rank;
         device::copy(small.as(), mine.data(), mine.size() * sizeof(int));
         device::copy(large.as(), many.data(), many.size() * sizeof(int));
         device::copy(sent.as(), &word, sizeof(int));
         if (same() % 2 == 0) {
-          check(ncclAllReduce(small.as(), small.as(), kCount, ncclInt, ncclSum, comm, stream));
+          check(ncclAllReduce(small.as(), small.as(), kFewInts, ncclInt, ncclSum, comm, stream));
         } else {
           first.launch();
         }
         second.launch();
         device::synchronize(stream);
-        std::vector<int> sums(kCount), gathered(kRanks * kCount), differences(kLarge);
+        std::vector<int> sums(kFewInts), gathered(kRanks * kFewInts), differences(kLarge);
         int got = 0;
         device::copy(sums.data(), small.as(), sums.size() * sizeof(int));
         device::copy(gathered.data(), all.as(), gathered.size() * sizeof(int));
         device::copy(differences.data(), large.as(), differences.size() * sizeof(int));
         device::copy(&got, received.as(), sizeof(int));
-        EXPECT_EQ(sums, std::vector<int>(kCount, 3 * base + 3));
-        EXPECT_EQ(gathered, std::vector<int>(kRanks * kCount, 3 * base + 3));
+        EXPECT_EQ(sums, std::vector<int>(kFewInts, 3 * base + 3));
+        EXPECT_EQ(gathered, std::vector<int>(kRanks * kFewInts, 3 * base + 3));
         EXPECT_EQ(differences, std::vector<int>(kLarge, 3 * base - 3));
         EXPECT_EQ(got, base * 10 + previous);
       }

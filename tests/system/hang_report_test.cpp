@@ -6,8 +6,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
 #include "hang_testing.h"
@@ -173,32 +171,7 @@ TEST(HangReport, SaysThatOtherWorkIsBeforeTheCall) {
     const Rank rank(log, pipe, process, 2);
     check(rank.sum(kFewInts));
     check(unisonoHostStreamSynchronize(rank.stream));
-    // Another communicator of this process alone, whose receive never gets its message until later,
-    // stands for a kernel of the user.
-    ncclComm_t pair = nullptr;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.commName = "side";
-    check(ncclCommInitRankConfig(&pair, 2, sharedId(second, process, 2), process, &config));
-    DeviceBuffer message(process, 64);
-    DeviceStream side(process);
-    const cudaStream_t where = process == 1 ? rank.stream : static_cast<cudaStream_t>(side);
-    const auto exchange = [&](bool sends) {
-      return sends ? ncclSend(message.as(), 4, ncclInt, 1 - process, pair, where)
-                   : ncclRecv(message.as(), 4, ncclInt, 1 - process, pair, where);
-    };
-    check(exchange(process == 0));  // connects
-    if (process == 1) check(exchange(false));
-    check(rank.sum(kFewInts));
-    if (process == 0) {
-      EXPECT_TRUE(log.waitForReport());
-      while (log.text().find("outside") == std::string::npos) {
-        std::this_thread::sleep_for(milliseconds(10));
-      }
-      check(exchange(true));
-      side.synchronize();
-    }
-    rank.finish();
-    check(ncclCommDestroy(pair));
+    callAfterOtherWork(log, rank, second);
   }));
   const std::string text = log.text();
   EXPECT_THAT(text, HasSubstr("waiting outside the library: the kernel has not begun on rank 1"));

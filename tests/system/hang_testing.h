@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -76,6 +77,19 @@ struct Rank {
   ncclResult_t sum(size_t count, ncclRedOp_t op = ncclSum, ncclDataType_t type = ncclInt) const {
     return ncclAllReduce(buffer.as(), buffer.as(), count, type, op, comm, stream);
   }
+  void synchronize() const { check(unisonoHostStreamSynchronize(stream)); }
+  // The state of the communicator once it is an error, and after how long.
+  ncclResult_t waitForError(std::chrono::milliseconds& after) const {
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    ncclResult_t state = ncclSuccess;
+    while (state == ncclSuccess && Clock::now() - start < kPatience) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      check(ncclCommGetAsyncError(comm, &state));
+    }
+    after = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
+    return state;
+  }
   // Everything has come to an end, with or without an error.
   void finish() const {
     EXPECT_OK(unisonoHostStreamSynchronize(stream));
@@ -88,5 +102,36 @@ struct Rank {
   DeviceBuffer buffer;
   cudaStream_t stream = nullptr;
 };
+
+// Of two ranks, both of which have made a call: another one, before which rank 1 waits on its
+// stream for a message of another communicator, which stands for a kernel of the user. It comes
+// after the report.
+inline void callAfterOtherWork(const Log& log, const Rank& rank, const Pipe& pipe) {
+  const int me = rank.number;
+  ncclComm_t pair = nullptr;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.commName = "side";
+  check(ncclCommInitRankConfig(&pair, 2, sharedId(pipe, me, 2), me, &config));
+  DeviceBuffer message(me, 64);
+  DeviceStream side(me);
+  const cudaStream_t where = me == 1 ? rank.stream : static_cast<cudaStream_t>(side);
+  const auto exchange = [&](bool sends) {
+    return sends ? ncclSend(message.as(), 4, ncclInt, 1 - me, pair, where)
+                 : ncclRecv(message.as(), 4, ncclInt, 1 - me, pair, where);
+  };
+  check(exchange(me == 0));  // connects
+  if (me == 1) check(exchange(false));
+  check(rank.sum(kFewInts));
+  if (me == 0) {
+    EXPECT_TRUE(log.waitForReport());
+    while (log.text().find("outside") == std::string::npos) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    check(exchange(true));
+    side.synchronize();
+  }
+  rank.finish();
+  check(ncclCommDestroy(pair));
+}
 
 }  // namespace unisono::system_test

@@ -15,7 +15,6 @@ using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
-using Clock = std::chrono::steady_clock;
 
 void onHost(int host) {
   ::setenv("NCCL_HOSTID", ("host" + std::to_string(host)).c_str(), 1);
@@ -186,30 +185,7 @@ TEST(RemoteHang, SaysThatOtherWorkIsBeforeTheCall) {
     const Rank rank(log, pipe, process, 2);
     check(rank.sum(kFewInts));
     check(unisonoHostStreamSynchronize(rank.stream));
-    ncclComm_t pair = nullptr;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.commName = "side";
-    check(ncclCommInitRankConfig(&pair, 2, sharedId(second, process, 2), process, &config));
-    DeviceBuffer message(process, 64);
-    DeviceStream side(process);
-    const cudaStream_t where = process == 1 ? rank.stream : static_cast<cudaStream_t>(side);
-    const auto exchange = [&](bool sends) {
-      return sends ? ncclSend(message.as(), 4, ncclInt, 1 - process, pair, where)
-                   : ncclRecv(message.as(), 4, ncclInt, 1 - process, pair, where);
-    };
-    check(exchange(process == 0));  // connects
-    if (process == 1) check(exchange(false));
-    check(rank.sum(kFewInts));
-    if (process == 0) {
-      EXPECT_TRUE(log.waitForReport());
-      while (log.text().find("outside") == std::string::npos) {
-        std::this_thread::sleep_for(milliseconds(10));
-      }
-      check(exchange(true));
-      side.synchronize();
-    }
-    rank.finish();
-    check(ncclCommDestroy(pair));
+    callAfterOtherWork(log, rank, second);
   }));
   const std::string text = log.text();
   EXPECT_THAT(text, HasSubstr("waiting outside the library: the kernel has not begun on rank 1"));
@@ -236,14 +212,10 @@ TEST_P(RemoteMismatches, AreNamedOnAllRanks) {
     const Rank rank(log, pipe, process, 4, "30");
     for (int i = 0; i < 3; i++) check(rank.sum(kFewInts));
     check(unisonoHostStreamSynchronize(rank.stream));
-    const auto start = Clock::now();
     variant.call(rank, process < 2);
-    ncclResult_t state = ncclSuccess;
-    while (state == ncclSuccess && Clock::now() - start < kPatience) {
-      std::this_thread::sleep_for(milliseconds(1));
-      check(ncclCommGetAsyncError(rank.comm, &state));
-    }
-    EXPECT_LT(Clock::now() - start, milliseconds(scaled(2000, 20'000)));
+    milliseconds after{};
+    const ncclResult_t state = rank.waitForError(after);
+    EXPECT_LT(after, milliseconds(scaled(2000, 20'000)));
     EXPECT_TRUE(state == ncclInvalidUsage || state == ncclRemoteError) << state;
     for (const std::string& text : variant.texts) {
       EXPECT_THAT(ncclGetLastError(rank.comm), HasSubstr(text));
