@@ -71,7 +71,7 @@ ncclResult_t unisonoHostDeviceSynchronize(void);
 // what is queued on `stream`, not the default stream, is put into a graph and does not run; calls
 // of a group must be on that stream alone. The third queues all of the graph's work; memory that it
 // uses must live until it has run for the last time.
-typedef struct unisonoHostGraph* unisonoHostGraph_t;
+typedef struct unisonoHostGraph* unisonoHostGraph_t;  // NOLINT(modernize-use-using): C
 ncclResult_t unisonoHostStreamBeginCapture(cudaStream_t stream);
 ncclResult_t unisonoHostStreamEndCapture(cudaStream_t stream, unisonoHostGraph_t* graph);
 ncclResult_t unisonoHostGraphLaunch(unisonoHostGraph_t graph, cudaStream_t stream);

@@ -19,7 +19,6 @@ using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
-using testing::Not;
 using Clock = std::chrono::steady_clock;
 
 TEST(HangReport, NamesTheRankThatHasNotArrived) {

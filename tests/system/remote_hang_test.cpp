@@ -14,7 +14,6 @@ using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
-using testing::Not;
 
 void onHost(int host) {
   ::setenv("NCCL_HOSTID", ("host" + std::to_string(host)).c_str(), 1);
