@@ -138,7 +138,13 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   questions.readLinks = [this] { return readLinks(); };
   questions.readReplays = [this] { return readReplays(); };
   questions.hasAnyoneLeft = [this] { return health_->hasAnyoneLeft(); };
-  questions.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
+  // The other ranks are told first: as soon as the error is visible here, the user may abort, and
+  // nobody tells them if no call is in progress.
+  questions.fail = [this](const Error& error) {
+    const std::optional<Error> first = health_->error();
+    bootstrap_->fail(first ? first->what() : error.what());
+    health_->fail(error);
+  };
   questions.ask = [this](int peer, std::span<const std::byte> question, bool connects) {
     return bootstrap_->ask(peer, question, connects);
   };
@@ -218,7 +224,7 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
 
 std::optional<diagnose::Replays> Communicator::readReplays() {
   Replays::Counts counts;
-  const auto replays = replays_->read(counts);
+  auto replays = replays_->read(counts);
   if (replays) health_->noteReplays(counts);
   return replays;
 }
