@@ -49,7 +49,7 @@ WideShape wideShape(const WideGeometry& geometry, uint64_t bytes,
 
 // The most blocks of a work that begins with an exchange of buffers. Copies, and all-reduces in two
 // shots of elements of two bytes and more, are bound by the links: 32 blocks have the speed of 64,
-// within 2 %, and leave the other multiprocessors to the user (measured on 2 H200,
+// within 3 %, and leave the other multiprocessors to the user (measured on 2 H200,
 // docs/results/2026-11-23-clusters.md). Other reductions take up to a fifth longer with 32.
 int mostBlocksInPlace(bool reduces, bool twoShot, device::DataType type);
 

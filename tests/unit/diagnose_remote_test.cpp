@@ -9,6 +9,7 @@
 #include "diagnose/journal.h"
 #include "diagnose/remote_ranks.h"
 #include "diagnose/watchdog.h"
+#include "diagnose_testing.h"
 #include "runtime/runtime.h"
 #include "support/seed.h"
 
@@ -17,15 +18,6 @@ namespace unisono::diagnose {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
-
-plan::Task task(plan::Call call, uint64_t count, int peer = -1) {
-  plan::Task made{};
-  made.call = call;
-  made.count = count;
-  made.peer = peer;
-  made.reduction.type = device::DataType::int32;
-  return made;
-}
 
 // The ranks of a communicator, all in this process. One of `near` reads only the tables of these,
 // as its places are of another process.

@@ -8,19 +8,11 @@
 #include "diagnose/report.h"
 #include "diagnose/segment_view.h"
 #include "diagnose/watchdog.h"
+#include "diagnose_testing.h"
 #include "runtime/runtime.h"
 
 namespace unisono::diagnose {
 namespace {
-
-plan::Task task(plan::Call call, uint64_t count, int peer = -1) {
-  plan::Task made{};
-  made.call = call;
-  made.count = count;
-  made.peer = peer;
-  made.reduction.type = device::DataType::int32;
-  return made;
-}
 
 std::shared_ptr<Journal> startedJournal(uint64_t id, int rank = 0, int ranks = 2) {
   auto journal = Journal::create();
