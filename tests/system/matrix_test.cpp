@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
@@ -12,14 +13,16 @@
 #include "collective_case.h"
 #include "device/direct_work.h"
 #include "support/fake_net.h"
+#include "support/fake_verbs.h"
 #include "support/pairwise.h"
 #include "support/seed.h"
 #include "tuning/direct.h"
 #include "tuning/registry.h"
 
 // Every algorithm and protocol with every call, type, operator, number of nodes and ranks per node,
-// size around the borders of slices and chunks, in and out of place: a cover of all pairs that the
-// seed decides, and each axis whole with the others fixed. UNISONO_TEST_MATRIX=N takes N covers;
+// size around the borders of slices and chunks, in and out of place, over each network and through
+// memory of the host: a cover of all pairs that the seed decides, and each axis whole with the
+// others fixed. UNISONO_TEST_MATRIX=N takes N covers;
 // without it a sample of one runs, under a sanitizer with up to 8 ranks.
 namespace unisono::system_test {
 namespace {
@@ -90,6 +93,13 @@ bool carries(const Path& path, Call call) {
          (path.algorithm == Algorithm::ring && path.protocol == Protocol::simple);
 }
 
+// On several nodes.
+bool canUseCollNet(const Path& path) {
+  return !path.automatic &&
+         (path.algorithm == Algorithm::collNetChain || path.algorithm == Algorithm::collNetDirect ||
+          path.algorithm == Algorithm::nvls);
+}
+
 bool hasRoot(Call call) {
   return call == Call::reduce || call == Call::broadcast || call == Call::gather ||
          call == Call::scatter;
@@ -99,7 +109,7 @@ bool hasRoot(Call call) {
 constexpr uint32_t kSlotBytes[] = {512, 2048, 0};
 constexpr uint32_t kSlots = 8;           // of a FIFO of the host backend
 constexpr uint32_t kSlicesPerChunk = 2;  // with protocol Simple
-constexpr int kNodes[] = {1, 2, 3, 8};
+constexpr int kNodes[] = {1, 2, 3, 4, 8};
 constexpr int kRanksPerNode[] = {1, 2, 4, 8};
 constexpr int kChannels[] = {1, 0};       // 0: automatic, which is 2
 constexpr size_t kOffsets[] = {0, 1, 3};  // of buffers, in elements
@@ -126,6 +136,23 @@ enum class Size {
 constexpr int kSizes = static_cast<int>(Size::beyondBuffers) + 1;
 constexpr int kSizesOfDefaultBuffers = static_cast<int>(Size::moderate) + 1;
 
+// What joins the simulated nodes.
+struct Joint {
+  const char* name;
+  const char* network;  // NCCL_NET; null: each other's memory
+  int plugin = 0;       // the version of the net plug-in
+};
+constexpr Joint kJoints[] = {{"memory", nullptr},
+                             {"sockets", "Socket"},
+                             {"verbs", "IB"},
+                             {"a plug-in of version 6", "Fake6", 6},
+                             {"a plug-in of version 8", "Fake8", 8},
+                             {"a plug-in of version 10", "Fake10", 10},
+                             {"a plug-in of version 11", "Fake11", 11},
+                             {"a plug-in of version 12", "Fake12", 12}};
+// A process has 20,000 descriptors where the tests run, and a connection of two of its ranks two.
+constexpr int kMaxRanksPerNodeOnNetworks = 4;
+
 enum Axis : int {
   pathAxis,
   callAxis,
@@ -139,6 +166,8 @@ enum Axis : int {
   channelAxis,
   rootAxis,
   offsetAxis,
+  jointAxis,
+  hostMemoryAxis,  // whether the ranks of a node have no access to each other's memory
   kAxes
 };
 
@@ -147,6 +176,9 @@ int at(const test::Point& point, Axis axis) {
 }
 const Path& pathOf(const test::Point& point) {
   return kPaths[static_cast<size_t>(at(point, pathAxis))];
+}
+const Joint& jointOf(const test::Point& point) {
+  return kJoints[at(point, jointAxis)];
 }
 int nodesOf(const test::Point& point) {
   return kNodes[at(point, nodesAxis)];
@@ -171,7 +203,9 @@ test::Space makeSpace() {
                  static_cast<int>(std::size(kSlotBytes)),
                  static_cast<int>(std::size(kChannels)),
                  kRoots,
-                 static_cast<int>(std::size(kOffsets))};
+                 static_cast<int>(std::size(kOffsets)),
+                 static_cast<int>(std::size(kJoints)),
+                 2};
   space.fits = [](int axisA, int valueA, int axisB, int valueB) {
     if (axisA > axisB) {
       std::swap(axisA, axisB);
@@ -185,6 +219,14 @@ test::Space makeSpace() {
     if (axisA == callAxis && axisB == rootAxis) return hasRoot(kCalls[valueA]) || valueB == 0;
     if (axisA == sizeAxis && axisB == bufferAxis) {
       return kSlotBytes[valueB] != 0 || valueA < kSizesOfDefaultBuffers;
+    }
+    if (axisA == ranksAxis && axisB == jointAxis) {
+      return valueB == 0 || kRanksPerNode[valueA] <= kMaxRanksPerNodeOnNetworks;
+    }
+    if (axisA == pathAxis && axisB == jointAxis) {
+      const Joint& joint = kJoints[valueB];
+      return joint.network == nullptr || joint.plugin > 0 ||
+             !canUseCollNet(kPaths[static_cast<size_t>(valueA)]);
     }
     return true;
   };
@@ -280,22 +322,29 @@ Case caseOf(const test::Point& point) {
 
 // The part of a point that a communicator has.
 std::vector<int> shapeOf(const test::Point& point) {
-  return {at(point, nodesAxis), at(point, ranksAxis), at(point, pathAxis), at(point, bufferAxis),
-          at(point, channelAxis)};
+  return {at(point, nodesAxis),     at(point, ranksAxis),   at(point, pathAxis),
+          at(point, bufferAxis),    at(point, channelAxis), at(point, jointAxis),
+          at(point, hostMemoryAxis)};
 }
 
 std::string shapeText(const test::Point& point) {
   std::ostringstream text;
   text << pathOf(point).text() << " on " << nodesOf(point) << " nodes of " << ranksPerNodeOf(point)
        << " ranks, slots of " << kSlotBytes[at(point, bufferAxis)] << " bytes, "
-       << kChannels[at(point, channelAxis)] << " channels (0: default)";
+       << kChannels[at(point, channelAxis)] << " channels (0: default), nodes joined by "
+       << jointOf(point).name
+       << (at(point, hostMemoryAxis) == 1 ? ", ranks of a node by memory of the host" : "");
   return text.str();
 }
 
-bool needsCollNet(const Path& path, int nodes) {
-  return nodes > 1 &&
-         (path.algorithm == Algorithm::collNetChain || path.algorithm == Algorithm::collNetDirect ||
-          path.algorithm == Algorithm::nvls);
+bool needsCollNet(const test::Point& point) {
+  return nodesOf(point) > 1 && canUseCollNet(pathOf(point));
+}
+
+// Lines of LL128 pass neither a network nor memory of the host.
+bool canCarryLines128(const test::Point& point) {
+  return (nodesOf(point) == 1 || jointOf(point).network == nullptr) &&
+         (ranksPerNodeOf(point) == 1 || at(point, hostMemoryAxis) == 0);
 }
 
 // The variables of a point, and its communicator.
@@ -306,10 +355,15 @@ class Shape {
     if (!path.automatic) {
       set("NCCL_ALGO", std::string(tuning::nameOf(path.algorithm)));
       set("NCCL_PROTO", std::string(tuning::nameOf(path.protocol)));
-      if (needsCollNet(path, nodesOf(point))) {
+      if (needsCollNet(point)) {
         for (const auto& [name, value] : testing::collNetVariables()) set(name.c_str(), value);
       }
     }
+    if (const Joint& joint = jointOf(point); joint.network != nullptr) {
+      set("NCCL_NET", joint.network);
+      if (joint.plugin > 0) set("NCCL_NET_PLUGIN", testing::fakeNetPath(joint.plugin));
+    }
+    if (at(point, hostMemoryAxis) == 1) set("NCCL_P2P_DISABLE", "1");
     if (const uint32_t slot = kSlotBytes[at(point, bufferAxis)]; slot != 0) {
       for (const char* name : {"NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE"}) {
         set(name, std::to_string(slot * kSlots));
@@ -320,6 +374,12 @@ class Shape {
     }
     ranks_ = std::make_unique<Ranks>(nodesOf(point), ranksPerNodeOf(point));
   }
+  ~Shape() {
+    ranks_.reset();
+    // The last one first: a variable may be set twice.
+    while (!settings_.empty()) settings_.pop_back();
+  }
+  Shape(const Shape&) = delete;
   const Ranks& ranks() const { return *ranks_; }
 
  private:
@@ -356,6 +416,19 @@ std::vector<test::Point> makePoints(int covers, std::mt19937_64& random) {
   return points;
 }
 
+// Of the collectives that were launched: "AllReduce of 5 elements with Ring LL, channels: 2".
+std::set<std::string> protocolsOf(const std::vector<std::string>& lines) {
+  std::set<std::string> protocols;
+  for (const std::string& line : lines) {
+    const size_t with = line.find(" elements with ");
+    if (with == std::string::npos) continue;
+    std::string algorithm, protocol;
+    std::istringstream(line.substr(with + std::strlen(" elements with "))) >> algorithm >> protocol;
+    protocols.insert(protocol.substr(0, protocol.find(',')));
+  }
+  return protocols;
+}
+
 // A machine with a NIC for each GPU, so that each can be a head of CollNet.
 const bool topologySet = [] {
   ::setenv("UNISONO_HOST_TOPOLOGY", UNISONO_TOPOLOGY, 0);
@@ -363,6 +436,7 @@ const bool topologySet = [] {
 }();
 
 TEST(Matrix, CasesAreRight) {
+  testing::loadFakeVerbs();
   const char* covers = std::getenv("UNISONO_TEST_MATRIX");
   std::mt19937_64 random(test::seed());
   std::vector<test::Point> points = makePoints(covers == nullptr ? 1 : std::atoi(covers), random);
@@ -374,7 +448,9 @@ TEST(Matrix, CasesAreRight) {
 #if defined(__SANITIZE_THREAD__)
     // It does not see the order that the network makes between the groups of a block.
     std::erase_if(points, [](const test::Point& point) {
-      return needsCollNet(pathOf(point), nodesOf(point)) && caseOf(point).inPlace;
+      const bool hasNetwork = needsCollNet(point) || jointOf(point).network != nullptr;
+      const bool isRing = !pathOf(point).automatic && pathOf(point).algorithm == Algorithm::ring;
+      return nodesOf(point) > 1 && hasNetwork && !isRing && caseOf(point).inPlace;
     });
 #endif
     std::shuffle(points.begin(), points.end(), random);
@@ -387,6 +463,7 @@ TEST(Matrix, CasesAreRight) {
   static LaunchLog log;
   std::unique_ptr<Shape> shape;
   std::map<std::string, int> carried;
+  std::map<std::pair<std::string, std::string>, int> joined;  // by joint and protocol
   int shapes = 0;
   for (size_t i = 0; i < points.size(); i++) {
     const test::Point& point = points[i];
@@ -411,6 +488,11 @@ TEST(Matrix, CasesAreRight) {
       continue;
     }
     ASSERT_FALSE(lines.empty()) << context() << ": launched nothing";
+    if (nodesOf(point) > 1) {
+      for (const std::string& protocol : protocolsOf(lines)) {
+        joined[{jointOf(point).name, protocol}]++;
+      }
+    }
     const Path& path = pathOf(point);
     const std::string with = " with " + path.text();
     const bool hit = std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
@@ -419,7 +501,8 @@ TEST(Matrix, CasesAreRight) {
     carried[path.text()] += hit ? 1 : 0;
     // Rings and trees carry whatever they have code for. Others have conditions.
     if (!path.automatic && ranksOf(point) > 1 && operationOf(call.call) >= 0 &&
-        (path.algorithm == Algorithm::ring || path.algorithm == Algorithm::tree)) {
+        (path.algorithm == Algorithm::ring || path.algorithm == Algorithm::tree) &&
+        (path.protocol != Protocol::ll128 || canCarryLines128(point))) {
       EXPECT_TRUE(hit) << context() << ": " << lines.front();
     }
   }
@@ -431,6 +514,24 @@ TEST(Matrix, CasesAreRight) {
       EXPECT_GT(carried[path.text()], 0) << path.text() << ": Shape has to set what it needs";
     }
   }
+  for (const Joint& joint : kJoints) {
+    std::map<std::string, int> with;
+    for (int p = 0; p < unisono::device::kProtocols; p++) {
+      const std::string protocol(tuning::nameOf(static_cast<Protocol>(p)));
+      with[protocol] = joined[{joint.name, protocol}];
+    }
+    std::printf("  nodes joined by %s: %d collectives with LL, %d with LL128, %d with Simple\n",
+                joint.name, with["LL"], with["LL128"], with["Simple"]);
+    if (joint.network != nullptr) {
+      EXPECT_EQ(with["LL128"], 0) << joint.name << ": its lines have to arrive as one";
+    }
+    if (points.size() == all) {
+      EXPECT_GT(with["LL"], 0) << joint.name;
+      EXPECT_GT(with["Simple"], 0) << joint.name;
+    }
+  }
+  const int overVerbs = joined[std::pair("verbs", "Simple")];
+  EXPECT_TRUE(overVerbs == 0 || testing::fakeVerbsCounter("fakeVerbsRequests") > 0);
 }
 
 }  // namespace
