@@ -182,7 +182,8 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
     const std::lock_guard lock(countersMutex_);
     for (const auto& fifo : counters_) {
       if (links.size() == diagnose::kLinks) break;
-      links.push_back({fifo.peer, fifo.channel, fifo.sends, 0, 0, fifo.network, 0, fifo.lines});
+      links.push_back(
+          {fifo.peer, fifo.channel, fifo.sends, 0, 0, fifo.network, 0, fifo.lines, fifo.port});
       addresses.push_back(fifo.tail);
       addresses.push_back(fifo.head);
     }

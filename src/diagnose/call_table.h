@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "device/work.h"
@@ -15,7 +16,7 @@
 // own tables; everybody else only reads them, at any time, so that all that changes is atomic.
 namespace unisono::diagnose {
 
-inline constexpr uint32_t kTableLayout = 9;
+inline constexpr uint32_t kTableLayout = 10;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
@@ -25,7 +26,7 @@ inline constexpr size_t kCalls = 64;     // the last calls of a rank
 inline constexpr size_t kLinks = 112;
 inline constexpr size_t kQuietPoints = 8;    // the last ones
 inline constexpr size_t kCapturedKinds = 8;  // of collectives in graphs that differ
-inline constexpr size_t kNameBytes = 64;
+inline constexpr size_t kNameBytes = 64, kPortBytes = 16;
 inline constexpr size_t kSettingsBytes = 4096;
 inline constexpr int kMaxRanks = 1 << 20;  // what readers believe
 
@@ -92,9 +93,11 @@ struct Link {
   bool network = false;        // it leads to another host
   uint64_t bytesInFlight = 0;  // of the sender's end on the network: not handed to it yet
   bool lines = false;          // protocol LL
+  std::string port = {};       // of this host on the network, "eth0"
 };
 struct LinkRecord {
   std::atomic<uint64_t> kind, tail, head, bytesInFlight;
+  std::atomic<char> port[kPortBytes];
 };
 
 // A moment when a rank had finished all that it had begun: how many collectives these were, in

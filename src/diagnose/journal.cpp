@@ -64,8 +64,9 @@ void write(CallRecord& record, const Call& call) {
   record.index.store(call.index, kRelease);
 }
 
-void storeText(std::atomic<char> (&to)[kNameBytes], std::string_view text) {
-  text = text.substr(0, kNameBytes - 1);
+template <size_t kBytes>
+void storeText(std::atomic<char> (&to)[kBytes], std::string_view text) {
+  text = text.substr(0, kBytes - 1);
   for (size_t i = 0; i < text.size(); i++) to[i].store(text[i], kRelease);
   to[text.size()].store('\0', kRelease);
 }
@@ -293,6 +294,7 @@ void Journal::setLinks(std::span<const Link> links) {
     record.tail.store(links[i].tail, kRelaxed);
     record.head.store(links[i].head, kRelaxed);
     record.bytesInFlight.store(links[i].bytesInFlight, kRelaxed);
+    storeText(record.port, links[i].port);
   }
   table_.links.store(static_cast<uint32_t>(count), kRelease);
 }

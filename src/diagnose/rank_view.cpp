@@ -57,7 +57,8 @@ device::DataType unsignedOf(device::DataType type) {
   return isSigned(type) ? static_cast<device::DataType>(static_cast<int>(type) + 1) : type;
 }
 
-std::string readText(const std::atomic<char> (&from)[kNameBytes]) {
+template <size_t kBytes>
+std::string readText(const std::atomic<char> (&from)[kBytes]) {
   std::string text;
   for (const std::atomic<char>& letter : from) {
     const char next = letter.load(kAcquire);
@@ -223,7 +224,7 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
     view.links.push_back({peer, static_cast<int>(kind >> 32 & 0x1fffffff), kind >> 63 != 0,
                           table.link[i].tail.load(kAcquire), table.link[i].head.load(kAcquire),
                           (kind >> 62 & 1) != 0, table.link[i].bytesInFlight.load(kAcquire),
-                          (kind >> 61 & 1) != 0});
+                          (kind >> 61 & 1) != 0, readText(table.link[i].port)});
   }
   if (table.id.load(kAcquire) == view.id) return view;
   // The table went to another communicator while it was read.

@@ -115,6 +115,7 @@ void visitLink(Archive& archive, L& link) {
   archive(link.network);
   archive(link.bytesInFlight);
   archive(link.lines);
+  archive(link.port);
 }
 
 template <typename Archive, typename Q>

@@ -59,6 +59,10 @@ class Inquiry {
       if (report_.details.size() == kMaxDetails) break;
       report_.details.push_back(fmt::format("rank {} ({}) did not answer", rank, view(rank).place));
     }
+    for (const RankView& each : views_) {
+      const bool isSilent = std::ranges::find(report_.silent, each.rank) != report_.silent.end();
+      if (isSilent || !each.processState.empty()) addTraffic(each.rank);
+    }
     compareSettings();
     return std::move(report_);
   }
@@ -341,7 +345,8 @@ class Inquiry {
         "through {}",
         isKnown ? "" : fmt::format(" or for rank {} on another host", stuck->peer),
         stuck->bytesInFlight, sender->rank, stuck->peer, stuck->channel,
-        sender->network.empty() ? "it" : sender->network);
+        (sender->network.empty() ? "it" : sender->network) +
+            (stuck->port.empty() ? "" : fmt::format(" ({})", stuck->port)));
     report_.next = fmt::format(
         "Look at the network between the hosts{}. NCCL_DEBUG=INFO shows what a net plug-in logs. "
         "ncclCommAbort ends the call",
@@ -393,6 +398,31 @@ class Inquiry {
       }
     }
     return "";
+  }
+
+  // What other ranks have for a rank that does not go on, or miss from it, by port of the network.
+  void addTraffic(int rank) {
+    for (const RankView& other : views_) {
+      const Call* current = other.isKnown && !other.hasLeft ? other.current() : nullptr;
+      if (current == nullptr || other.isSilent() || !other.hasStarted(*current)) continue;
+      std::map<std::string, uint64_t> bytes;
+      std::set<std::string> missing;
+      for (const Link& link : other.links) {
+        if (link.peer != rank || !link.network) continue;
+        if (link.sends && link.bytesInFlight > 0) bytes[link.port] += link.bytesInFlight;
+        if (!link.sends && link.tail == link.head) missing.insert(link.port);
+      }
+      const auto add = [&](std::string text) {
+        if (report_.details.size() < kMaxDetails) report_.details.push_back(std::move(text));
+      };
+      for (const auto& [port, count] : bytes) {
+        add(fmt::format("{} bytes from rank {} to rank {} do not leave over {}", count, other.rank,
+                        rank, port));
+      }
+      for (const std::string& port : missing) {
+        add(fmt::format("rank {} has no data from rank {} over {}", other.rank, rank, port));
+      }
+    }
   }
 
   void addDetail(int rank) {

@@ -97,7 +97,8 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
     const bool network = fifos[f].reportsSlots != 0, lines = protocol == device::Protocol::ll;
     if (protocol != device::Protocol::simple && !(network && lines)) continue;
     fifoCounters_.push_back({sends ? group.receiver : group.sender, group.channels[f / count],
-                             sends, fifos[f].tail, fifos[f].head, network, lines});
+                             sends, fifos[f].tail, fifos[f].head, network, lines,
+                             making.pending->portOf(f)});
   }
   return fifos;
 }

@@ -80,8 +80,9 @@ class Connector {
     int peer, channel;
     bool sends;
     const uint64_t *tail, *head;
-    bool network;  // the sender's reports of its slots follow the tail
-    bool lines;    // protocol LL, where a sender has no tail
+    bool network;      // the sender's reports of its slots follow the tail
+    bool lines;        // protocol LL, where a sender has no tail
+    std::string port;  // of the network
   };
   const std::vector<FifoCounters>& fifoCounters() const { return fifoCounters_; }
 

@@ -133,6 +133,8 @@ class PendingConnection {
   // Waits for the other end. Returns the FIFOs of each channel, as this rank addresses them. Not on
   // the rank between the two.
   virtual std::vector<device::Fifo> connect() = 0;
+  // After connect(): the port of this host through which a FIFO passes, "eth0"; empty: none.
+  virtual std::string portOf(size_t /*fifo*/) const { return ""; }
 };
 
 // One transport of one communicator. Its destruction closes its connections: kernels have ended, or

@@ -148,6 +148,34 @@ TEST(RemoteHang, SaysWhereAKernelIsStuck) {
   EXPECT_THAT(text, HasSubstr("\"verdict\":\"in_kernel\""));
 }
 
+// Rank 1 stops in the middle of a call, and nobody else of its host can say so: what the others
+// have for it and miss from it names it.
+TEST(RemoteHang, NamesTheTrafficOfARankThatStopsInACall) {
+  const Log log;
+  const Pipe pipe, toHelper;
+  expectAllPass(runChildren(4, [&](int process) {
+    if (process == 3) return continueAfterReport(log, toHelper.read<pid_t>());
+    onHost(process);
+    ::setenv("NCCL_ALGO", "ring", 1);
+    const Rank rank(log, pipe, process, 3);
+    // Takes far longer than the rank takes to stop itself, and more than sockets hold.
+    const size_t count = scaled(16'000'000, 8'000'000);
+    DeviceBuffer large(process, count * sizeof(int));
+    check(rank.sum(kManyInts));
+    check(unisonoHostStreamSynchronize(rank.stream));
+    if (process == 1) toHelper.write(::getpid());
+    check(ncclBroadcast(large.as(), large.as(), count, ncclInt, 0, rank.comm, rank.stream));
+    if (process == 1) ::raise(SIGSTOP);
+    rank.finish();
+  }));
+  const std::string text = log.text();
+  EXPECT_EQ(log.reports(), 1) << text;
+  EXPECT_THAT(text, HasSubstr(": no answer from rank 1, for which the others may wait\n"));
+  EXPECT_THAT(text,
+              ContainsRegex("[1-9][0-9]* bytes from rank 0 to rank 1 do not leave over [a-z]+"));
+  EXPECT_THAT(text, ContainsRegex("rank 2 has no data from rank 1 over [a-z]+"));
+}
+
 // Rank 2 waits for the connections of the others and is stopped; then they make the call as well.
 TEST(RemoteHang, SaysThatRanksStillConnect) {
   const Log log;

@@ -398,6 +398,10 @@ TEST(Report, SaysThatDataDoNotLeaveAHost) {
   EXPECT_EQ(report->headline,
             "waiting for the network: 4096 bytes from rank 0 to rank 1 on channel 3 do not leave "
             "through Fabric (v11)");
+  views[0].links[0].port = "mlx5_0";
+  report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report);
+  EXPECT_TRUE(report->headline.ends_with("through Fabric (v11) (mlx5_0)")) << report->headline;
   // The receiver has not used what it has: that is not the network's fault.
   views[1].links[0].tail = 7;
   report = explain(views, 0, 5'000'000'000);
@@ -410,6 +414,20 @@ TEST(Report, SaysThatDataDoNotLeaveAHost) {
   ASSERT_TRUE(report);
   EXPECT_NE(report->headline.find("or for rank 1 on another host"), std::string::npos)
       << report->headline;
+  EXPECT_TRUE(report->details.empty());
+  // It was asked, and did not answer.
+  views[1].place = "process 7 on host b";
+  report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict, Verdict::noAnswer);
+  const std::vector<std::string> expected{
+      "rank 1 (process 7 on host b) did not answer",
+      "4096 bytes from rank 0 to rank 1 do not leave over mlx5_0"};
+  EXPECT_EQ(report->details, expected);
+  views[0].links[0] = {1, 3, false, 7, 7, true, 0, false, "mlx5_1"};
+  report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report && report->details.size() == 2);
+  EXPECT_EQ(report->details.back(), "rank 0 has no data from rank 1 over mlx5_1");
 }
 
 TEST(Report, NamesSettingsThatDiffer) {

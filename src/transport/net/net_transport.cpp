@@ -90,9 +90,11 @@ class NetworkTransport::Pending final : public PendingConnection {
   std::vector<device::Fifo> connect() override {
     const int rank = transport_.context_.config.rank;
     const bool sends = group_.sender == rank;
+    std::vector<std::string> ports;  // of each connection
     for (auto& connection : transport_.connect(ends_, sends)) {
       logInfo("rank {}: {} rank {} {}", rank, sends ? "sends to" : "receives from", ends_.peer,
               connection.name);
+      ports.push_back(std::move(connection.port));
       transport_.proxy_.addStream(transport_.client_, std::move(connection.stream),
                                   {rank, {ends_.peer}, std::move(connection.name)});
     }
@@ -100,17 +102,21 @@ class NetworkTransport::Pending final : public PendingConnection {
     size_t next = 0;
     for (size_t c = 0; c < group_.channels.size(); c++) {
       for (const auto& fifo : group_.fifos) {
-        fifos.push_back(carries(fifo.protocol) ? memory_.fifoOf(next++) : device::Fifo{});
+        const bool isConnected = carries(fifo.protocol);
+        fifos.push_back(isConnected ? memory_.fifoOf(next) : device::Fifo{});
+        ports_.push_back(isConnected ? ports[next++] : "");
       }
     }
     return fifos;
   }
+  std::string portOf(size_t fifo) const override { return ports_[fifo]; }
 
  private:
   NetworkTransport& transport_;
   const ConnectionGroup group_;
   const NetworkGroup ends_;
   const FifoMemory& memory_;
+  std::vector<std::string> ports_;
 };
 
 NetworkTransport::NetworkTransport(const TransportContext& context)

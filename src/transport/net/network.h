@@ -26,6 +26,7 @@ struct NetworkGroup {
 struct NetworkConnection {
   std::unique_ptr<Stream> stream;
   std::string name;  // "to 192.0.2.1:80 over eth0"
+  std::string port;  // of this host: "eth0"
 };
 
 // A network as one communicator uses it: makes a connection for each FIFO. Functions are called by

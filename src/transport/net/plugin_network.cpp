@@ -186,7 +186,7 @@ std::vector<NetworkConnection> PluginNetwork::connect(const NetworkGroup& group,
       const std::string how = registerSlots(group, fifo, sender, region);
       connections[fifo] = {
           std::make_unique<PluginSendStream>(net_, sender, group.memory->streamOf(fifo), region),
-          nameOf(port) + how};
+          nameOf(port) + how, factsOf(port).name};
     }
     return done;
   });
@@ -210,7 +210,7 @@ std::vector<NetworkConnection> PluginNetwork::accept(const NetworkGroup& group) 
     const StreamMemory memory = group.memory->streamOf(fifo);
     connections.push_back({std::make_unique<PluginReceiveStream>(
                                net_, receiver, memory.onDevice && flushes(port), memory, region),
-                           nameOf(port) + how});
+                           nameOf(port) + how, factsOf(port).name});
   }
   return connections;
 }

@@ -74,7 +74,7 @@ class SocketNetwork final : public Network {
   Socket call(const SocketOffer& offer, int peer, uint64_t group, uint32_t fifo, uint32_t socket);
   Socket waitFor(const NetworkGroup& group, uint32_t fifo, uint32_t socket,
                  const bootstrap::Wait& wait);
-  std::string nameOf(const Socket& socket) const;
+  std::string interfaceOf(const Socket& socket) const;
 
   const TransportContext& context_;
   const std::vector<bootstrap::NetworkInterface> interfaces_ = bootstrap::listInterfaces();
@@ -120,12 +120,11 @@ std::vector<std::byte> SocketNetwork::listen(const NetworkGroup&) {
 }
 
 // By the address of this rank, as routes decide which interface is used.
-std::string SocketNetwork::nameOf(const Socket& socket) const {
+std::string SocketNetwork::interfaceOf(const Socket& socket) const {
   const bootstrap::Address own = socket.localAddress();
   const auto interface = std::ranges::find_if(
       interfaces_, [&](const auto& candidate) { return candidate.address.sameHostPart(own); });
-  return fmt::format("to {} over {}", socket.peerAddress().text(),
-                     interface == interfaces_.end() ? own.text() : interface->name);
+  return interface == interfaces_.end() ? own.text() : interface->name;
 }
 
 std::function<bool()> SocketNetwork::givesUp() const {
@@ -170,6 +169,10 @@ uint32_t lanesOf(const StreamMemory& memory, const LaneCounts& lanes) {
   return memory.protocol == device::Protocol::ll ? 0 : lanes.sockets;
 }
 
+std::string nameOf(const Socket& socket, const std::string& port) {
+  return fmt::format("to {} over {}", socket.peerAddress().text(), port);
+}
+
 // Over which of the receiver's ports a FIFO is connected.
 size_t portOf(const NetworkGroup& group, size_t fifo, size_t ports) {
   return static_cast<size_t>(group.channels[fifo]) % ports;
@@ -210,10 +213,10 @@ std::vector<NetworkConnection> SocketNetwork::connect(const NetworkGroup& group,
     for (uint32_t i = 1; i <= lanesOf(group.memory->streamOf(fifo), offer.lanes); i++) {
       sockets.lanes.push_back(call(offer, group.peer, group.tag, fifo, i));
     }
-    std::string name = nameOf(sockets.first);
+    std::string port = interfaceOf(sockets.first), name = nameOf(sockets.first, port);
     connections.push_back(
         {std::make_unique<SendStream>(std::move(sockets), group.memory->streamOf(fifo)),
-         std::move(name)});
+         std::move(name), std::move(port)});
   }
   return connections;
 }
@@ -245,10 +248,10 @@ std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) 
     for (uint32_t i = 1; i <= lanesOf(group.memory->streamOf(fifo), lanes); i++) {
       sockets.lanes.push_back(waitFor(group, fifo, i, wait));
     }
-    std::string name = nameOf(sockets.first);
+    std::string port = interfaceOf(sockets.first), name = nameOf(sockets.first, port);
     connections.push_back(
         {std::make_unique<ReceiveStream>(std::move(sockets), group.memory->streamOf(fifo)),
-         std::move(name)});
+         std::move(name), std::move(port)});
   }
   return connections;
 }

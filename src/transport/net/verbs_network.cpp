@@ -224,8 +224,10 @@ void VerbsNetwork::check(const NetworkGroup& group, size_t fifo,
 NetworkConnection VerbsNetwork::connectionOf(std::unique_ptr<VerbsStream> stream,
                                              const VerbsPort& port, const VerbsEndpoint& remote,
                                              const std::string& how) {
-  return {std::move(stream), fmt::format("through port {} ({}) to port {}{}", port.name(),
-                                         nameOfLinks(port.isEthernet()), remote.port.data(), how)};
+  return {std::move(stream),
+          fmt::format("through port {} ({}) to port {}{}", port.name(),
+                      nameOfLinks(port.isEthernet()), remote.port.data(), how),
+          port.name()};
 }
 
 std::unique_ptr<Network> VerbsDriver::makeNetwork(const TransportContext& context) const {
