@@ -14,6 +14,8 @@
 namespace unisono::bootstrap {
 namespace {
 
+constexpr size_t kMostInterfaces = 16;
+
 struct Filter {
   bool exclude = false;
   bool exact = false;
@@ -49,6 +51,7 @@ int preference(const NetworkInterface& interface) {
   if (interface.name.starts_with("ib")) return 0;
   if (interface.loopback || interface.name.starts_with("lo")) return 3;
   if (interface.name.starts_with("docker")) return 2;
+  if (interface.name.starts_with("virbr")) return 4;
   return 1;
 }
 
@@ -110,11 +113,12 @@ const NetworkInterface& chooseInterface(const std::vector<NetworkInterface>& int
 
 std::vector<NetworkInterface> chooseInterfaces(const std::vector<NetworkInterface>& interfaces,
                                                std::string_view filterText, AddressFamily family) {
-  if (Filter(filterText).ranks()) return {chooseInterface(interfaces, filterText, family)};
-  std::vector<NetworkInterface> chosen;
   const Filter filter(filterText);
+  const NetworkInterface& best = chooseInterface(interfaces, filterText, family);
+  std::vector<NetworkInterface> chosen;
   for (const NetworkInterface& interface : interfaces) {
     if (!interface.up || !filter.accepts(interface.name)) continue;
+    if (filter.ranks() && preference(interface) != preference(best)) continue;
     if (family != AddressFamily::any && interface.address.family != family) continue;
     const auto known = std::find_if(chosen.begin(), chosen.end(), [&](const auto& other) {
       return other.name == interface.name;
@@ -125,8 +129,10 @@ std::vector<NetworkInterface> chooseInterfaces(const std::vector<NetworkInterfac
       *known = interface;
     }
   }
-  // Throws.
-  if (chosen.empty()) static_cast<void>(chooseInterface(interfaces, filterText, family));
+  if (filter.ranks() && !best.address.isLinkLocal()) {
+    std::erase_if(chosen, [](const auto& each) { return each.address.isLinkLocal(); });
+  }
+  chosen.resize(std::min(chosen.size(), kMostInterfaces));
   return chosen;
 }
 

@@ -22,7 +22,7 @@ std::vector<NetworkInterface> listInterfaces();
 
 // Chooses where to listen, by the rules of NCCL_SOCKET_IFNAME (`filter`):
 //   empty       names starting with "ib" first, then any that is neither loopback nor docker*,
-//               then docker*, then loopback;
+//               then docker*, then loopback, then virbr*;
 //   "eth,ib"    names starting with one of the prefixes, in the order of the list of interfaces;
 //   "=eth0,ib0" names equal to one of these;
 //   "^eth"      as empty, but without names starting with a prefix;
@@ -32,8 +32,10 @@ std::vector<NetworkInterface> listInterfaces();
 const NetworkInterface& chooseInterface(const std::vector<NetworkInterface>& interfaces,
                                         std::string_view filter, AddressFamily family);
 
-// Where data are exchanged: all interfaces that a list without ^ names, each with one address of it
-// and in the order of `interfaces`, or else the one that chooseInterface() returns.
+// Where data are exchanged: all interfaces that a list without ^ names, or else all that
+// chooseInterface() prefers to the others, without those that have nothing but a link-local
+// address where some have more. Each with one address, in the order of `interfaces`, at most 16 as
+// with NCCL.
 std::vector<NetworkInterface> chooseInterfaces(const std::vector<NetworkInterface>& interfaces,
                                                std::string_view filter, AddressFamily family);
 

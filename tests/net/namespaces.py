@@ -92,7 +92,7 @@ class Rank:
         environment = dict(os.environ, NCCL_HOSTID=f"host{rank}", NCCL_NET="Socket",
                            NCCL_COMM_ID=network.root(), NCCL_SOCKET_IFNAME="veth",
                            UNISONO_NETWORK_TIMEOUT=str(TIMEOUT), UNISONO_BACKEND="host",
-                           UNISONO_HOST_DEVICES="1", **settings)
+                           UNISONO_HOST_DEVICES="1") | settings
         self.process = subprocess.Popen(
             ["ip", "netns", "exec", f"host{rank % network.hosts}", NET_RANK, str(rank), str(ranks),
              str(seconds)], env=environment, stdout=subprocess.PIPE, text=True)
@@ -251,6 +251,10 @@ CASES = {
     "four hosts, several sockets": lambda n: healthy(n, 4, settings=LANES),
     "IPv6": lambda n: healthy(n, 2, ipv6=True),
     "two interfaces": lambda n: healthy(n, 2, planes=2, sockets_over=("10.0.0.2", "10.1.0.2")),
+    # No list; a host has the loopback as well.
+    "three interfaces that nobody lists": lambda n: healthy(
+        n, 2, planes=3, settings={"NCCL_SOCKET_IFNAME": "^docker", "NCCL_MIN_NCHANNELS": "3"},
+        sockets_over=("10.0.0.2", "10.1.0.2", "10.2.0.2")),
     "loss of 1 %": lambda n: healthy(n, 2, prepare=drop),
     "loss of 1 %, several sockets": lambda n: healthy(n, 4, prepare=drop, settings=LANES),
     "400 Mbit/s": lambda n: healthy(n, 2, prepare=limit),

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <latch>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "child_processes.h"
@@ -266,6 +267,40 @@ TEST(ProcessesWithShortQueues, FirstAllToAllOfManyRanks) {
     });
   });
   EXPECT_EQ(results, std::vector<int>({0}));
+}
+
+// Without a list, sockets use all interfaces but the loopback.
+TEST(ProcessesWithTwoInterfaces, UseBoth) {
+  const bool hasTool = std::system("ip -V >/dev/null 2>&1") == 0;
+  if (!hasTool || !canEnterNetworkNamespace()) {
+    GTEST_SKIP() << "NOT TESTED: needs ip(8) and the right to make network namespaces";
+  }
+  const std::string log = testing::TempDir() + "unisono_interfaces_" + std::to_string(::getpid());
+  const std::vector<int> results = runChildren(1, [&](int) {
+    if (::unshare(CLONE_NEWNET) != 0) throw std::runtime_error("unshare");
+    const int made = std::system(
+        "ip link set lo up && ip link add one type veth peer name two && "
+        "ip addr add 192.0.2.1/24 dev one && ip addr add 198.51.100.1/24 dev two && "
+        "ip link set one up && ip link set two up");
+    if (made != 0) throw std::runtime_error("ip");
+    ::setenv("NCCL_NET", "Socket", 1);
+    ::setenv("NCCL_DEBUG", "INFO", 1);
+    ::setenv("NCCL_DEBUG_FILE", log.c_str(), 1);
+    const Ranks ranks(2, 1);
+    Case call;
+    call.call = Call::allReduce;
+    call.count = 100'000;
+    runCase(ranks, call);
+  });
+  EXPECT_EQ(results, std::vector<int>({0}));
+  std::ostringstream text;
+  text << std::ifstream(log).rdbuf();
+  for (const char* part : {"sends to rank 1 to 192.0.2.1:", "sends to rank 1 to 198.51.100.1:",
+                           " over one", " over two", "sends to rank 0 to 198.51.100.1:"}) {
+    EXPECT_NE(text.str().find(part), std::string::npos) << part << "\n" << text.str();
+  }
+  EXPECT_EQ(text.str().find("127.0.0.1"), std::string::npos) << text.str();
+  ::unlink(log.c_str());
 }
 
 // What only one rank finds wrong, after all have joined, is told to the others.

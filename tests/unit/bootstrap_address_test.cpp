@@ -63,20 +63,34 @@ TEST(ChooseInterface, FilterForms) {
   EXPECT_EQ(chosen(kMachine, "^=ib,e"), "ib0 203.0.113.10:0") << "^= does not match by prefix";
 }
 
-TEST(ChooseInterfaces, TakesAllThatAListNamesAndElseOne) {
-  const auto all = [](const std::string& filter, AddressFamily family = AddressFamily::any) {
+TEST(ChooseInterfaces, TakesAllThatAListNamesAndElseThoseOfTheBestKind) {
+  std::vector<NetworkInterface> machine = kMachine;
+  const auto all = [&](const std::string& filter, AddressFamily family = AddressFamily::any) {
     std::string text;
-    for (const NetworkInterface& each : chooseInterfaces(kMachine, filter, family)) {
+    for (const NetworkInterface& each : chooseInterfaces(machine, filter, family)) {
       text += (text.empty() ? "" : ", ") + each.name + " " + each.address.text();
     }
     return text;
   };
   EXPECT_EQ(all(""), "ib0 203.0.113.10:0");
-  EXPECT_EQ(all("^ib"), "eth0 192.0.2.10:0");
+  EXPECT_EQ(all("^ib"), "eth0 192.0.2.10:0, eth1 198.51.100.10:0, eth10 [2001:db8::20]:0");
+  EXPECT_EQ(all("^ib", AddressFamily::ipv4), "eth0 192.0.2.10:0, eth1 198.51.100.10:0");
+  EXPECT_EQ(all("^=ib0,eth1", AddressFamily::ipv4), "eth0 192.0.2.10:0");
+  EXPECT_EQ(all("^ib,eth"), "docker0 172.17.0.1:0");
+  EXPECT_EQ(all("^ib,eth,docker"), "lo 127.0.0.1:0");
   EXPECT_EQ(all("=ib0,eth1"), "eth1 198.51.100.10:0, ib0 203.0.113.10:0");
   EXPECT_EQ(all("eth"), "eth0 192.0.2.10:0, eth1 198.51.100.10:0, eth10 [2001:db8::20]:0");
   EXPECT_EQ(all("eth", AddressFamily::ipv6), "eth0 [2001:db8::10]:0, eth10 [2001:db8::20]:0");
   EXPECT_THROW(all("wlan"), Error);
+  // As those of containers on their host.
+  machine.push_back(interface("veth1", "[fe80::20]", 9));
+  machine.push_back(interface("virbr0", "192.0.2.99"));
+  EXPECT_EQ(all("^ib,eth1"), "eth0 192.0.2.10:0");
+  EXPECT_EQ(all("veth").substr(0, 15), "veth1 [fe80::20");
+  EXPECT_EQ(all("^ib,eth").substr(0, 15), "veth1 [fe80::20");
+  EXPECT_EQ(all("^ib,eth,docker,lo,veth"), "virbr0 192.0.2.99:0");
+  for (int i = 0; i < 40; i++) machine.push_back(interface("en" + std::to_string(i), "192.0.2.1"));
+  EXPECT_EQ(chooseInterfaces(machine, "en", AddressFamily::any).size(), 16u);
 }
 
 TEST(ChooseInterface, LinkLocalIsTheLastResort) {

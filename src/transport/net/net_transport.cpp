@@ -175,12 +175,15 @@ std::vector<NetworkConnection> NetworkTransport::connect(const NetworkGroup& gro
 
 }  // namespace
 
-int choosePort(const TransportContext& context, const std::vector<plugin::NetPort>& ports,
-               int channel, uint32_t slotBytes) {
+size_t portOfChannel(const TransportContext& context, size_t ports, int channel) {
   const auto number = static_cast<size_t>(channel);
   const std::vector<int>& chosen = context.options.ports;
-  const size_t place =
-      chosen.empty() ? number % ports.size() : static_cast<size_t>(chosen[number % chosen.size()]);
+  return chosen.empty() ? number % ports : static_cast<size_t>(chosen[number % chosen.size()]);
+}
+
+int choosePort(const TransportContext& context, const std::vector<plugin::NetPort>& ports,
+               int channel, uint32_t slotBytes) {
+  const size_t place = portOfChannel(context, ports.size(), channel);
   const plugin::NetPort& port = ports[place];
   if (slotBytes > port.messageBytes) {
     throw invalidUsage("Slots have {} bytes, and messages through device {} of {} at most {}",

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "bootstrap/interfaces.h"
 #include "plugin/net.h"
 #include "transport/net/fifo_memory.h"
 #include "transport/net/stream.h"
@@ -44,13 +45,15 @@ class Network {
   virtual std::vector<NetworkConnection> accept(const NetworkGroup& group) = 0;
 };
 
-// TCP, over the interface of the settings.
-std::unique_ptr<Network> makeSocketNetwork(const TransportContext& context);
+// TCP. `interfaces` are what TransportOptions::ports numbers; empty: those of the settings.
+std::unique_ptr<Network> makeSocketNetwork(
+    const TransportContext& context, const std::vector<bootstrap::NetworkInterface>& interfaces);
 std::unique_ptr<Network> makePluginNetwork(const TransportContext& context,
                                            std::shared_ptr<const plugin::Net> net);
 
-// The port, of those that the network has, that this rank uses for a FIFO of a channel. Throws
-// Error(invalidUsage) if its messages are smaller than slots.
+// The number of the port, of `ports`, that this rank uses for a channel.
+size_t portOfChannel(const TransportContext& context, size_t ports, int channel);
+// The same for a FIFO. Throws Error(invalidUsage) if the port's messages are smaller than slots.
 int choosePort(const TransportContext& context, const std::vector<plugin::NetPort>& ports,
                int channel, uint32_t slotBytes);
 

@@ -3,10 +3,15 @@
 
 #include <strings.h>
 
+#include <filesystem>
+#include <fstream>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "bootstrap/interfaces.h"
+#include "runtime/runtime.h"
 #include "transport/net/verbs_driver.h"
 
 namespace unisono::transport {
@@ -14,11 +19,61 @@ namespace {
 
 class SocketDriver final : public NetworkDriver {
  public:
-  std::string name() const override { return "Socket"; }
-  std::unique_ptr<Network> makeNetwork(const TransportContext& context) const override {
-    return makeSocketNetwork(context);
+  explicit SocketDriver(std::vector<bootstrap::NetworkInterface> interfaces)
+      : interfaces_(std::move(interfaces)) {
+    for (const bootstrap::NetworkInterface& interface : interfaces_) {
+      ports_.push_back(portOf(interface.name, ports_.size()));
+    }
   }
+  std::string name() const override { return "Socket"; }
+  std::optional<std::vector<plugin::NetPort>> ports() const override {
+    if (ports_.empty()) return std::nullopt;
+    return ports_;
+  }
+  std::unique_ptr<Network> makeNetwork(const TransportContext& context) const override {
+    return makeSocketNetwork(context, interfaces_);
+  }
+
+ private:
+  static plugin::NetPort portOf(const std::string& name, size_t number);
+
+  const std::vector<bootstrap::NetworkInterface> interfaces_;
+  std::vector<plugin::NetPort> ports_;
 };
+
+// With the numbers of NCCL, which takes an interface without a speed for one of 10 Gbit/s.
+plugin::NetPort SocketDriver::portOf(const std::string& name, size_t number) {
+  const std::filesystem::path folder = std::filesystem::path("/sys/class/net") / name;
+  plugin::NetPort port;
+  port.name = name;
+  std::error_code error;
+  const auto device = std::filesystem::canonical(folder / "device", error);
+  if (!error) port.pciPath = device.string();
+  port.guid = number;
+  std::ifstream(folder / "speed") >> port.megabits;
+  if (port.megabits <= 0) port.megabits = 10'000;
+  port.connections = 65'536;
+  port.messageBytes = port.collectiveBytes = std::numeric_limits<size_t>::max();
+  return port;
+}
+
+// The interfaces that the search for channels chooses from. None where there is no choice, and
+// where it would make no sense: a simulated machine has ports of its own.
+std::vector<bootstrap::NetworkInterface> interfacesOfSearch(const Settings& settings,
+                                                            bool isNamed) {
+  const bool isSimulated = runtime::Runtime::get().backend() == runtime::Backend::host;
+  if (isSimulated && (!isNamed || !settings.hostTopologyFile.empty())) return {};
+  try {
+    auto interfaces =
+        bootstrap::chooseInterfaces(bootstrap::listInterfaces(), settings.socketInterface,
+                                    bootstrap::parseFamily(settings.socketFamily));
+    if (interfaces.size() == 1) interfaces.clear();
+    return interfaces;
+  } catch (const Error& error) {
+    logInfo("Sockets cannot be used: {}", error.what());  // an error once they have to be
+    return {};
+  }
+}
 
 class PluginDriver final : public NetworkDriver {
  public:
@@ -54,7 +109,7 @@ std::shared_ptr<const NetworkDriver> openNetwork(const Settings& settings, const
     }
     logInfo("InfiniBand and RoCE are not used: {}", problem);
   }
-  return std::make_shared<SocketDriver>();
+  return std::make_shared<SocketDriver>(interfacesOfSearch(settings, !name.empty()));
 }
 
 }  // namespace unisono::transport

@@ -25,7 +25,8 @@ class NetworkDriver {
   virtual std::string name() const = 0;
   // Whether simulated hosts of one machine use it although the user has not named it.
   virtual bool joinsSimulatedHosts() const { return false; }
-  // What TransportOptions::ports numbers; nothing: the interfaces that the machine has.
+  // What TransportOptions::ports numbers; nothing: the topology has the ports of the machine, and
+  // channels take what the network has in turn.
   virtual std::optional<std::vector<plugin::NetPort>> ports() const { return std::nullopt; }
   // Opens its CollNet plug-in; null without one.
   virtual std::shared_ptr<const plugin::CollNet> openCollNet() const { return nullptr; }

@@ -23,7 +23,7 @@ namespace {
 using bootstrap::Socket;
 using Clock = std::chrono::steady_clock;
 
-// Where the receiver of a group listens: as many as it has ports.
+// Where the receiver of a group listens for a FIFO: the receiver chooses the port.
 struct SocketOffer {
   bootstrap::Address address;
   bootstrap::Secret secret;
@@ -43,7 +43,8 @@ struct Hello {
 
 class SocketNetwork final : public Network {
  public:
-  explicit SocketNetwork(const TransportContext& context);
+  SocketNetwork(const TransportContext& context,
+                const std::vector<bootstrap::NetworkInterface>& interfaces);
 
   std::vector<std::byte> listen(const NetworkGroup& group) override;
   std::vector<NetworkConnection> connect(const NetworkGroup& group,
@@ -75,6 +76,7 @@ class SocketNetwork final : public Network {
   Socket waitFor(const NetworkGroup& group, uint32_t fifo, uint32_t socket,
                  const bootstrap::Wait& wait);
   std::string interfaceOf(const Socket& socket) const;
+  const Port& portOfFifo(const NetworkGroup& group, size_t fifo) const;
 
   const TransportContext& context_;
   const std::vector<bootstrap::NetworkInterface> interfaces_ = bootstrap::listInterfaces();
@@ -91,10 +93,15 @@ std::string vendorOf(const std::string& interface) {
   return vendor;
 }
 
-SocketNetwork::SocketNetwork(const TransportContext& context) : context_(context) {
+SocketNetwork::SocketNetwork(const TransportContext& context,
+                             const std::vector<bootstrap::NetworkInterface>& interfaces)
+    : context_(context) {
   const TransportOptions& options = context.options;
-  for (const bootstrap::NetworkInterface& interface : bootstrap::chooseInterfaces(
-           interfaces_, options.socketInterface, bootstrap::parseFamily(options.socketFamily))) {
+  for (const bootstrap::NetworkInterface& interface :
+       interfaces.empty()
+           ? bootstrap::chooseInterfaces(interfaces_, options.socketInterface,
+                                         bootstrap::parseFamily(options.socketFamily))
+           : interfaces) {
     Port& port = ports_.emplace_back();
     port.interface = interface;
     port.listener =
@@ -109,9 +116,14 @@ SocketNetwork::SocketNetwork(const TransportContext& context) : context_(context
   }
 }
 
-std::vector<std::byte> SocketNetwork::listen(const NetworkGroup&) {
+const SocketNetwork::Port& SocketNetwork::portOfFifo(const NetworkGroup& group, size_t fifo) const {
+  return ports_[portOfChannel(context_, ports_.size(), group.channels[fifo])];
+}
+
+std::vector<std::byte> SocketNetwork::listen(const NetworkGroup& group) {
   std::vector<std::byte> offers;
-  for (const Port& port : ports_) {
+  for (size_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
+    const Port& port = portOfFifo(group, fifo);
     const SocketOffer offer{port.listener.address(), secret_, port.lanes};
     const auto bytes = std::as_bytes(std::span(&offer, 1));
     offers.insert(offers.end(), bytes.begin(), bytes.end());
@@ -173,11 +185,6 @@ std::string nameOf(const Socket& socket, const std::string& port) {
   return fmt::format("to {} over {}", socket.peerAddress().text(), port);
 }
 
-// Over which of the receiver's ports a FIFO is connected.
-size_t portOf(const NetworkGroup& group, size_t fifo, size_t ports) {
-  return static_cast<size_t>(group.channels[fifo]) % ports;
-}
-
 // Makes one socket of a connection.
 Socket SocketNetwork::call(const SocketOffer& offer, int peer, uint64_t group, uint32_t fifo,
                            uint32_t socket) {
@@ -199,13 +206,13 @@ Socket SocketNetwork::call(const SocketOffer& offer, int peer, uint64_t group, u
 std::vector<NetworkConnection> SocketNetwork::connect(const NetworkGroup& group,
                                                       std::span<const std::byte> bytes) {
   std::vector<SocketOffer> offers(bytes.size() / sizeof(SocketOffer));
-  if (offers.empty() || bytes.size() % sizeof(SocketOffer) != 0) {
-    throw internalError("An offer has {} bytes", bytes.size());
+  if (bytes.size() != group.memory->fifos() * sizeof(SocketOffer)) {
+    throw internalError("An offer of {} FIFOs has {} bytes", group.memory->fifos(), bytes.size());
   }
   std::memcpy(offers.data(), bytes.data(), bytes.size());
   std::vector<NetworkConnection> connections;
   for (uint32_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
-    const SocketOffer& offer = offers[portOf(group, fifo, offers.size())];
+    const SocketOffer& offer = offers[fifo];
     StreamSockets sockets{call(offer, group.peer, group.tag, fifo, 0),
                           {},
                           offer.lanes.threads,
@@ -242,7 +249,7 @@ std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) 
   const bootstrap::Wait wait(context_.options.timeout, aborted);
   std::vector<NetworkConnection> connections;
   for (uint32_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
-    const LaneCounts& lanes = ports_[portOf(group, fifo, ports_.size())].lanes;
+    const LaneCounts& lanes = portOfFifo(group, fifo).lanes;
     StreamSockets sockets{
         waitFor(group, fifo, 0, wait), {}, lanes.threads, context_.options.networkTimeout};
     for (uint32_t i = 1; i <= lanesOf(group.memory->streamOf(fifo), lanes); i++) {
@@ -295,8 +302,9 @@ bool SocketNetwork::readHello(Caller& caller) {
 
 }  // namespace
 
-std::unique_ptr<Network> makeSocketNetwork(const TransportContext& context) {
-  return std::make_unique<SocketNetwork>(context);
+std::unique_ptr<Network> makeSocketNetwork(
+    const TransportContext& context, const std::vector<bootstrap::NetworkInterface>& interfaces) {
+  return std::make_unique<SocketNetwork>(context, interfaces);
 }
 
 }  // namespace unisono::transport
