@@ -295,6 +295,8 @@ constexpr Row kRows[] = {
     {"NCCL_NVB_DISABLE", Flag{&S::nvbDisable}, "0",
      "disable NVLink paths through an intermediate GPU"},
     {"NCCL_SHM_DISABLE", Flag{&S::shmDisable}, "0", "disable shared host memory between processes"},
+    {"NCCL_SHM_LOCALITY", Number{&S::shmLocality, 1, 2}, "2",
+     "whose CPU's memory holds what ranks exchange through host memory: 1 sender, 2 receiver"},
     {"NCCL_NET_GDR_LEVEL", Choice{&S::gdrLevel, kPathTypes, kNumberedPathTypes}, "by platform",
      "longest type of path over which a NIC accesses GPU memory (GPUDirect RDMA)"},
     {"NCCL_NET_GDR_READ", OptionalFlag{&S::gdrRead}, "by GPU",
@@ -507,14 +509,22 @@ const Configuration& configuration() {
   return *files;
 }
 
-// The text that is set for `row`, "" if none is. A variable that is set but empty hides the one in
+// The text that is set for `name`, "" if none is. A variable that is set but empty hides the one in
 // a configuration file, as in NCCL.
-std::string textOf(const Row& row) {
-  if (std::getenv(row.name) != nullptr) return environmentText(row.name);
+std::string textOf(const char* name) {
+  if (std::getenv(name) != nullptr) return environmentText(name);
   const auto& values = configuration().values;
-  const auto found = values.find(row.name);
+  const auto found = values.find(name);
   return found == values.end() ? "" : found->second;
 }
+
+// Settings of NCCL without effect here that a user would miss.
+constexpr struct {
+  const char *name, *instead;
+} kUnsupported[] = {
+    {"NCCL_SHM_USE_CUDA_MEMCPY", "kernels copy data through memory of the host, not copy engines"},
+    {"NCCL_SHM_MEMCPY_MODE", "kernels copy data through memory of the host, not copy engines"},
+};
 
 bool isKnown(std::string_view name) {
   return std::any_of(std::begin(kRows), std::end(kRows),
@@ -534,6 +544,15 @@ void warnAboutUnknownNames() {
   for (const auto& [name, value] : configuration().values) check(name);
 }
 
+void warnAboutUnsupportedSettings() {
+  for (const auto& [name, instead] : kUnsupported) {
+    const std::string text = textOf(name);
+    if (!text.empty() && text != "0") {
+      warnOnce(fmt::format("{}={} has no effect: {}", name, text, instead));
+    }
+  }
+}
+
 void parse(const Row& row, const std::string& text, Settings& settings) {
   const std::string used = std::visit(Parser(settings, text), row.type);
   if (used.empty()) return;
@@ -551,9 +570,10 @@ void parse(const Row& row, const std::string& text, Settings& settings) {
 Settings settingsFromEnvironment() {
   for (const std::string& problem : configuration().problems) warnOnce(problem);
   warnAboutUnknownNames();
+  warnAboutUnsupportedSettings();
   Settings settings;
   for (const Row& row : kRows) {
-    const std::string text = textOf(row);
+    const std::string text = textOf(row.name);
     if (!text.empty()) parse(row, text, settings);
   }
   return settings;
@@ -563,7 +583,7 @@ Settings debugSettings() {
   Settings settings;
   for (const Row& row : kRows) {
     if (std::string_view(row.name).starts_with("NCCL_DEBUG")) {
-      const std::string text = textOf(row);
+      const std::string text = textOf(row.name);
       if (!text.empty()) std::visit(Parser(settings, text), row.type);
     }
   }

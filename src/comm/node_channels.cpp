@@ -201,7 +201,9 @@ std::optional<transport::PeerLink> linkOf(const DevicePair& pair, const Settings
   if (*chosen != transport::TransportKind::peer) {
     logInfo("ranks {} and {} exchange data through {}: no peer-to-peer access, as {}", a, b,
             transport::nameOf(*chosen), peer.reason);
-    return transport::PeerLink{.atomics = false, .transport = *chosen};
+    const bool atSender =
+        *chosen == transport::TransportKind::hostMemory && settings.shmLocality == 1;
+    return transport::PeerLink{.read = atSender, .atomics = false, .transport = *chosen};
   }
   if (!peer.read && peer.through < 0 && peer.nvlink) return std::nullopt;
   const int through =

@@ -167,7 +167,7 @@ enum Axis : int {
   rootAxis,
   offsetAxis,
   jointAxis,
-  hostMemoryAxis,  // whether the ranks of a node have no access to each other's memory
+  hostMemoryAxis,  // between the ranks of a node: 0 none, 1 of the receiver, 2 of the sender
   kAxes
 };
 
@@ -205,7 +205,7 @@ test::Space makeSpace() {
                  kRoots,
                  static_cast<int>(std::size(kOffsets)),
                  static_cast<int>(std::size(kJoints)),
-                 2};
+                 3};
   space.fits = [](int axisA, int valueA, int axisB, int valueB) {
     if (axisA > axisB) {
       std::swap(axisA, axisB);
@@ -333,7 +333,9 @@ std::string shapeText(const test::Point& point) {
        << " ranks, slots of " << kSlotBytes[at(point, bufferAxis)] << " bytes, "
        << kChannels[at(point, channelAxis)] << " channels (0: default), nodes joined by "
        << jointOf(point).name
-       << (at(point, hostMemoryAxis) == 1 ? ", ranks of a node by memory of the host" : "");
+       << (at(point, hostMemoryAxis) == 0   ? ""
+           : at(point, hostMemoryAxis) == 1 ? ", ranks of a node by memory of the receiver's host"
+                                            : ", ranks of a node by memory of the sender's host");
   return text.str();
 }
 
@@ -363,7 +365,8 @@ class Shape {
       set("NCCL_NET", joint.network);
       if (joint.plugin > 0) set("NCCL_NET_PLUGIN", testing::fakeNetPath(joint.plugin));
     }
-    if (at(point, hostMemoryAxis) == 1) set("NCCL_P2P_DISABLE", "1");
+    if (at(point, hostMemoryAxis) != 0) set("NCCL_P2P_DISABLE", "1");
+    if (at(point, hostMemoryAxis) == 2) set("NCCL_SHM_LOCALITY", "1");
     if (const uint32_t slot = kSlotBytes[at(point, bufferAxis)]; slot != 0) {
       for (const char* name : {"NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE"}) {
         set(name, std::to_string(slot * kSlots));

@@ -24,7 +24,7 @@
 namespace unisono::system_test {
 namespace {
 
-enum class Between { peers, nodes, hostMemory, sockets, socketsOfOneHost };
+enum class Between { peers, nodes, hostMemory, hostMemoryOfSender, sockets, socketsOfOneHost };
 
 struct Layout {
   int processes;
@@ -41,6 +41,10 @@ bool mapsHostMemory() {
     if (line.find("memfd:unisono-host-memory") != std::string::npos) return true;
   }
   return false;
+}
+
+bool usesHostMemory(const Layout& layout) {
+  return layout.between == Between::hostMemory || layout.between == Between::hostMemoryOfSender;
 }
 
 bool usesNetwork(const Layout& layout) {
@@ -101,7 +105,7 @@ void runRanks(const Layout& layout, int process, const ncclUniqueId& id) {
         buffers.verify();
       }
     }
-    EXPECT_EQ(mapsHostMemory(), layout.between == Between::hostMemory);
+    EXPECT_EQ(mapsHostMemory(), usesHostMemory(layout));
     EXPECT_EQ(hasProxy(), usesNetwork(layout));
     ncclComm_t child = nullptr;
     check(ncclCommSplit(member.comm, rank % 2, -rank, &child, nullptr));
@@ -126,7 +130,8 @@ TEST_P(Processes, EveryCall) {
     if (layout.between == Between::nodes) {
       ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
     }
-    if (layout.between == Between::hostMemory) ::setenv("NCCL_P2P_DISABLE", "1", 1);
+    if (usesHostMemory(layout)) ::setenv("NCCL_P2P_DISABLE", "1", 1);
+    if (layout.between == Between::hostMemoryOfSender) ::setenv("NCCL_SHM_LOCALITY", "1", 1);
     if (layout.between == Between::sockets) setSockets(process);
     if (layout.between == Between::socketsOfOneHost) {
       ::setenv("NCCL_P2P_DISABLE", "1", 1);
@@ -148,21 +153,24 @@ TEST_P(Processes, EveryCall) {
 }
 
 std::string nameOf(const ::testing::TestParamInfo<Layout>& test) {
-  constexpr const char* kNames[] = {"", "Nodes", "HostMemory", "Sockets", "SocketsOfOneHost"};
+  constexpr const char* kNames[] = {
+      "", "Nodes", "HostMemory", "HostMemoryOfSender", "Sockets", "SocketsOfOneHost"};
   return std::to_string(test.param.processes) + "x" + std::to_string(test.param.ranksEach) +
          kNames[static_cast<int>(test.param.between)] + test.param.algorithm + test.param.protocol;
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, Processes,
-    ::testing::Values(
-        Layout{2, 1, Between::peers}, Layout{3, 1, Between::peers}, Layout{4, 1, Between::peers},
-        Layout{2, 2, Between::peers}, Layout{4, 2, Between::peers}, Layout{2, 2, Between::nodes},
-        Layout{4, 1, Between::nodes}, Layout{2, 1, Between::hostMemory},
-        Layout{3, 2, Between::hostMemory}, Layout{3, 1, Between::hostMemory, "tree", "Simple"},
-        Layout{2, 1, Between::hostMemory, "ring", "LL"}, Layout{2, 1, Between::sockets},
-        Layout{2, 2, Between::sockets}, Layout{3, 1, Between::sockets, "tree", "Simple"},
-        Layout{2, 1, Between::socketsOfOneHost}),
+    ::testing::Values(Layout{2, 1, Between::peers}, Layout{3, 1, Between::peers},
+                      Layout{4, 1, Between::peers}, Layout{2, 2, Between::peers},
+                      Layout{4, 2, Between::peers}, Layout{2, 2, Between::nodes},
+                      Layout{4, 1, Between::nodes}, Layout{2, 1, Between::hostMemory},
+                      Layout{3, 2, Between::hostMemory}, Layout{3, 2, Between::hostMemoryOfSender},
+                      Layout{3, 1, Between::hostMemory, "tree", "Simple"},
+                      Layout{2, 1, Between::hostMemory, "ring", "LL"},
+                      Layout{2, 1, Between::sockets}, Layout{2, 2, Between::sockets},
+                      Layout{3, 1, Between::sockets, "tree", "Simple"},
+                      Layout{2, 1, Between::socketsOfOneHost}),
     nameOf);
 
 // With buffers that the other process has mapped.

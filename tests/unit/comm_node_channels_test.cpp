@@ -234,12 +234,15 @@ TEST(NodeChannels, RanksWithoutPeerAccessShareHostMemory) {
     ASSERT_EQ(links.size(), 1u);
     const transport::PeerLink link = links.at({0, 1});
     EXPECT_EQ(link.transport, transport::TransportKind::hostMemory);
-    EXPECT_FALSE(link.read || link.through >= 0 || link.atomics);
+    EXPECT_EQ(link.read, settings.shmLocality == 1);
+    EXPECT_FALSE(link.through >= 0 || link.atomics);
   };
   settings.p2pDisable = true;
   expectHostMemory();
   settings.p2pDisable = false;
   settings.p2pLevel = "LOC";
+  expectHostMemory();
+  settings.shmLocality = 1;
   expectHostMemory();
   settings.p2pLevel = "NVL";
   EXPECT_TRUE(findPlace(ranks, hostsOf(ranks), 0, settings).links.empty());
