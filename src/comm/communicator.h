@@ -209,6 +209,7 @@ class Communicator {
   std::unique_ptr<runtime::Event> lastLaunch_;  // recorded after it: its stream may be gone by now
   std::atomic<bool> captures_{false};           // captured_ for other threads
   std::unique_ptr<transport::DeviceTables> tables_;
+  std::atomic<uint64_t> connectionBytes_{0};  // see TransportOptions::deviceBytes
   std::unique_ptr<transport::Connector> connector_;
   // What the last three are made from, and the memory that stays when they are gone.
   std::shared_ptr<const std::vector<transport::PeerPlace>> peerPlaces_;

@@ -408,6 +408,7 @@ transport::TransportOptions Communicator::transportOptions() {
   options.dmaBuf = settings_.dmaBuf && runtime_.supportsDmaBuf(device_);
   options.reducer = reducer_;
   options.verifiesLinks = settings_.verifyLinks;
+  options.deviceBytes = &connectionBytes_;
   return options;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -49,7 +50,7 @@ struct PeerPlace {
 // How two ranks exchange data (topology::checkPeer).
 struct PeerLink {
   // Of `peer`:
-  bool read = false;    // the receiver pulls data out of the sender's memory
+  bool read = false;    // the receiver pulls data out of the sender's memory, or its host's
   int through = -1;     // the rank whose memory both use, as neither reaches the other's; -1: none
   bool atomics = true;  // kernels can make atomic operations on each other's memory
   TransportKind transport = TransportKind::peer;
@@ -91,6 +92,9 @@ struct TransportOptions {
   bool dmaBuf = true;                // of the settings
   std::shared_ptr<const ReducingDriver> reducer;  // null: no network reduces
   bool verifiesLinks = false;                     // whether LinkCheck looks at links
+  // Of the communicator: bytes of the device's memory that connections have besides its arena.
+  // Lives longer than these. Null: nobody counts them.
+  std::atomic<uint64_t>* deviceBytes = nullptr;
 };
 
 // All channels of one purpose from one rank to another. This rank is one of the two, or the one

@@ -18,6 +18,7 @@
 #include "device/work.h"
 #include "support/fake_net.h"
 #include "support/seed.h"
+#include "transport/net/fifo_memory.h"
 #include "transport/net/line_slot.h"
 #include "transport/net/plugin_stream.h"
 #include "transport/net/proxy.h"
@@ -466,15 +467,45 @@ TEST(Proxies, MoveDataWhileTheirClientsAreBusy) {
   proxy.remove(client);
 }
 
-// The cores of the proxies' threads, as the system words them, by the time of their start.
-std::vector<std::string> coresOfProxies() {
+// While data of another connection move all the time.
+TEST(Proxies, MoveDataOfConnectionsThatWereQuiet) {
+  End fromEnds[2], toEnds[2];
+  Proxy& proxy = Proxy::ofDevice(103);
+  const uint64_t client = proxy.add({[] { return false; }, [](const Error&) {}});
+  for (int i = 0; i < 2; i++) {
+    Sockets sockets = connected();
+    proxy.addStream(
+        client,
+        std::make_unique<SendStream>(StreamSockets{std::move(sockets.sender)}, fromEnds[i].memory()),
+        {0, {1}, "to b"});
+    proxy.addStream(client,
+                    std::make_unique<ReceiveStream>(StreamSockets{std::move(sockets.receiver)},
+                                                    toEnds[i].memory()),
+                    {0, {1}, "to a"});
+  }
+  const auto move = [&](int i, uint8_t value) {
+    const std::vector<std::byte> data(100, static_cast<std::byte>(value));
+    std::vector<std::byte> got(100);
+    ASSERT_TRUE(fromEnds[i].put(data));
+    while (!toEnds[i].take(got)) std::this_thread::yield();
+    EXPECT_EQ(got, data);
+  };
+  for (int round = 0; round < 5; round++) {
+    for (int i = 0; i < 300; i++) move(0, static_cast<uint8_t>(i));
+    move(1, static_cast<uint8_t>(round));
+  }
+  proxy.remove(client);
+}
+
+// The cores of the threads called `wanted`, as the system words them, by the time of their start.
+std::vector<std::string> coresOf(const std::string& wanted) {
   std::map<int, std::string> cores;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::ifstream status(task.path() / "status");
     std::string line, name;
     while (std::getline(status, line)) {
       if (line.starts_with("Name:\t")) name = line.substr(6);
-      if (name == "unisono-proxy" && line.starts_with("Cpus_allowed_list:\t")) {
+      if (name == wanted && line.starts_with("Cpus_allowed_list:\t")) {
         cores[std::stoi(task.path().filename())] = line.substr(19);
       }
     }
@@ -488,15 +519,46 @@ TEST(Proxies, StayOnTheCoresThatTheyAreGiven) {
   cpu_set_t own, after;
   ASSERT_EQ(::sched_getaffinity(0, sizeof(own), &own), 0);
   if (!CPU_ISSET(0, &own)) GTEST_SKIP() << "this process may not use core 0";
-  const size_t before = coresOfProxies().size();
+  const size_t before = coresOf("unisono-proxy").size();
   Proxy::ofDevice(101, "1", false);
   Proxy::ofDevice(102, "", false);
   ASSERT_EQ(::sched_getaffinity(0, sizeof(after), &after), 0);
   EXPECT_TRUE(CPU_EQUAL(&own, &after)) << "only the proxy moves";
   std::vector<std::string> cores;
-  while (cores.size() < before + 2) cores = coresOfProxies();  // a thread names itself
+  while (cores.size() < before + 2) cores = coresOf("unisono-proxy");  // a thread names itself
   EXPECT_EQ(cores[before], "0");
   EXPECT_EQ(cores[before + 1] == "0", CPU_COUNT(&own) == 1);
+}
+
+TEST(Lanes, KeepTheirThreadsOnTheCoresThatTheyAreGiven) {
+  cpu_set_t own, after;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(own), &own), 0);
+  if (!CPU_ISSET(0, &own)) GTEST_SKIP() << "this process may not use core 0";
+  End from(kLargeSlot);
+  auto [sender, receiver] = connected({2, 2});
+  sender.cores = "1";
+  const SendStream stream(std::move(sender), from.memory());
+  std::vector<std::string> cores;
+  while (cores.size() < 2) cores = coresOf("unisono-socket");  // a thread names itself
+  EXPECT_EQ(cores, std::vector<std::string>(2, "0"));
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(after), &after), 0);
+  EXPECT_TRUE(CPU_EQUAL(&own, &after)) << "only the threads move";
+}
+
+TEST(FifoMemories, CountWhatTheyHaveOnTheDevice) {
+  std::atomic<uint64_t> bytes{100};
+  {
+    const FifoMemory::Shape onDevice{4096, device::Protocol::simple, true};
+    FifoMemory memory(runtime::Runtime::get(), {onDevice, {4096}, onDevice}, 8, 0, &bytes);
+    EXPECT_GE(bytes, 100u + 2 * 8 * 4096);
+    memory.moveToHost(0);
+    EXPECT_GE(bytes, 100u + 2 * 8 * 4096) << "the memory of both is one";
+    memory.moveToHost(2);
+    EXPECT_EQ(bytes, 100u);
+    const FifoMemory second(runtime::Runtime::get(), {onDevice}, 8, 0, &bytes);
+    EXPECT_GT(bytes, 100u);
+  }
+  EXPECT_EQ(bytes, 100u);
 }
 
 // As an abort does. Helper threads are in the middle of pieces.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/math.h"
@@ -23,22 +25,25 @@ class FifoMemory {
     device::Protocol protocol = device::Protocol::simple;  // or LL
     bool onDevice = false;
   };
-  // `device`: where the slots of some FIFOs are.
+  // `device`: where the slots of some FIFOs are. Their bytes are added to `deviceBytes` while they
+  // are there, unless it is null.
   FifoMemory(runtime::Runtime& runtime, const std::vector<Shape>& fifos, uint32_t slots,
-             int device = -1)
+             int device = -1, std::atomic<uint64_t>* deviceBytes = nullptr)
       : runtime_(runtime), slots_(slots) {
-    size_t hostBytes = 0, deviceBytes = 0;
+    size_t hostBytes = 0, slotBytes = 0;
     for (const Shape& shape : fifos) {
       Place& place = places_.emplace_back();
       place.shape = shape;
       place.counters = hostBytes;
       hostBytes += kAlignment;
-      place.slots = shape.onDevice ? deviceBytes : hostBytes;
-      (shape.onDevice ? deviceBytes : hostBytes) += bytesOfSlots(places_.size() - 1);
+      place.slots = shape.onDevice ? slotBytes : hostBytes;
+      (shape.onDevice ? slotBytes : hostBytes) += bytesOfSlots(places_.size() - 1);
     }
     if (hostBytes > 0) host_ = runtime.allocatePinned(hostBytes);
-    if (deviceBytes == 0) return;
-    const auto memory = runtime.allocate(device, deviceBytes + kAlignment);
+    if (slotBytes == 0) return;
+    const auto counted = std::make_shared<CountedMemory>(
+        runtime.allocate(device, slotBytes + kAlignment), slotBytes + kAlignment, deviceBytes);
+    const std::shared_ptr<runtime::DeviceMemory> memory(counted, counted->memory.get());
     const auto begin = reinterpret_cast<uintptr_t>(memory->address());
     for (Place& place : places_) {
       if (!place.shape.onDevice) continue;
@@ -86,6 +91,21 @@ class FifoMemory {
  private:
   static constexpr size_t kAlignment = 4096;
 
+  struct CountedMemory {
+    CountedMemory(std::shared_ptr<runtime::DeviceMemory> counted, uint64_t size,
+                  std::atomic<uint64_t>* sum)
+        : memory(std::move(counted)), bytes(size), total(sum) {
+      if (total != nullptr) *total += bytes;
+    }
+    ~CountedMemory() {
+      if (total != nullptr) *total -= bytes;
+    }
+    CountedMemory(const CountedMemory&) = delete;
+
+    const std::shared_ptr<runtime::DeviceMemory> memory;
+    const uint64_t bytes;
+    std::atomic<uint64_t>* const total;
+  };
   struct Place {
     Shape shape{};
     size_t counters = 0, slots = 0;                 // where they begin in their memory

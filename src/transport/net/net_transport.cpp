@@ -49,7 +49,8 @@ std::unique_ptr<FifoMemory> memoryOf(const TransportContext& context,
       shapes.push_back({fifo.slotBytes, fifo.protocol, isOnDevice(context, group, channel, fifo)});
     }
   }
-  return std::make_unique<FifoMemory>(context.runtime, shapes, context.slots, context.own().device);
+  return std::make_unique<FifoMemory>(context.runtime, shapes, context.slots, context.own().device,
+                                      context.options.deviceBytes);
 }
 
 class NetworkTransport final : public Transport {

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/cpu_affinity.h"
 #include "base/math.h"
 #include "base/open_descriptor.h"
 #include "base/thread.h"
@@ -27,7 +28,8 @@ LaneCounts chooseLanes(int64_t threads, int64_t socketsPerThread, std::string_vi
 }
 
 SocketLanes::SocketLanes(std::vector<bootstrap::Socket> sockets, uint32_t threads,
-                         Direction direction, uint32_t slots)
+                         Direction direction, uint32_t slots, std::string_view cores,
+                         bool ignoresOwnCores)
     : direction_(direction), pieces_(slots) {
   for (bootstrap::Socket& socket : sockets) {
     Lane& lane = *lanes_.emplace_back(std::make_unique<Lane>());
@@ -40,6 +42,8 @@ SocketLanes::SocketLanes(std::vector<bootstrap::Socket> sockets, uint32_t thread
     helpers_.back()->wakeUp =
         openDescriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, "eventfd");
   }
+  if (helpers == 0) return;
+  const ScopedCpuAffinity nearPort(cores, ignoresOwnCores);  // threads inherit it
   try {
     for (size_t i = 0; i < helpers; i++) {
       helpers_[i]->thread = startThread("unisono-socket", [this, i] { serve(i); });

@@ -34,9 +34,10 @@ class SocketLanes {
   static constexpr uint32_t kMinPieceBytes = 64 << 10;
 
   // `sockets` may be empty: then there are no threads, and start() must not be called. `slots` is
-  // how many slots can be on their way at once.
+  // how many slots can be on their way at once. `cores` and `ignoresOwnCores` as for
+  // ScopedCpuAffinity: where the threads stay.
   SocketLanes(std::vector<bootstrap::Socket> sockets, uint32_t threads, Direction direction,
-              uint32_t slots);
+              uint32_t slots, std::string_view cores = {}, bool ignoresOwnCores = false);
   // Ends the threads, whatever they do.
   ~SocketLanes() { stop(); }
   SocketLanes(const SocketLanes&) = delete;

@@ -216,7 +216,9 @@ std::vector<NetworkConnection> SocketNetwork::connect(const NetworkGroup& group,
     StreamSockets sockets{call(offer, group.peer, group.tag, fifo, 0),
                           {},
                           offer.lanes.threads,
-                          context_.options.networkTimeout};
+                          context_.options.networkTimeout,
+                          context_.options.proxyCores,
+                          context_.options.ignoresOwnCores};
     for (uint32_t i = 1; i <= lanesOf(group.memory->streamOf(fifo), offer.lanes); i++) {
       sockets.lanes.push_back(call(offer, group.peer, group.tag, fifo, i));
     }
@@ -250,8 +252,12 @@ std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) 
   std::vector<NetworkConnection> connections;
   for (uint32_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
     const LaneCounts& lanes = portOfFifo(group, fifo).lanes;
-    StreamSockets sockets{
-        waitFor(group, fifo, 0, wait), {}, lanes.threads, context_.options.networkTimeout};
+    StreamSockets sockets{waitFor(group, fifo, 0, wait),
+                          {},
+                          lanes.threads,
+                          context_.options.networkTimeout,
+                          context_.options.proxyCores,
+                          context_.options.ignoresOwnCores};
     for (uint32_t i = 1; i <= lanesOf(group.memory->streamOf(fifo), lanes); i++) {
       sockets.lanes.push_back(waitFor(group, fifo, i, wait));
     }

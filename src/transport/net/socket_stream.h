@@ -33,6 +33,9 @@ struct StreamSockets {
   std::vector<bootstrap::Socket> lanes = {};
   uint32_t threads = 0;
   std::chrono::seconds timeout{120};  // of a machine that does not answer
+  // On which the threads stay (ScopedCpuAffinity); empty: on any.
+  std::string cores = {};
+  bool ignoresOwnCores = false;
 };
 
 // Makes the system end a connection on which the other machine answers no probes. A receiver that
@@ -47,7 +50,7 @@ class SendStream final : public Stream {
         timeout_(sockets.timeout),
         lineData_(lineDataBytes()),
         lanes_(std::move(sockets.lanes), sockets.threads, SocketLanes::Direction::send,
-               memory.slotCount) {}
+               memory.slotCount, sockets.cores, sockets.ignoresOwnCores) {}
   // Sends the last header, unless slots are left to send.
   ~SendStream() override;
   StreamProgress progress() override;
@@ -76,7 +79,7 @@ class ReceiveStream final : public Stream {
         socket_(std::move(sockets.first)),
         lineData_(lineDataBytes()),
         lanes_(std::move(sockets.lanes), sockets.threads, SocketLanes::Direction::receive,
-               memory.slotCount) {}
+               memory.slotCount, sockets.cores, sockets.ignoresOwnCores) {}
   StreamProgress progress() override;
   pollfd socket() const override { return {socket_.descriptor(), POLLIN, 0}; }
 
