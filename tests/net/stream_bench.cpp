@@ -176,6 +176,9 @@ StreamSockets makeSockets(const Request& request, Make make) {
   return sockets;
 }
 
+// The kernel of a stream that moves nothing.
+const std::function<bool()> kUnused = [] { return true; };
+
 // The streams of one process and their proxy. Kernels begin when start() is called.
 class Ends {
  public:
@@ -256,6 +259,10 @@ void send(const Address& address, const Request& request) {
       if (to.step() < request.slots && to.step() == from.step()) to.put(8);
       return to.step() == request.slots;
     });
+    for (uint32_t i = 1; i < request.streams; i++) {
+      ends.add<ReceiveStream>({dial(address)}, ends.make(request.slotBytes), kUnused);
+      ends.add<SendStream>({dial(address)}, ends.make(request.slotBytes), kUnused);
+    }
   } else {
     for (uint32_t i = 0; i < request.streams; i++) {
       End& end = ends.make(request.slotBytes);
@@ -298,6 +305,10 @@ void receive(const bootstrap::Listener& listener) {
       if (to.step() < from.step()) to.put(8);
       return to.step() == request.slots;
     });
+    for (uint32_t i = 1; i < request.streams; i++) {
+      ends.add<SendStream>({acceptOne(listener)}, ends.make(request.slotBytes), kUnused);
+      ends.add<ReceiveStream>({acceptOne(listener)}, ends.make(request.slotBytes), kUnused);
+    }
   } else {
     for (uint32_t i = 0; i < request.streams; i++) {
       End& end = ends.make(request.slotBytes);
@@ -332,7 +343,11 @@ int run(int argc, char** argv) {
   auto* receiver = app.add_subcommand("receive", "Wait for a sender and take what it sends");
   auto* sender = app.add_subcommand("send", "Send to a receiver and print how long that took");
   sender->add_option("--mode", mode, "bandwidth, latency, plain or spin")->capture_default_str();
-  sender->add_option("--streams", request.streams, "FIFOs, each with a connection of its own")
+  sender
+      ->add_option(
+          "--streams", request.streams,
+          "FIFOs, each with a connection of its own; for latency, those of each direction, of "
+          "which all but one are unused")
       ->capture_default_str();
   sender->add_option("--threads", request.lanes.threads, "As NCCL_SOCKET_NTHREADS")
       ->capture_default_str();
