@@ -474,10 +474,10 @@ TEST(Proxies, MoveDataOfConnectionsThatWereQuiet) {
   const uint64_t client = proxy.add({[] { return false; }, [](const Error&) {}});
   for (int i = 0; i < 2; i++) {
     Sockets sockets = connected();
-    proxy.addStream(
-        client,
-        std::make_unique<SendStream>(StreamSockets{std::move(sockets.sender)}, fromEnds[i].memory()),
-        {0, {1}, "to b"});
+    proxy.addStream(client,
+                    std::make_unique<SendStream>(StreamSockets{std::move(sockets.sender)},
+                                                 fromEnds[i].memory()),
+                    {0, {1}, "to b"});
     proxy.addStream(client,
                     std::make_unique<ReceiveStream>(StreamSockets{std::move(sockets.receiver)},
                                                     toEnds[i].memory()),

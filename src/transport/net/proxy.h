@@ -63,6 +63,7 @@ class Proxy {
     Place place;
     std::optional<std::chrono::steady_clock::time_point> failedAt;
     bool isForgiven = false;  // a peer has left
+    uint32_t emptyLooks = 0;  // of a receiver, one after another in which nothing had arrived
   };
   struct Member {
     uint64_t number;
@@ -72,7 +73,7 @@ class Proxy {
 
   Proxy();
   void run();
-  bool moveAll();
+  bool moveAll(bool all = true);
   void reportFailure(Entry& entry);
   bool isIdle();
   void sleep(std::optional<std::chrono::nanoseconds> nap);
@@ -89,6 +90,7 @@ class Proxy {
   // data can move without an event that ends a sleep; whether some stream has no socket.
   std::vector<pollfd> sockets_;
   bool mustLook_ = false, hasSilent_ = false;
+  uint32_t looks_ = 0;
 };
 
 }  // namespace unisono::transport
