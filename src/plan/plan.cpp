@@ -127,6 +127,8 @@ void cut(const CommConfig& config, uint64_t chunkBytes, CollectiveWork& work) {
     // A slot holds a chunk, or whole vectors of one for each node.
     const auto nodes = static_cast<uint64_t>(config.model->facts.nodes);
     chunkBytes = std::min(chunkBytes, reducesAll ? slotBytes : slotBytes / nodes / 16 * 16);
+  } else if (work.protocol != device::Protocol::simple) {
+    chunkBytes = std::min<uint64_t>(chunkBytes, slotBytes);  // these move whole chunks
   }
   work.chunkElements = static_cast<uint32_t>(chunkBytes) / size;
 

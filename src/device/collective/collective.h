@@ -86,7 +86,7 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
   // Works of one rank alone: such communicators have no connections.
   const bool alone = arguments.work[0].operation == Operation::local;
   if (group.isPoster()) markStart(arguments.mark, channelIndex, groupIndex);
-  if (group.isLoader(0)) {
+  if (group.isLoader(kCommunicatorLoader)) {
     loadCommunicator(block, communicator, channelIndex);
     block.slotBytes = communicator.slotBytes[kProtocolIndex];
     block.group = groupIndex;
@@ -100,7 +100,7 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
     if (channelIndex < work.firstChannel || channelIndex >= work.firstChannel + work.channels) {
       continue;
     }
-    if (group.isLoader(0)) block.work = work;
+    if (group.isLoader(kWorkLoader)) block.work = work;
     if (!alone) Code::loadEnds(group, groupIndex, block, channel, work);
     group.syncAll();  // also for stayStopped
     if (!alone) {

@@ -45,7 +45,7 @@ UNISONO_DEVICE void transfer(ThreadGroup& group, P& protocol, bool sends, std::b
                              uint64_t bytes, uint64_t most, bool answers) {
   uint64_t done = 0;
   do {
-    const uint64_t size = bytes - done < most ? bytes - done : most;
+    const auto size = static_cast<uint32_t>(bytes - done < most ? bytes - done : most);
     std::byte* at = buffer + done;
     if (sends) {
       protocol.move({.input = at, .send = 1, .elements = size});

@@ -26,16 +26,15 @@ UNISONO_DEVICE bool usesOneGroup(const CollectiveArguments& arguments, int chann
 UNISONO_DEVICE void loadTreeEnds(ThreadGroup& group, int groupIndex, Block& block, Channel& channel,
                                  const Tree& tree, int protocol) {
   const bool isRoot = tree.up < 0;
-  // Place `place` of an array of ends is loaded by lane `lane`.
-  auto receiveFrom = [&](int lane, int place, int connection) {
-    if (!group.isLoader(lane)) return;
+  auto receiveFrom = [&](int loader, int place, int connection) {
+    if (!group.isLoader(kEndLoader + loader)) return;
     block.receive[place].origin = nullptr;
     if (connection < 0) return;
     Connection& from = channel.connections[connection];
     loadEnd(block.receive[place], &from.receive[protocol], from.peer);
   };
-  auto sendTo = [&](int lane, int place, int connection) {
-    if (!group.isLoader(lane)) return;
+  auto sendTo = [&](int loader, int place, int connection) {
+    if (!group.isLoader(kEndLoader + loader)) return;
     block.send[place].origin = nullptr;
     if (connection < 0) return;
     Connection& to = channel.connections[connection];
@@ -74,7 +73,8 @@ class TreeCollective {
     for (uint64_t done = 0; done < part.count; done += work.chunkElements) {
       const uint64_t left = part.count - done;
       Slice slice;
-      slice.elements = left < work.chunkElements ? left : work.chunkElements;
+      slice.elements =
+          left < work.chunkElements ? static_cast<uint32_t>(left) : work.chunkElements;
       slice.place = (part.offset + done) * size;
       slice.receive = up ? children_ : kParent;
       slice.send = up && !isRoot ? kParent : children_;

@@ -38,6 +38,9 @@ struct Block {
   End receive[kMaxFan], send[kMaxFan];
 };
 
+// The loaders of a group for collectives. Ends of FIFOs have one each, from kEndLoader on.
+enum Loader { kCommunicatorLoader = 0, kWorkLoader, kEndLoader };
+
 UNISONO_DEVICE void loadEnd(End& end, Fifo* origin, int peer) {
   end.origin = origin;
   end.peer = peer;
@@ -187,11 +190,11 @@ class FifoEnds {
   }
   // The same with protocol LL, by the waiter: the slot is free, and the proxy may look for its
   // lines.
-  UNISONO_DEVICE void reportLines(int i, uint64_t bytes) {
+  UNISONO_DEVICE void reportLines(int i, uint32_t bytes) {
     const End& end = block_.send[i];
     if (!group_.isWaiter(kReceives + i) || group_.aborted() || end.fifo.reportsSlots == 0) return;
     storeRelaxed(end.fifo.tail + kReportsWord + (send_[i].step() & (block_.slots - 1)),
-                 packLineReport(send_[i].step(), static_cast<uint32_t>(bytes)));
+                 packLineReport(send_[i].step(), bytes));
   }
   // Of a work's slot.
   UNISONO_DEVICE SlotReport reportOf(uint64_t bytes) const {

@@ -11,15 +11,15 @@
 // has used what it loaded before the barrier that the poster waits for.
 namespace unisono::device::UNISONO_TARGET {
 
-// A buffer of the user, of less than 2^32 words of 8 bytes. It is aligned to its elements only. A
+// A buffer of the user, of less than 2^32 bytes. It is aligned to its elements only. A
 // Place names the words of a lane in one pass: word k is `distance(k)` after the first, and exists
 // if `has(k)`.
 class UserWords {
  public:
-  UNISONO_DEVICE UserWords(const void* address, uint64_t bytes, uint64_t elementSize)
+  UNISONO_DEVICE UserWords(const void* address, uint32_t bytes, uint64_t elementSize)
       : address_(reinterpret_cast<uint64_t>(address)),
         bytes_(bytes),
-        whole_(address_ % 8 == 0 ? static_cast<uint32_t>(bytes / 8) : 0),
+        whole_(address_ % 8 == 0 ? bytes / 8 : 0),
         elementSize_(static_cast<uint32_t>(elementSize)) {}
 
   template <typename Place, int kWords>
@@ -63,7 +63,7 @@ class UserWords {
   UNISONO_DEVICE uint64_t* at(uint32_t index) const {
     return reinterpret_cast<uint64_t*>(address_) + index;
   }
-  UNISONO_DEVICE uint32_t words() const { return static_cast<uint32_t>((bytes_ + 7) / 8); }
+  UNISONO_DEVICE uint32_t words() const { return (bytes_ + 7) / 8; }
   // Words that cannot be accessed as one.
   UNISONO_DEVICE bool isInPart(uint32_t index) const { return index >= whole_ && index < words(); }
   UNISONO_DEVICE_CALL static uint64_t loadPart(const void* buffer, uint64_t index, uint64_t bytes,
@@ -93,7 +93,8 @@ class UserWords {
     }
   }
 
-  uint64_t address_, bytes_;
+  uint64_t address_;
+  uint32_t bytes_;
   uint32_t whole_;  // words that can be accessed as one
   uint32_t elementSize_;
 };
@@ -329,25 +330,33 @@ struct LineSlice {
   bool toProxy;  // which reads the lines of some destination
   const void* input;
   void* output;
-  uint64_t bytes;
+  uint32_t bytes;
   bool prepare, finish;
 };
 
-// By all workers. Returns false after an abort. What does not change is in variables: polls and
+// Whether the rank's own words of the next pass are on their way while it moves those of this one:
+// where there are registers for both. An H200 then reduces up to a fifth faster.
+template <typename Format>
+constexpr bool loadsInputAhead(int receives) {
+  return receives == 1 || Format::kWords <= kWordsPerPass;
+}
+
+// By all workers. `next`: with loadsInputAhead(), the words of the first pass of the input. Returns
+// false after an abort. What does not change is in variables: polls and
 // stores of lines make the compiler load all else again. With `kCopies`, for messages, elements are
 // bytes and nothing is reduced.
 template <typename Format, bool kCopies, int kReceives, int kSends>
 UNISONO_DEVICE bool moveLines(const ThreadGroup& group, const Block& block,
-                              const LineSlice<kReceives, kSends>& slice) {
+                              const LineSlice<kReceives, kSends>& slice, const UserWords& input,
+                              uint64_t (&next)[Format::kWords]) {
   const ReductionSpec spec =
       kCopies ? ReductionSpec{DataType::uint8, Reduction::sum, false, 0} : block.work.reduction;
   const uint32_t* const abortFlag = block.abortFlag;
   const int rank = block.rank, channel = block.channel;
-  const auto words = static_cast<uint32_t>((slice.bytes + 7) / 8);
+  const uint32_t words = (slice.bytes + 7) / 8;
   const bool dependent = slice.toProxy || (!kCopies && groupsOf(block.work.algorithm) > 1);
   const int sources = slice.sources, destinations = slice.destinations;
   const bool hasInput = slice.input != nullptr, hasOutput = slice.output != nullptr;
-  const UserWords input(slice.input, slice.bytes, elementBytes(spec.type));
   const UserWords output(slice.output, slice.bytes, elementBytes(spec.type));
   // A copy leaves all bits as they are.
   const bool prepares = hasInput && slice.prepare && spec.reduction == Reduction::preMulSum;
@@ -355,11 +364,7 @@ UNISONO_DEVICE bool moveLines(const ThreadGroup& group, const Block& block,
 
   const int lane = group.rank(), lanes = group.size();
   const uint32_t passWords = Format::passWords(lanes);
-  // The rank's own words of the next pass are on their way while it moves those of this one, where
-  // there are registers for both: an H200 then reduces up to a fifth faster.
-  constexpr bool kLoadsAhead = kReceives == 1 || Format::kWords <= kWordsPerPass;
-  uint64_t next[Format::kWords] = {};
-  if (kLoadsAhead && hasInput) input.load(typename Format::Place(0, lane, lanes), next);
+  constexpr bool kLoadsAhead = loadsInputAhead<Format>(kReceives);
   // So are the lines of the parent in a tree with LL128, which is a tenth faster at 256 MB. Rings
   // only lose by it, up to 0.4 us at 8 KB.
   constexpr bool kLoadsLinesAhead =
@@ -427,13 +432,21 @@ class Lines : public FifoEnds<kReceives, kSends> {
  public:
   static constexpr Protocol kProtocol = Format::kProtocol;
 
-  using FifoEnds<kReceives, kSends>::FifoEnds;
+  UNISONO_DEVICE Lines(ThreadGroup& group, Block& block)
+      : FifoEnds<kReceives, kSends>(group, block),
+        elementBytes_(kCopies ? 1 : elementBytes(block.work.reduction.type)) {}
 
   UNISONO_DEVICE void begin(Peers) {}
 
   UNISONO_DEVICE void move(const Slice& slice) {
-    const uint64_t bytes =
-        slice.elements * (kCopies ? 1 : elementBytes(block_.work.reduction.type));
+    const uint32_t bytes = slice.elements * elementBytes_;
+    const UserWords input(slice.input, bytes, elementBytes_);
+    uint64_t next[Format::kWords] = {};
+    // Before the waits, which then hide its latency.
+    if (loadsInputAhead<Format>(kReceives) && slice.input != nullptr && group_.isWorker() &&
+        !group_.aborted()) {
+      input.load(typename Format::Place(0, group_.rank(), group_.size()), next);
+    }
     this->waitForCredit(slice.send);
     this->forEachSend(slice.send, [&](int i) { this->reportLines(i, bytes); });
     group_.syncReady();
@@ -456,7 +469,7 @@ class Lines : public FifoEnds<kReceives, kSends> {
       lines.bytes = bytes;
       lines.prepare = slice.prepare;
       lines.finish = slice.finish;
-      if (!moveLines<Format, kCopies>(group_, block_, lines)) group_.setAborted();
+      if (!moveLines<Format, kCopies>(group_, block_, lines, input, next)) group_.setAborted();
     }
     group_.syncDone();
     this->forEachReceive(slice.receive, [&](int i) {
@@ -479,6 +492,8 @@ class Lines : public FifoEnds<kReceives, kSends> {
   UNISONO_DEVICE bool mustClear(int i) const {
     return Format::mustClear(receive_[i].step(), block_.slots);
   }
+
+  uint32_t elementBytes_;
 };
 
 }  // namespace unisono::device::UNISONO_TARGET

@@ -14,7 +14,7 @@ struct Slice {
   const void* input = nullptr;  // this rank's own operand, or null
   Peers send = kNobody;         // get the combination
   void* output = nullptr;       // gets the combination, or null
-  uint64_t elements = 0;
+  uint32_t elements = 0;
   bool prepare = false;  // `input` is the rank's contribution, not yet prepared (Reducer::prepare)
   bool finish = false;   // the combination is the complete reduction (Reducer::finish)
   // What is received, or sent, is part of the result of the collective, at `place` bytes in the
@@ -37,37 +37,48 @@ concept ProtocolType = requires(P protocol, ThreadGroup& group, Block& block, co
   { protocol.finish() } -> std::same_as<void>;
 };
 
-// Moves chunks in slices of the size that the host has chosen; every chunk takes at least one step,
-// even an empty one. An algorithm should call move() at one place: the code of a protocol is
-// inlined there, and what runs again is in the instruction cache already.
+// Moves chunks, with protocol Simple in slices of the size that the host has chosen; every chunk
+// takes at least one step, even an empty one. An algorithm should call move() at one place: the code
+// of a protocol is inlined there, and what runs again is in the instruction cache already.
 template <ProtocolType P>
 class Mover {
  public:
-  UNISONO_DEVICE Mover(ThreadGroup& group, Block& block) : block_(block), protocol_(group, block) {}
+  UNISONO_DEVICE Mover(ThreadGroup& group, Block& block)
+      : sliceElements_(block.work.sliceElements),
+        elementBytes_(elementBytes(block.work.reduction.type)),
+        protocol_(group, block) {}
 
   // Comes before move(). `from`: the peers from which results are received.
   UNISONO_DEVICE void begin(Peers from) { protocol_.begin(from); }
 
   UNISONO_DEVICE void move(const Slice& chunk) {
-    const uint64_t most = block_.work.sliceElements;
-    const uint64_t size = elementBytes(block_.work.reduction.type);
-    uint64_t done = 0;
-    do {
-      const uint64_t offset = done * size;
-      Slice slice = chunk;
-      if (chunk.input != nullptr) slice.input = static_cast<const std::byte*>(chunk.input) + offset;
-      if (chunk.output != nullptr) slice.output = static_cast<std::byte*>(chunk.output) + offset;
-      slice.elements = chunk.elements - done < most ? chunk.elements - done : most;
-      slice.place += offset;
-      protocol_.move(slice);
-      done += slice.elements;
-    } while (done < chunk.elements);
+    if constexpr (P::kProtocol != Protocol::simple) {
+      protocol_.move(chunk);
+    } else {
+      uint32_t done = 0;
+      do {
+        const uint64_t offset = uint64_t{done} * elementBytes_;
+        const uint32_t left = chunk.elements - done;
+        Slice slice = chunk;
+        if (chunk.input != nullptr) {
+          slice.input = static_cast<const std::byte*>(chunk.input) + offset;
+        }
+        if (chunk.output != nullptr) {
+          slice.output = static_cast<std::byte*>(chunk.output) + offset;
+        }
+        slice.elements = left < sliceElements_ ? left : sliceElements_;
+        slice.place += offset;
+        protocol_.move(slice);
+        done += slice.elements;
+      } while (done < chunk.elements);
+    }
   }
 
   UNISONO_DEVICE void finish() { protocol_.finish(); }
 
  private:
-  Block& block_;
+  // In registers: after every barrier the compiler would read the block again.
+  uint32_t sliceElements_, elementBytes_;
   P protocol_;
 };
 

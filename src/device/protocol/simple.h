@@ -252,7 +252,7 @@ class Simple : public FifoEnds<kReceives, kSends> {
   }
 
   UNISONO_DEVICE SlotReport reportOf(const Slice& slice) const {
-    if constexpr (kCopies) return {static_cast<uint32_t>(slice.elements), {}, {}, {}};
+    if constexpr (kCopies) return {slice.elements, {}, {}, {}};
     const uint64_t size = elementBytes(block_.work.reduction.type);
     return FifoEnds<kReceives, kSends>::reportOf(slice.elements * size);
   }

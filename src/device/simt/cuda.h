@@ -49,8 +49,13 @@ class ThreadGroup {
   UNISONO_DEVICE bool isWaiter(int index) const { return rank_ == waiter_ + index; }
   // Lane `index` of the posting warp.
   UNISONO_DEVICE bool isPoster(int index = 0) const { return rank_ == poster_ + index; }
-  // Lane `index` of those that load what the group shares.
-  UNISONO_DEVICE bool isLoader(int index) const { return rank_ == index; }
+  // One of those that load what the group shares: a lane of a warp of its own, while there are
+  // enough warps, so that the latencies of their loads overlap.
+  UNISONO_DEVICE bool isLoader(int index) const {
+    const int lastWarp = (workers_ + 2 * service_) / kWarpSize - 1;
+    const int warp = index < lastWarp ? index : lastWarp;
+    return rank_ == warp * kWarpSize + (index - warp);
+  }
 
   // What the waiter has seen holds for the workers after this.
   UNISONO_DEVICE void syncReady() const {
