@@ -17,6 +17,15 @@ if(UNISONO_CUDA)
   target_compile_definitions(unisono_options INTERFACE UNISONO_CUDA=1)
 endif()
 
+# unisono_together(TARGET): compiles the files of a target in batches, if UNISONO_UNITY is set.
+function(unisono_together target)
+  if(UNISONO_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+    # A file with types of its own is taken for a header that others include.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+  endif()
+endfunction()
+
 # unisono_layer(NAME SOURCES ... DEPENDS ...): one folder of src/ as a static library unisono_NAME.
 # DEPENDS names the layers and libraries that it may use. Listing only lower layers makes the linker
 # enforce their order (CONTRIBUTING.md).
@@ -24,6 +33,7 @@ function(unisono_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   add_library(unisono_${name} STATIC ${ARG_SOURCES})
   target_link_libraries(unisono_${name} PUBLIC unisono_options ${ARG_DEPENDS})
+  unisono_together(unisono_${name})
 endfunction()
 
 # unisono_test(NAME SOURCES ... DEPENDS ... LABELS ... TIMEOUT s): one GoogleTest program.

@@ -27,7 +27,7 @@ ncclResult_t enqueue(ncclComm_t id, cudaStream_t stream, MakeTask makeTask) {
     CallGroup& group = CallGroup::current();
     group.start();
     group.attempt([&] {
-      const auto communicator = comm::findHandle(id)->communicator();
+      const auto communicator = comm::communicatorOf(id);
       group.add(id, {makeTask(*communicator), stream});
     });
     return group.end() ? ncclSuccess : ncclInProgress;
@@ -193,7 +193,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataTyp
       throw invalidArgument("residence must be 0 or 1, got {}", static_cast<int>(residence))
           .remedy("Pass ncclScalarDevice or ncclScalarHostImmediate");
     }
-    const auto communicator = comm::findHandle(comm)->communicator();
+    const auto communicator = comm::communicatorOf(comm);
     const bool onDevice = residence == ncclScalarDevice;
     if (onDevice) checkBuffer(*communicator, scalar, 1, type, "scalar");
     const int index = communicator->addReduction(
@@ -205,7 +205,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataTyp
 
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
   return api::guarded([&] {
-    const auto communicator = comm::findHandle(comm)->communicator();
+    const auto communicator = comm::communicatorOf(comm);
     communicator->removeReduction(static_cast<int>(op) - static_cast<int>(ncclNumOps));
   });
 }

@@ -138,10 +138,6 @@ ncclResult_t initRank(ncclComm_t* comm, int ranks, const ncclUniqueId* ids, int 
   });
 }
 
-std::shared_ptr<comm::Communicator> communicatorOf(ncclComm_t comm) {
-  return comm::findHandle(comm)->communicator();
-}
-
 }  // namespace
 
 extern "C" {
@@ -379,7 +375,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
 ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
   return api::guarded([&] {
     api::checkNotNull(count, "count");
-    *count = communicatorOf(comm)->ranks();
+    *count = comm::communicatorOf(comm)->ranks();
   });
 }
 
@@ -393,7 +389,7 @@ ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
   return api::guarded([&] {
     api::checkNotNull(rank, "rank");
-    *rank = communicatorOf(comm)->rank();
+    *rank = comm::communicatorOf(comm)->rank();
   });
 }
 
@@ -403,7 +399,7 @@ ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
       throw invalidArgument("flags must be 0 or NCCL_SUSPEND_MEM, got {}", flags);
     }
     if (flags == 0) {
-      communicatorOf(comm);
+      comm::communicatorOf(comm);
     } else {
       CallGroup::current().addSuspend(comm, true);
     }
@@ -417,7 +413,7 @@ ncclResult_t ncclCommResume(ncclComm_t comm) {
 ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) {
   return api::guarded([&] {
     api::checkNotNull(value, "value");
-    const auto made = communicatorOf(comm);
+    const auto made = comm::communicatorOf(comm);
     switch (stat) {
       case ncclStatGpuMemSuspend:
         *value = made->suspendableBytes();

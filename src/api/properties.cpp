@@ -43,10 +43,6 @@ struct Team {
 };
 static_assert(sizeof(Team) == 12, "two registers in both calling conventions");
 
-std::shared_ptr<comm::Communicator> communicatorOf(ncclComm_t comm) {
-  return comm::findHandle(comm)->communicator();
-}
-
 }  // namespace
 
 extern "C" {
@@ -55,7 +51,7 @@ extern "C" {
 // Later versions append fields; 0 means that the capability is absent.
 ncclResult_t ncclCommQueryProperties(ncclComm_t comm, Properties* props) {
   return api::guarded([&] {
-    const auto communicator = communicatorOf(comm);
+    const auto communicator = comm::communicatorOf(comm);
     api::checkNotNull(props, "props");
     if (props->magic != kPropertiesMagic || props->size < kSmallestProperties) {
       throw invalidUsage("props was not initialized")
@@ -82,7 +78,7 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t comm, Properties* props) {
 Team ncclTeamWorld(ncclComm_t comm) {
   Team team{};
   static_cast<void>(api::guarded([&] {
-    const auto communicator = communicatorOf(comm);
+    const auto communicator = comm::communicatorOf(comm);
     team = {communicator->ranks(), communicator->rank(), 1};
   }));
   return team;
@@ -92,7 +88,7 @@ Team ncclTeamWorld(ncclComm_t comm) {
 int ncclTeamRankToWorld(ncclComm_t comm, Team team, int rank) {
   int found = -1;
   static_cast<void>(api::guarded(
-      [&] { found = communicatorOf(comm)->rank() + (rank - team.rank) * team.stride; }));
+      [&] { found = comm::communicatorOf(comm)->rank() + (rank - team.rank) * team.stride; }));
   return found;
 }
 

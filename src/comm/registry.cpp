@@ -355,6 +355,9 @@ std::shared_ptr<Handle> findHandle(HandleId id) {
   if (entry == all.live.end()) throw unknownHandle(id);
   return entry->second;
 }
+std::shared_ptr<Communicator> communicatorOf(HandleId id) {
+  return findHandle(id)->communicator();
+}
 
 std::shared_ptr<Handle> releaseHandle(HandleId id) {
   std::shared_ptr<Handle> handle = releaseIfLive(id);

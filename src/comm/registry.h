@@ -105,6 +105,8 @@ using HandleId = void*;
 HandleId registerHandle(std::shared_ptr<Handle> handle);
 // Throws Error(invalidArgument) for null, destroyed and unknown handles.
 std::shared_ptr<Handle> findHandle(HandleId id);
+// The communicator of such a handle, as Handle::communicator() returns it.
+std::shared_ptr<Communicator> communicatorOf(HandleId id);
 // Takes a handle out; the caller holds it last.
 std::shared_ptr<Handle> releaseHandle(HandleId id);
 // The same, but null if it is gone already.

@@ -16,6 +16,8 @@
 // own tables; everybody else only reads them, at any time, so that all that changes is atomic.
 namespace unisono::diagnose {
 
+inline constexpr auto kAcquire = std::memory_order_acquire;
+
 inline constexpr uint32_t kTableLayout = 10;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`

@@ -232,7 +232,6 @@ void Journal::launched(uint64_t first, uint64_t last, uint64_t number) {
 }
 
 void Journal::noteQuiet(const Replays& replays, uint64_t entered) {
-  constexpr auto kAcquire = std::memory_order_acquire;
   const uint64_t collectives = replays.collectives + eager_.load(kAcquire);
   const uint64_t hash = replays.hash + eagerHash_.load(kAcquire);
   if (table_.entered.load(kAcquire) != entered || !isIdle() || collectives == 0) return;

@@ -13,8 +13,6 @@
 namespace unisono::diagnose {
 namespace {
 
-constexpr auto kAcquire = std::memory_order_acquire;
-
 // Nothing for a record that is being written, or that no library of this version has written.
 std::optional<Call> readCall(const CallRecord& record, int ranks) {
   Call call;

@@ -13,7 +13,6 @@ bool isTables(std::byte* segment) {
 }
 
 std::map<std::string, std::string> readSettings(const ProcessHead& head) {
-  constexpr auto kAcquire = std::memory_order_acquire;
   const uint32_t version = head.settingsVersion.load(kAcquire);
   std::map<std::string, std::string> settings;
   std::string line;

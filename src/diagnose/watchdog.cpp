@@ -20,7 +20,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kAcquire = std::memory_order_acquire;
 constexpr int64_t kSecond = 1'000'000'000;
 // The progress of launches is read from the device when they have not been done for this long, and
 // from then on as often in UNISONO_HANG_SECONDS as this: a job whose CPU runs ahead is never done.

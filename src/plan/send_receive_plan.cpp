@@ -16,7 +16,7 @@ namespace {
 using device::Message;
 using device::SendReceiveWork;
 
-constexpr uint64_t kGrainBytes = 512;
+using tuning::kGrainBytes;
 
 struct PendingMessage {
   std::byte* buffer;

@@ -89,7 +89,7 @@ int reductionOf(Reduction reduction) {
                                      : static_cast<int>(Reduction::sum);
 }
 
-void logOfPlugin(int level, unsigned long, const char*, int, const char* format, ...) {
+void logOfCollNet(int level, unsigned long, const char*, int, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   writePluginLog("CollNet", level, format, arguments);
@@ -112,9 +112,9 @@ class CollNetFunctionsOf final : public CollNetFunctions {
 
   int init(void** context, uint64_t communicator) const override {
     if constexpr (kVersion >= 11)
-      return table_.init(context, communicator, logOfPlugin);
+      return table_.init(context, communicator, logOfCollNet);
     else
-      return table_.init(logOfPlugin);
+      return table_.init(logOfCollNet);
   }
   int finalize(void* context) const override {
     if constexpr (kVersion >= 11) {

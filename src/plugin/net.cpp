@@ -76,7 +76,7 @@ struct LaterNetTable {
 };
 static_assert(sizeof(NetTable<8>) == 152 - 2 * sizeof(void*) && sizeof(LaterNetTable) == 176);
 
-void logOfPlugin(int level, unsigned long, const char*, int, const char* format, ...) {
+void logOfNet(int level, unsigned long, const char*, int, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   writePluginLog("net", level, format, arguments);
@@ -106,11 +106,11 @@ class NetFunctionsOf final : public NetFunctions {
   int init(void** context, uint64_t communicator, int trafficClass) const override {
     if constexpr (kVersion >= 11) {
       CommConfig config{trafficClass};
-      return table_.init(context, communicator, &config, logOfPlugin, ignoreEvent);
+      return table_.init(context, communicator, &config, logOfNet, ignoreEvent);
     } else if constexpr (kVersion == 10) {
-      return table_.init(logOfPlugin, ignoreEvent);
+      return table_.init(logOfNet, ignoreEvent);
     } else {
-      return table_.init(logOfPlugin);
+      return table_.init(logOfNet);
     }
   }
   int finalize(void* context) const override {

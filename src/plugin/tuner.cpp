@@ -60,7 +60,7 @@ int numberOf(tuning::Operation operation) {
   return kOperationNumbers[static_cast<size_t>(operation)];
 }
 
-void logOfPlugin(int level, unsigned long, const char*, int, const char* format, ...) {
+void logOfTuner(int level, unsigned long, const char*, int, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   writePluginLog("tuner", level, format, arguments);
@@ -143,13 +143,13 @@ std::shared_ptr<const TunerPlugin> TunerPlugin::create(std::shared_ptr<const Tun
   if (interface.v5 != nullptr) {
     NvlinkDomains domains{communicator.nodes, communicator.minRanksPerNode,
                           communicator.maxRanksPerNode};
-    result = interface.v5->init(&plugin->context_, communicator.id, ranks, nodes, logOfPlugin,
+    result = interface.v5->init(&plugin->context_, communicator.id, ranks, nodes, logOfTuner,
                                 &domains, &changed);
   } else {
     const auto init = interface.v4   ? interface.v4->init
                       : interface.v3 ? interface.v3->init
                                      : interface.v2->init;
-    result = init(ranks, nodes, logOfPlugin, &plugin->context_);
+    result = init(ranks, nodes, logOfTuner, &plugin->context_);
   }
   if (result != kSuccess) {
     plugin->reject(fmt::format("its init returned error {}", result));

@@ -9,8 +9,6 @@ namespace unisono::topology {
 
 namespace {
 
-constexpr int kAmpere = 80, kHopper = 90;
-
 RankInfo factsOf(const PathSettings& settings, int rank) {
   const auto found = settings.ranks.find(rank);
   return found == settings.ranks.end() ? RankInfo{} : found->second;

@@ -12,7 +12,6 @@ namespace unisono::topology {
 
 namespace {
 
-constexpr int kAmpere = 80, kHopper = 90, kBlackwell = 100;
 constexpr int kMaxNvlsHeads = 32, kMaxDirectHeads = 8;
 // A try at less than about half of the speed found cannot win by having more channels.
 constexpr Bandwidth kLowestRatioPercent = 49;

@@ -7,10 +7,6 @@
 
 namespace unisono::topology {
 
-namespace {
-constexpr int kAmpere = 80;
-}
-
 // Takes `speed` from the first `count` links of a route; gives back with a negative speed. Stops
 // at a link that has too little and returns how many it served.
 size_t LinkBudget::load(const Route& route, Bandwidth speed, size_t count) {

@@ -19,6 +19,9 @@ constexpr Bandwidth fromGigabytes(double gigabytes) {
   return static_cast<Bandwidth>(gigabytes * 1000.0 + 0.5);
 }
 
+// Compute capabilities, as in GPU nodes, of the first GPU of a generation.
+inline constexpr int kAmpere = 80, kHopper = 90, kBlackwell = 100;
+
 enum class NodeType : uint8_t { gpu, pci, nvs, cpu, nic, net };
 inline constexpr int kNodeTypes = 6;
 

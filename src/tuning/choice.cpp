@@ -17,7 +17,7 @@ namespace {
 using device::DataType;
 using device::Reduction;
 
-constexpr int kFewestThreads = 96;  // of a block: one warp of workers
+constexpr int kFewestBlockThreads = 96;  // one warp of workers
 // About as many calls as NCCL puts into one batch, whose trees are pipelined.
 constexpr int kCallsPerBatch = 8;
 // Long rings multiply the rounding errors of 8-bit floating-point types: what is not a ring wins.
@@ -260,9 +260,9 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
   // Trees and NVLS split a block, so that none of its threads are to spare.
   const bool whole = device::groupsOf(choice.algorithm) > 1 || choice.algorithm == Algorithm::pat;
   const int most = device::maxChannelThreads(choice.protocol);
-  choice.threads =
-      whole ? most
-            : std::clamp(workers + device::serviceThreads(choice.protocol), kFewestThreads, most);
+  choice.threads = whole ? most
+                         : std::clamp(workers + device::serviceThreads(choice.protocol),
+                                      kFewestBlockThreads, most);
   choice.chunkBytes = model.facts.chunkBytes[p];
 }
 

@@ -210,8 +210,8 @@ const MeasuredTable& ringMeasurements(const topology::MachineFacts& machine) {
     return made;
   }();
   static const MeasuredTable& none = *new MeasuredTable;
-  constexpr int kHopper = 90;
-  const bool isHopper = machine.lowestSm == kHopper && machine.highestSm == kHopper;
+  const bool isHopper =
+      machine.lowestSm == topology::kHopper && machine.highestSm == topology::kHopper;
   return isHopper && machine.switches > 0 ? hopper : none;
 }
 

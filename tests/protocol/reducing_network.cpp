@@ -210,9 +210,9 @@ ReducingNetwork::Ends SimulatedNetwork::connect(int rank, const ReducingNetwork:
 
 namespace {
 
-class WorldNetwork final : public ReducingNetwork {
+class ReducingWorldNetwork final : public ReducingNetwork {
  public:
-  WorldNetwork(SimulatedNetwork& network, int rank) : network_(network), rank_(rank) {}
+  ReducingWorldNetwork(SimulatedNetwork& network, int rank) : network_(network), rank_(rank) {}
   Ends connect(const Stream& stream) override { return network_.connect(rank_, stream); }
 
  private:
@@ -220,12 +220,12 @@ class WorldNetwork final : public ReducingNetwork {
   const int rank_;
 };
 
-class WorldDriver final : public transport::ReducingDriver {
+class ReducingWorldDriver final : public transport::ReducingDriver {
  public:
-  explicit WorldDriver(SimulatedNetwork& network) : network_(network) {}
+  explicit ReducingWorldDriver(SimulatedNetwork& network) : network_(network) {}
   std::unique_ptr<ReducingNetwork> makeNetwork(
       const transport::TransportContext& context) const override {
-    return std::make_unique<WorldNetwork>(network_, context.config.rank);
+    return std::make_unique<ReducingWorldNetwork>(network_, context.config.rank);
   }
 
  private:
@@ -235,7 +235,7 @@ class WorldDriver final : public transport::ReducingDriver {
 }  // namespace
 
 std::shared_ptr<const transport::ReducingDriver> driverOf(SimulatedNetwork& network) {
-  return std::make_shared<WorldDriver>(network);
+  return std::make_shared<ReducingWorldDriver>(network);
 }
 
 }  // namespace unisono::protocol

@@ -22,12 +22,6 @@
 namespace unisono::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double secondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 void copyText(char* target, size_t capacity, const std::string& text) {
   size_t bytes = std::min(text.size(), capacity - 1);
   std::memcpy(target, text.data(), bytes);
@@ -48,6 +42,10 @@ std::string howItEnded(int process, int status) {
 }
 
 }  // namespace
+
+double secondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 struct Coordinator::Shared {
   std::atomic<int> arrived;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -14,6 +15,9 @@
 // Shared state of the workers of a run, which are threads of one or several processes: a barrier,
 // an exchange of results, and the first error. It is in memory that forked processes share.
 namespace unisono::bench {
+
+using Clock = std::chrono::steady_clock;
+double secondsSince(Clock::time_point start);
 
 // Another worker failed. The coordinator has its error.
 class Aborted : public std::exception {

@@ -12,16 +12,10 @@
 namespace unisono::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // How long a wait polls without pausing, and how many polls pass between checks of errors and the
 // clock.
 constexpr double kPollSeconds = 200e-6;
 constexpr unsigned kPollsBetweenLooks = 16;
-
-double secondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 template <typename Function>
 Function available(Function function, const Library& library, const char* name) {

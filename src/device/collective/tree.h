@@ -73,8 +73,7 @@ class TreeCollective {
     for (uint64_t done = 0; done < part.count; done += work.chunkElements) {
       const uint64_t left = part.count - done;
       Slice slice;
-      slice.elements =
-          left < work.chunkElements ? static_cast<uint32_t>(left) : work.chunkElements;
+      slice.elements = left < work.chunkElements ? static_cast<uint32_t>(left) : work.chunkElements;
       slice.place = (part.offset + done) * size;
       slice.receive = up ? children_ : kParent;
       slice.send = up && !isRoot ? kParent : children_;

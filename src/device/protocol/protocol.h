@@ -38,8 +38,8 @@ concept ProtocolType = requires(P protocol, ThreadGroup& group, Block& block, co
 };
 
 // Moves chunks, with protocol Simple in slices of the size that the host has chosen; every chunk
-// takes at least one step, even an empty one. An algorithm should call move() at one place: the code
-// of a protocol is inlined there, and what runs again is in the instruction cache already.
+// takes at least one step, even an empty one. An algorithm should call move() at one place: the
+// code of a protocol is inlined there, and what runs again is in the instruction cache already.
 template <ProtocolType P>
 class Mover {
  public:

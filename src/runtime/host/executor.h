@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -22,6 +23,9 @@ struct TaskRequest {
   // Runs when nothing of the task is left, outside of any task; may be empty; must not throw.
   std::function<void()> afterEnd;
 };
+
+// After so long without progress executors report who waits for what.
+inline constexpr std::chrono::seconds kReportAfter{10};
 
 class Explorer;
 

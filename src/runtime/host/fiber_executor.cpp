@@ -28,9 +28,8 @@ constexpr uint32_t kPointsPerSwitch = 32;
 constexpr int kRoundsBeforeNap = 50;
 constexpr std::chrono::microseconds kShortNap = 50us;
 constexpr std::chrono::microseconds kLongNap = 200us;
-constexpr std::chrono::seconds kReportAfter = 10s;
 // Looks for new work before the engine sleeps: launches often follow each other closely.
-constexpr int kLooksBeforeSleep = 40;
+constexpr int kLooksForWork = 40;
 constexpr int kStepsOfQuery = 1000;
 
 ExceptionState& exceptionState() {
@@ -310,7 +309,7 @@ void FiberExecutor::run() {
     if (onCaller_) rest();
     if (runStep()) continue;
     if (stop_ && alive_ == 0) return;
-    for (int i = 0; i < kLooksBeforeSleep && !inboxFilled_ && !(mayRun() && !ready_.empty()); i++) {
+    for (int i = 0; i < kLooksForWork && !inboxFilled_ && !(mayRun() && !ready_.empty()); i++) {
       ::sched_yield();
     }
     sleep(0us);

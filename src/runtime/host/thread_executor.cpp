@@ -17,8 +17,7 @@ using namespace std::chrono_literals;
 constexpr int kLooksBeforeYield = 16;
 constexpr int kLooksBeforeNap = 400;
 constexpr std::chrono::microseconds kNap = 50us;
-// After so long without progress the executor reports, or ends the tasks.
-constexpr std::chrono::seconds kReportAfter = 10s;
+// After so long without progress the executor ends the tasks.
 constexpr std::chrono::seconds kDeadlockAfter = 2s;
 
 }  // namespace
