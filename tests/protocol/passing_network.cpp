@@ -170,7 +170,7 @@ class WorldNetwork final : public transport::Network {
     for (size_t fifo = 0; fifo < group.memory->fifos(); fifo++) {
       network_.connect(group.tag, fifo, sends, group.memory->streamOf(fifo));
       connections.push_back(
-          {std::make_unique<IdleStream>(group.memory->streamOf(fifo)), "simulated"});
+          {std::make_unique<IdleStream>(group.memory->streamOf(fifo)), "simulated", ""});
     }
     return connections;
   }
