@@ -40,14 +40,22 @@ std::span<const UniqueId> checkIds(std::span<const UniqueId> ids, int ranks) {
 
 }  // namespace
 
-Bootstrap::Bootstrap(const RankTree& tree, std::unique_ptr<Mailbox> mailbox,
+Bootstrap::Bootstrap(int rank, int roots, std::unique_ptr<Mailbox> mailbox,
                      std::shared_ptr<LocalRanks> local)
-    : tree_(tree),
-      rank_(tree.rank),
-      ranks_(tree.ranks),
-      mailbox_(std::move(mailbox)),
+    : mailbox_(std::move(mailbox)),
+      rank_(rank),
+      ranks_(mailbox_->members().ranks()),
+      tree_{mailbox_->members().placeOf(rank), ranks_, roots},
       local_(std::move(local)) {
-  if (rank_ > 0) mailbox_->keepUplink(tree_.parent());
+  if (uplink() >= 0) mailbox_->keepUplink(uplink());
+}
+
+int Bootstrap::rankAt(int place) const {
+  return mailbox_->members().rankAt(place);
+}
+
+int Bootstrap::uplink() const {
+  return tree_.parent() < 0 ? -1 : rankAt(tree_.parent());
 }
 
 Bootstrap::~Bootstrap() {
@@ -80,8 +88,8 @@ std::unique_ptr<Bootstrap> Bootstrap::connect(std::span<const UniqueId> ids, int
   auto mailbox = std::make_unique<Mailbox>(rank, std::move(membership),
                                            MailboxTimes{.limit = timeoutOf(settings)},
                                            std::move(aborted), std::move(watcher));
-  std::unique_ptr<Bootstrap> result(new Bootstrap({rank, ranks, static_cast<int>(ids.size())},
-                                                  std::move(mailbox), std::move(local)));
+  std::unique_ptr<Bootstrap> result(
+      new Bootstrap(rank, static_cast<int>(ids.size()), std::move(mailbox), std::move(local)));
   try {
     result->mailbox_->learnAddresses(result->allGatherShared(own));
   } catch (const std::exception& error) {
@@ -91,34 +99,26 @@ std::unique_ptr<Bootstrap> Bootstrap::connect(std::span<const UniqueId> ids, int
   return result;
 }
 
-Listener Bootstrap::openSeat(const std::function<bool()>& aborted) const {
-  Address address = mailbox_->address();
-  address.port = 0;
-  return Listener(address, Wait(std::chrono::milliseconds(0), aborted));
+std::unique_ptr<Seat> Bootstrap::takeSeat(uint64_t number, int color) const {
+  return mailbox_->takeSeat(number, color);
 }
 
-std::unique_ptr<Bootstrap> Bootstrap::connectMembers(Listener listener, int rank,
-                                                     std::span<const Seat> seats,
+std::unique_ptr<Bootstrap> Bootstrap::connectMembers(std::unique_ptr<Seat> seat, int rank,
+                                                     std::span<const int> members,
                                                      const Settings& settings,
                                                      std::function<bool()> aborted,
                                                      std::shared_ptr<PeerWatcher> watcher) const {
-  const int ranks = static_cast<int>(seats.size());
-  Membership membership;
-  membership.ranks = ranks;
-  membership.session = seats.front().secret;
-  membership.listener = std::move(listener);
-  membership.localize = mailbox_->localize();
-  auto local = LocalRanks::join(membership.session, rank);
-  auto mailbox = std::make_unique<Mailbox>(rank, std::move(membership),
-                                           MailboxTimes{.limit = timeoutOf(settings)},
-                                           std::move(aborted), std::move(watcher));
-  std::unique_ptr<Bootstrap> result(
-      new Bootstrap({rank, ranks, 1}, std::move(mailbox), std::move(local)));
-  result->mailbox_->learnAddresses(result->share([&] {
-    std::vector<Address> addresses;
-    for (const Seat& seat : seats) addresses.push_back(seat.listener);
-    return addresses;
-  }));
+  auto local = LocalRanks::join(seat->communicator(), rank);
+  const auto all = local->makeOnce(0, typeid(Members), [&]() -> LocalRanks::Value {
+    std::vector<int> family;
+    for (const int member : members) family.push_back(mailbox_->members().familyRank(member));
+    return std::make_shared<const Members>(std::move(family));
+  });
+  auto mailbox = std::make_unique<Mailbox>(
+      rank, std::move(seat), std::static_pointer_cast<const Members>(all),
+      MailboxTimes{.limit = timeoutOf(settings)}, std::move(aborted), std::move(watcher));
+  std::unique_ptr<Bootstrap> result(new Bootstrap(rank, 1, std::move(mailbox), std::move(local)));
+  result->shares_ = 1;
   return result;
 }
 
@@ -148,14 +148,14 @@ void Bootstrap::sendAfterFailure(int peer, uint64_t tag, std::span<const std::by
                                  const std::function<void()>& check) {
   checkPeer(peer);
   mailbox_->send(peer, FrameKind::message, tag, message,
-                 {.check = check, .evenAfterFailure = true});
+                 {.check = check, .evenAfterFailure = true, .evenAfterAbort = true});
 }
 
 std::vector<std::byte> Bootstrap::receiveAfterFailure(int peer, uint64_t tag,
                                                       const std::function<void()>& check) {
   checkPeer(peer);
   return mailbox_->receive(peer, FrameKind::message, tag,
-                           {.check = check, .evenAfterFailure = true});
+                           {.check = check, .evenAfterFailure = true, .evenAfterAbort = true});
 }
 
 void Bootstrap::handleMessages(uint64_t tag, MessageHandler handler) {
@@ -230,6 +230,7 @@ void Bootstrap::barrier() {
 
 std::vector<int> Bootstrap::reachableNeighbours() const {
   std::vector<int> result = tree_.neighbours();
+  std::ranges::transform(result, result.begin(), [this](int place) { return rankAt(place); });
   std::erase_if(result, [this](int peer) { return !mailbox_->reaches(peer); });
   return result;
 }
@@ -243,8 +244,21 @@ void Bootstrap::checkSize(int peer, uint64_t number, size_t bytes, size_t expect
       .peer(peer);
 }
 
-// Parts move up the tree until rank 0 has them all, and the whole moves down again. Inside a
-// process it is only announced.
+// Parts in the order of places become parts in the order of ranks.
+std::vector<std::byte> Bootstrap::byRank(std::vector<std::byte> byPlace, size_t bytes) const {
+  int place = 0;
+  while (place < ranks_ && rankAt(place) == place) place++;
+  if (place == ranks_ || bytes == 0) return byPlace;
+  std::vector<std::byte> result(byPlace.size());
+  for (place = 0; place < ranks_; place++) {
+    std::memcpy(result.data() + static_cast<size_t>(rankAt(place)) * bytes,
+                byPlace.data() + static_cast<size_t>(place) * bytes, bytes);
+  }
+  return result;
+}
+
+// Parts move up the tree until the rank at place 0 has them all, and the whole moves down again.
+// Inside a process it is only announced.
 LocalRanks::Bytes Bootstrap::runCollective(uint64_t number, std::span<const std::byte> own,
                                            const std::function<void()>& check) {
   const size_t bytes = own.size(), total = static_cast<size_t>(ranks_) * bytes;
@@ -254,22 +268,23 @@ LocalRanks::Bytes Bootstrap::runCollective(uint64_t number, std::span<const std:
   const auto send = [&](int peer, std::span<const std::byte> part) {
     mailbox_->send(peer, FrameKind::collective, number, part, {.check = check});
   };
+  const int place = tree_.rank;
   const std::vector<int> children = tree_.children();
-  std::vector<std::byte> part(static_cast<size_t>(tree_.end() - rank_) * bytes);
+  std::vector<std::byte> part(static_cast<size_t>(tree_.end() - place) * bytes);
   if (bytes > 0) std::memcpy(part.data(), own.data(), bytes);
   for (const int child : children) {
-    const std::vector<std::byte> theirs = receive(child);
+    const std::vector<std::byte> theirs = receive(rankAt(child));
     const auto ranks = static_cast<size_t>(tree_.of(child).end() - child);
-    checkSize(child, number, theirs.size(), ranks * bytes);
+    checkSize(rankAt(child), number, theirs.size(), ranks * bytes);
     if (bytes == 0) continue;
-    std::memcpy(part.data() + static_cast<size_t>(child - rank_) * bytes, theirs.data(),
+    std::memcpy(part.data() + static_cast<size_t>(child - place) * bytes, theirs.data(),
                 theirs.size());
   }
   LocalRanks::Bytes result;
-  if (rank_ == 0) {
-    result = local_->add(number, std::move(part));
+  if (place == 0) {
+    result = local_->add(number, byRank(std::move(part), bytes));
   } else {
-    const int parent = tree_.parent();
+    const int parent = uplink();
     send(parent, part);
     part = receive(parent);
     if (part.empty()) result = local_->find(number);
@@ -280,8 +295,8 @@ LocalRanks::Bytes Bootstrap::runCollective(uint64_t number, std::span<const std:
     checkSize(parent, number, result->size(), total);
   }
   for (auto child = children.rbegin(); child != children.rend(); ++child) {
-    const bool isLocal = local_->contains(*child);
-    send(*child, isLocal ? std::span<const std::byte>() : std::span(*result));
+    const bool isLocal = local_->contains(rankAt(*child));
+    send(rankAt(*child), isLocal ? std::span<const std::byte>() : std::span(*result));
   }
   return result;
 }

@@ -25,9 +25,11 @@
 namespace unisono::bootstrap {
 
 class Mailbox;
+class Seat;
 
 // One rank's end of the network with which the ranks of a communicator set themselves up: TCP
-// between every pair, connected at first use. Not fast and not for data.
+// between every pair, connected at first use, shared by the communicators of a family (see
+// ConnectionPool). Not fast and not for data.
 //
 // Every wait ends with Error(internalError) when `aborted` returns true, with Error(remoteError)
 // when the peer has ended or failed, and with Error(timeout) after UNISONO_BOOTSTRAP_TIMEOUT if
@@ -54,17 +56,15 @@ class Bootstrap {
     return connect(std::span(&id, 1), rank, ranks, settings, std::move(aborted),
                    std::move(watcher));
   }
-  // What a rank tells the others to become a member of another communicator of ranks of this one.
-  struct Seat {
-    Address listener;
-    Secret secret;  // that of the first member protects the connections
-  };
-  // A listener where this rank can be reached as it is for this communicator.
-  Listener openSeat(const std::function<bool()>& aborted) const;
-  // Connects the members, whose seats are in the order of their new ranks. The listener is the one
-  // of `rank`. There is no rendezvous: all of them know each other.
-  std::unique_ptr<Bootstrap> connectMembers(Listener listener, int rank,
-                                            std::span<const Seat> seats, const Settings& settings,
+  // A place for this rank in another communicator of ranks of this one, which uses the connections
+  // of this one: it needs none of its own where there are some, and may outlive this one. A rank
+  // takes its seat before the others can know that it takes part. They are in the same communicator
+  // if they have given the same number and color.
+  std::unique_ptr<Seat> takeSeat(uint64_t number, int color) const;
+  // Joins the others on seats of the same number and color: `members` are their ranks here, in the
+  // order of their new ranks, of which `rank` is this one's. There is no rendezvous, and no wait.
+  std::unique_ptr<Bootstrap> connectMembers(std::unique_ptr<Seat> seat, int rank,
+                                            std::span<const int> members, const Settings& settings,
                                             std::function<bool()> aborted,
                                             std::shared_ptr<PeerWatcher> watcher) const;
   // Leaves, unless this rank has failed or has left.
@@ -157,24 +157,27 @@ class Bootstrap {
   std::pair<std::string, std::string> addressOf(int peer) const;
   // Whether `peer` is the first rank that has ended without leaving.
   bool hasDied(int peer) const;
-  // A lower rank to which there is a connection from the beginning; -1 for rank 0.
-  int uplink() const { return tree_.parent(); }
+  // A rank with which this one is in contact from the beginning; -1 for one of the ranks. Going
+  // from uplink to uplink ends there.
+  int uplink() const;
 
  private:
-  Bootstrap(const RankTree& tree, std::unique_ptr<Mailbox> mailbox,
+  Bootstrap(int rank, int roots, std::unique_ptr<Mailbox> mailbox,
             std::shared_ptr<LocalRanks> local);
 
   LocalRanks::Bytes gather(std::span<const std::byte> own, const std::function<void()>& check);
   LocalRanks::Bytes runCollective(uint64_t number, std::span<const std::byte> own,
                                   const std::function<void()>& check);
   void checkSize(int peer, uint64_t number, size_t bytes, size_t expected) const;
+  int rankAt(int place) const;
+  std::vector<std::byte> byRank(std::vector<std::byte> byPlace, size_t bytes) const;
   std::vector<int> reachableNeighbours() const;
   void checkPeer(int peer) const;
 
-  const RankTree tree_;
+  std::unique_ptr<Mailbox> mailbox_;
   const int rank_;
   const int ranks_;
-  std::unique_ptr<Mailbox> mailbox_;
+  const RankTree tree_;  // of places, see Members
   const std::shared_ptr<LocalRanks> local_;
   uint64_t collectives_ = 0;
   uint64_t shares_ = 0;

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/math.h"
 
 namespace unisono::bootstrap {
 
@@ -24,6 +25,11 @@ Secret randomSecret() {
     if (count > 0) filled += static_cast<size_t>(count);
   }
   return secret;
+}
+
+Secret secretOfChild(const Secret& parent, uint64_t number, int color) {
+  const uint64_t made = mix64(parent[1] + mix64(number));
+  return {parent[0], mix64(made + static_cast<uint32_t>(color))};
 }
 
 bool sameSecret(const Secret& a, const Secret& b) {
@@ -46,7 +52,9 @@ void FrameReader::checkHeader() const {
   auto limit = std::find_if(limits_.begin(), limits_.end(),
                             [&](const FrameLimit& entry) { return entry.kind == header.kind; });
   const bool needsSecret = limit == limits_.end() || limit->kind != FrameKind::wrongSecret;
-  if (needsSecret && !sameSecret(header.secret, secret_)) {
+  Secret expected = secret_;
+  if (acceptsFamily_) expected[1] = header.secret[1];
+  if (needsSecret && !sameSecret(header.secret, expected)) {
     throw Error(ErrorCode::invalidUsage, "its secret is not the one of this communicator");
   }
   if (limit == limits_.end()) {

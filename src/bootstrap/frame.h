@@ -12,12 +12,16 @@
 
 namespace unisono::bootstrap {
 
-// 128 bits that show that a connection belongs to a communicator. They keep out strangers, scanners
-// and ranks of another job. They do not protect against those who can read the network's traffic.
+// 128 bits that show that a connection belongs to a family of communicators, and a frame to one of
+// these. They keep out strangers, scanners and ranks of another job. They do not protect against
+// those who can read the network's traffic.
 using Secret = std::array<uint64_t, 2>;
 
 // From getrandom(2). Throws Error(systemError).
 Secret randomSecret();
+// That of a communicator that ranks of another one make, under a number that these have for it.
+// Both have the same first half, by which the connections of a family are known.
+Secret secretOfChild(const Secret& parent, uint64_t number, int color);
 // Compares in a time that does not depend on the contents.
 bool sameSecret(const Secret& a, const Secret& b);
 
@@ -41,11 +45,13 @@ enum class FrameKind : uint32_t {
                           // the same. Head -> root: all ranks have joined.
   question = 15,          // rank -> rank: answered by the thread of the connections
   answer = 16,            // rank -> rank: the answer to a question
+  greeting = 17,          // rank -> rank: the first of a communicator, by each side
+  absent = 18,            // rank -> rank: the sender is not in this communicator (any more)
 };
 
 // The version of all messages that ranks exchange to set up a communicator, those of `comm`
 // included. Ranks whose versions differ are refused by the root.
-inline constexpr uint32_t kProtocolVersion = 16;
+inline constexpr uint32_t kProtocolVersion = 17;
 
 // Every message is this header and `length` bytes of payload. Little-endian, as are all machines
 // that this library is built for.
@@ -116,6 +122,9 @@ class FrameReader {
   // Accepts only frames of the kinds in `limits`, with `secret` unless the kind carries none.
   FrameReader(const Secret& secret, std::vector<FrameLimit> limits)
       : secret_(secret), limits_(std::move(limits)) {}
+  // From now on only the first half of the secret counts: frames may be of any communicator of the
+  // family.
+  void acceptFamily() { acceptsFamily_ = true; }
 
   // Reads what has arrived, at most to the end of one frame; after `complete`, take() has it.
   // Throws Error(remoteError) when what arrives is not such a frame or ends in the middle of one,
@@ -128,6 +137,7 @@ class FrameReader {
   void checkHeader() const;
 
   Secret secret_;
+  bool acceptsFamily_ = false;
   std::vector<FrameLimit> limits_;
   Frame frame_;
   size_t headerBytes_ = 0;

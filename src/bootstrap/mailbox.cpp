@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/system.h"
 
 namespace unisono::bootstrap {
 namespace {
@@ -22,50 +21,48 @@ milliseconds probeDelay() {
   return 10 * Wait::longestSlice();
 }
 
+// How often a rank that connects looks whether it may try again.
+constexpr milliseconds kAttemptPause{20};
+
 constexpr const char* kLookAtPeer = "Look for the first error in the output of that rank";
+
+std::unique_ptr<Seat> openPool(int rank, Membership membership) {
+  auto pool = std::make_shared<ConnectionPool>(rank, std::move(membership));
+  auto seat = std::make_unique<Seat>(pool, pool->session());
+  pool->start();
+  return seat;
+}
 
 }  // namespace
 
-Mailbox::Mailbox(int rank, Membership membership, const MailboxTimes& times,
-                 std::function<bool()> aborted, std::shared_ptr<PeerWatcher> watcher)
+Mailbox::Mailbox(int rank, std::unique_ptr<Seat> seat, std::shared_ptr<const Members> members,
+                 const MailboxTimes& times, std::function<bool()> aborted,
+                 std::shared_ptr<PeerWatcher> watcher)
     : rank_(rank),
-      ranks_(membership.ranks),
-      neighbours_(std::move(membership.neighbours)),
-      localize_(std::move(membership.localize)),
-      session_(membership.session),
+      members_(members != nullptr ? std::move(members)
+                                  : std::make_shared<const Members>(seat->pool()->ranks())),
+      pool_(seat->pool()),
+      communicator_(seat->communicator()),
       times_(times),
       aborted_(std::move(aborted)),
-      name_(processName().substr(0, kLongestName)),
-      reactor_(Reactor::ofThisProcess()),
-      listener_(std::move(membership.listener)),
-      watcher_(std::move(watcher)) {
-  number_ = reactor_.add(*this);
-  try {
-    const Lock lock(mutex_);
-    reactor_.watch(number_, listener_.descriptor(), Poller::Interest::read);
-  } catch (...) {
-    reactor_.remove(number_);
-    throw;
-  }
+      watcher_(std::move(watcher)),
+      mutex_(pool_->mutex()) {
+  const Lock lock(mutex_);
+  seat->handOver(*this);
 }
 
+Mailbox::Mailbox(int rank, Membership membership, const MailboxTimes& times,
+                 std::function<bool()> aborted, std::shared_ptr<PeerWatcher> watcher)
+    : Mailbox(rank, openPool(rank, std::move(membership)), nullptr, times, std::move(aborted),
+              std::move(watcher)) {}
+
 Mailbox::~Mailbox() {
-  const Clock::time_point deadline = Clock::now() + kDrainTimeout;
   {
-    Lock lock(mutex_);
+    const Lock lock(mutex_);
     leaving_ = true;
-    while (hasUnsent() && Clock::now() < deadline && !(aborted_ && aborted_())) {
-      changed_.wait_for(lock, Wait::kSlice);
-    }
+    for (const int peer : greetedPeers()) post(peer, FrameKind::absent, 0, {});
   }
-  reactor_.remove(number_);
-  // Closing a connection with unread data resets it, which could lose what was sent last.
-  const std::map<int, PeerSocketPointer> connections = connections_;
-  for (const auto& [descriptor, connection] : connections) {
-    readFrom(connection);
-    reactor_.forget(descriptor);
-  }
-  reactor_.forget(listener_.descriptor());
+  pool_->remove(communicator_, aborted_);
 }
 
 std::optional<Failure> Mailbox::failure() const {
@@ -102,16 +99,24 @@ Error Mailbox::errorOf(const Failure& failure) const {
 
 // "Rank 3 (process 17 on host n1)", or with its address while the name is not known.
 std::string Mailbox::describe(int peer) const {
-  const std::string& name = peerOf(peer).name;
-  return fmt::format("Rank {} ({})", peer, name.empty() ? addressText(peer) : name);
+  return fmt::format("Rank {} ({})", peer, pool_->describe(members_->familyRank(peer)));
 }
 
-void Mailbox::throwIfEnded(const Wait& wait, const WaitRule& rule, std::string_view doing) const {
+// Called without the lock: this may ask another mailbox of the pool.
+bool Mailbox::isAborted(Lock& lock) const {
+  if (!aborted_) return false;
+  lock.unlock();
+  const bool aborted = aborted_();
+  lock.lock();
+  return aborted;
+}
+
+void Mailbox::throwIfEnded(bool aborted, const WaitRule& rule, std::string_view doing) const {
   if (rule.check) rule.check();
-  if (rule.evenAfterFailure) return;
+  if (!aborted || rule.evenAfterAbort) return;
   // The failure that was heard of may be why the communicator is being aborted.
-  if (failure_ && aborted_ && aborted_()) throwIfReported();
-  wait.throwIfAborted(doing);
+  if (!rule.evenAfterFailure) throwIfReported();
+  throw internalError("Aborted while {}", doing);
 }
 
 void Mailbox::throwIfCollectiveFailed(const Key& key) const {
@@ -120,14 +125,19 @@ void Mailbox::throwIfCollectiveFailed(const Key& key) const {
   if (failed != failedCollectives_.end()) throw errorOf(failed->second);
 }
 
-void Mailbox::throwIfGone(int peer, bool evenIfOthersFailed) const {
+const std::optional<ConnectionPool::Gone>& Mailbox::goneOf(int peer) const {
   const Peer& state = peerOf(peer);
-  const bool mayStillArrive = state.goneSince && Clock::now() - *state.goneSince < kGoneGrace;
+  return state.gone || state.isGreeted ? state.gone : pool_->goneOf(members_->familyRank(peer));
+}
+
+void Mailbox::throwIfGone(int peer, bool evenIfOthersFailed) const {
+  const std::optional<ConnectionPool::Gone>& gone = goneOf(peer);
+  const bool mayStillArrive = gone && Clock::now() - gone->since < kGoneGrace;
   const bool isOfPeer = failure_ && failure_->isDeath && failure_->rank == peer;
   const bool matters = isOfPeer ? !mayStillArrive : !evenIfOthersFailed;
   if (failure_ && matters) throw errorOf(*failure_);
-  if (!state.goneSince || mayStillArrive) return;
-  throw Error(ErrorCode::remoteError, state.goneText).rank(rank_).peer(peer).remedy(kLookAtPeer);
+  if (!gone || mayStillArrive) return;
+  throw Error(ErrorCode::remoteError, gone->text).rank(rank_).peer(peer).remedy(kLookAtPeer);
 }
 
 Error Mailbox::timeoutError(int peer, std::string_view what) const {
@@ -146,7 +156,7 @@ void Mailbox::reportWait(int peer, const Wait& wait, Reminder& reminder) const {
   logWarn(
       "rank {} has been waiting for rank {} ({}) for {:.0f} s: it may be late, or may not make "
       "the same call",
-      rank_, peer, addressText(peer), wait.secondsSinceStart());
+      rank_, peer, pool_->describe(members_->familyRank(peer)), wait.secondsSinceStart());
 }
 
 std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
@@ -157,25 +167,16 @@ std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
   const Key key(peer, kind, tag);
   Lock lock(mutex_);
   for (;;) {
+    const bool aborted = isAborted(lock);
     // A rank that gave up may have sent its part before.
     throwIfCollectiveFailed(key);
     if (auto payload = take(key)) return std::move(*payload);
     throwIfGone(peer, rule.evenAfterFailure);
-    throwIfEnded(wait, rule, fmt::format("waiting for a message from rank {}", peer));
+    throwIfEnded(aborted, rule, fmt::format("waiting for a message from rank {}", peer));
     if (wait.isExpired()) throw timeoutError(peer, "No message arrived");
     reportWait(peer, wait, reminder);
-    // Without a connection, nothing tells whether the peer still lives.
-    Peer& state = peerOf(peer);
-    if (peer != rank_ && addressOf(peer) != nullptr && !state.out && !state.attempt &&
-        !state.goneSince && Clock::now() >= std::max(begun + probeDelay(), state.nextAttempt)) {
-      try {
-        startAttempt(peer);
-      } catch (const Error& error) {
-        // The message may arrive nevertheless.
-        logInfo("rank {}: cannot check whether rank {} lives: {}", rank_, peer, error.what());
-        state.nextAttempt = Clock::now() + kReportInterval;
-      }
-    }
+    // Without contact, nothing tells whether the peer is still there.
+    if (peer != rank_ && Clock::now() >= begun + probeDelay()) trySeekContact(peer);
     changed_.wait_for(lock, std::max(wait.slice(), milliseconds(1)));
   }
 }
@@ -204,46 +205,71 @@ bool Mailbox::ask(int peer, std::span<const std::byte> question, bool connects) 
   constexpr size_t kMostUnsent = 16;
   const Lock lock(mutex_);
   if (leaving_ || peer == rank_) return false;
-  Peer& state = peerOf(peer);
-  if (state.out) {
-    const PeerSocketPointer connection = state.out;
-    if (connection->stage != Stage::open || connection->unsent.size() >= kMostUnsent) return false;
-    enqueue(connection, {.kind = FrameKind::question}, question);
-    return connection->stage == Stage::open;
+  const int there = members_->familyRank(peer);
+  if (peerOf(peer).isGreeted) {
+    if (pool_->unsentFrames(there) >= kMostUnsent) return false;
+    post(peer, FrameKind::question, 0, question);
+    return pool_->isConnected(there);
   }
-  const bool isDue = !state.attempt && !state.goneSince && Clock::now() >= state.nextAttempt;
-  if (connects && isDue && addressOf(peer) != nullptr) startAttempt(peer);
+  if (connects && !goneOf(peer)) seekContact(peer);
   return false;
 }
 
 std::string Mailbox::addressOfPeer(int peer) const {
   const Lock lock(mutex_);
-  const Address* address = addressOf(peer);
+  const Address* address = pool_->addressOf(members_->familyRank(peer));
   return address == nullptr ? "" : address->text();
 }
 
-// Returns the connection on which to send to `peer`, and opens it when there is none.
-Mailbox::PeerSocketPointer Mailbox::connectionTo(int peer, const Wait& wait, const WaitRule& rule,
-                                                 Lock& lock) {
-  Peer& state = peerOf(peer);
+// Says to a connected peer that this rank is in the communicator, and all news: what may be the
+// cause of others first. Returns whether the peer is still connected.
+bool Mailbox::greet(int peer) {
+  if (peerOf(peer).isGreeted) return true;
+  peerOf(peer).isGreeted = true;
+  post(peer, FrameKind::greeting, 0, {});
+  for (const auto& [number, failure] : failedCollectives_) {
+    tellFailedCollective(peer, number, failure);
+  }
+  if (told_) tell(peer, *told_);
+  if (earliest_ && earliest_->rank != peer) tell(peer, *earliest_);
+  return peerOf(peer).isGreeted;
+}
+
+// Greets a peer, or starts to connect to it. Returns whether it is greeted.
+bool Mailbox::seekContact(int peer) {
+  const int there = members_->familyRank(peer);
+  if (pool_->isConnected(there)) return greet(peer);
+  pool_->approach(there);
+  return false;
+}
+
+// For those who want to know whether the peer is there, but can do without.
+void Mailbox::trySeekContact(int peer) {
+  if (goneOf(peer)) return;
+  try {
+    seekContact(peer);
+  } catch (const Error& error) {
+    logInfo("rank {}: cannot connect to rank {} yet: {}", rank_, peer, error.what());
+    pool_->postpone(members_->familyRank(peer));
+  }
+}
+
+// Returns when `peer` is greeted, so that messages can be sent to it.
+void Mailbox::awaitContact(int peer, const Wait& wait, const WaitRule& rule, Lock& lock) {
   Reminder reminder(times_.reportInterval);
-  while (!state.out) {
+  while (!peerOf(peer).isGreeted) {
+    const bool aborted = isAborted(lock);
     if (!rule.evenAfterFailure) throwIfReported();
     // The grace that throwIfGone() allows is for messages that may still arrive.
-    if (state.goneSince) {
-      throw Error(ErrorCode::remoteError, state.goneText)
-          .rank(rank_)
-          .peer(peer)
-          .remedy(kLookAtPeer);
+    if (const auto& gone = goneOf(peer)) {
+      throw Error(ErrorCode::remoteError, gone->text).rank(rank_).peer(peer).remedy(kLookAtPeer);
     }
-    throwIfEnded(wait, rule, fmt::format("connecting to rank {}", peer));
+    throwIfEnded(aborted, rule, fmt::format("connecting to rank {}", peer));
     if (wait.isExpired()) throw timeoutError(peer, "No connection was made");
     reportWait(peer, wait, reminder);
-    const bool isDue = !state.attempt && Clock::now() >= state.nextAttempt;
-    if (isDue && addressOf(peer) != nullptr) startAttempt(peer);
-    changed_.wait_for(lock, std::clamp(wait.slice(), milliseconds(1), kConnectPause));
+    if (seekContact(peer)) return;
+    changed_.wait_for(lock, std::clamp(wait.slice(), milliseconds(1), kAttemptPause));
   }
-  return state.out;
 }
 
 void Mailbox::send(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload,
@@ -256,29 +282,117 @@ void Mailbox::send(int peer, FrameKind kind, uint64_t tag, std::span<const std::
   }
   try {
     const Wait wait(times_.limit, aborted_);
-    sendOn(connectionTo(peer, wait, rule, lock), peer, kind, tag, payload);
+    awaitContact(peer, wait, rule, lock);
+    post(peer, kind, tag, payload);
+    if (!peerOf(peer).isGreeted) {
+      throw Error(ErrorCode::remoteError, "The peer closed its connection: it has ended or failed")
+          .rank(rank_)
+          .peer(peer)
+          .remedy(kLookAtPeer);
+    }
   } catch (const Error&) {
     // A peer that failed said why before it ended.
-    readEverything();
+    pool_->readEverything();
     if (!rule.evenAfterFailure) throwIfReported();
     throw;
   }
 }
 
-void Mailbox::sendOn(const PeerSocketPointer& connection, int peer, FrameKind kind, uint64_t tag,
-                     std::span<const std::byte> payload) {
-  if (connection->stage == Stage::open) enqueue(connection, {.kind = kind, .tag = tag}, payload);
-  if (connection->stage != Stage::open) {
-    throw Error(ErrorCode::remoteError, "The peer closed its connection: it has ended or failed")
-        .rank(rank_)
-        .peer(peer)
-        .remedy(kLookAtPeer);
+void Mailbox::post(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload) {
+  pool_->send(members_->familyRank(peer), {.secret = communicator_, .kind = kind, .tag = tag},
+              payload);
+}
+
+std::vector<int> Mailbox::greetedPeers() const {
+  std::vector<int> greeted;
+  for (const auto& [peer, state] : peers_) {
+    if (state.isGreeted) greeted.push_back(peer);
   }
+  return greeted;
+}
+
+void Mailbox::deliver(int familyRank, Frame frame) {
+  const int peer = members_->rankOf(familyRank);
+  if (peer < 0) throw Error(ErrorCode::remoteError, "it is not in the communicator that it names");
+  changed_.notify_all();
+  Peer& state = peerOf(peer);
+  const FrameKind kind = frame.header.kind;
+  if (kind == FrameKind::absent) {
+    return endContact(
+        peer,
+        fmt::format("{} is not in this communicator any more: there it was destroyed "
+                    "or aborted, or could not be made",
+                    describe(peer)),
+        fmt::format("{} has ended this communicator without a farewell", describe(peer)));
+  }
+  if (kind == FrameKind::greeting) {
+    // Who was greeted by a rank that has left would take its end for a death.
+    if (left_) return post(peer, FrameKind::absent, 0, {});
+    state.hasGreeted = true;
+    state.gone.reset();
+    greet(peer);
+    return;
+  }
+  if (!state.hasGreeted) {
+    throw Error(ErrorCode::remoteError, "it does not greet the communicator that it names");
+  }
+  if (kind == FrameKind::question) {
+    if (!questionHandlers_.answer) return;
+    const auto answer = questionHandlers_.answer(peer, frame.payload);
+    if (!answer.empty() && answer.size() <= kLongestMessage) {
+      post(peer, FrameKind::answer, 0, answer);
+    }
+    return;
+  }
+  if (kind == FrameKind::answer) {
+    if (questionHandlers_.hear) questionHandlers_.hear(peer, std::move(frame.payload));
+    return;
+  }
+  if (kind == FrameKind::message) {
+    if (const auto handler = handlers_.find(frame.header.tag); handler != handlers_.end()) {
+      handler->second(peer, std::move(frame.payload));
+      return;
+    }
+  }
+  if (kind == FrameKind::message || kind == FrameKind::collective) {
+    inbox_[Key(peer, kind, frame.header.tag)].push_back(std::move(frame.payload));
+    return;
+  }
+  hearNews(peer, frame);
+}
+
+void Mailbox::lose(int familyRank) {
+  const int peer = members_->rankOf(familyRank);
+  if (peer < 0) return;
+  endContact(
+      peer, fmt::format("{} closed its connection: it has ended or failed", describe(peer)),
+      fmt::format(
+          "{} has died: its connection to rank {} was closed without a farewell (its process "
+          "was killed or has crashed, or the connection was cut)",
+          describe(peer), rank_));
+}
+
+void Mailbox::endContact(int peer, std::string text, std::string_view deathText) {
+  Peer& state = peerOf(peer);
+  if (!state.isGreeted) return;
+  state.isGreeted = false;
+  const bool hadGreeted = std::exchange(state.hasGreeted, false);
+  if (!state.gone) {
+    state.gone = ConnectionPool::Gone{Clock::now(), state.farewell.value_or(std::move(text))};
+  }
+  if (hadGreeted && !state.farewell && !leaving_) {
+    hearFailure({peer, std::string(deathText), true});
+  }
+  changed_.notify_all();
 }
 
 void Mailbox::learnAddresses(AddressTable addresses) {
   const Lock lock(mutex_);
-  addresses_ = std::move(addresses);
+  pool_->learnAddresses(std::move(addresses));
+}
+
+std::unique_ptr<Seat> Mailbox::takeSeat(uint64_t number, int color) const {
+  return std::make_unique<Seat>(pool_, secretOfChild(communicator_, number, color));
 }
 
 const Mailbox::Peer& Mailbox::peerOf(int peer) const {
@@ -287,20 +401,10 @@ const Mailbox::Peer& Mailbox::peerOf(int peer) const {
   return found == peers_.end() ? nobody : found->second;
 }
 
-const Address* Mailbox::addressOf(int peer) const {
-  if (addresses_ != nullptr) return &(*addresses_)[static_cast<size_t>(peer)];
-  const auto found = neighbours_.find(peer);
-  return found == neighbours_.end() ? nullptr : &found->second;
-}
-
-std::string Mailbox::addressText(int peer) const {
-  const Address* address = addressOf(peer);
-  return address == nullptr ? "which has not connected yet" : address->text();
-}
-
 bool Mailbox::reaches(int peer) const {
   const Lock lock(mutex_);
-  return addressOf(peer) != nullptr || peerOf(peer).openConnections > 0;
+  const int there = members_->familyRank(peer);
+  return pool_->addressOf(there) != nullptr || pool_->isConnected(there);
 }
 
 }  // namespace unisono::bootstrap

@@ -14,8 +14,9 @@
 #include <tuple>
 #include <vector>
 
+#include "bootstrap/connection_pool.h"
+#include "bootstrap/members.h"
 #include "bootstrap/peer_watcher.h"
-#include "bootstrap/reactor.h"
 #include "bootstrap/rendezvous.h"
 
 namespace unisono::bootstrap {
@@ -31,8 +32,10 @@ struct MailboxTimes {
 struct WaitRule {
   // Throws when the caller gives up. Called with a lock held: it must not call the bootstrap.
   std::function<void()> check = {};
-  // Only the peer matters and `check`, not failures of other ranks or an abort of the mailbox.
+  // Failures of other ranks do not matter, only the peer, and an abort of the mailbox.
   bool evenAfterFailure = false;
+  // An abort does not matter either.
+  bool evenAfterAbort = false;
 };
 
 // What ends a communicator: an error that `rank` reports, or its end without a departure.
@@ -42,28 +45,27 @@ struct Failure {
   bool isDeath = false;
 };
 
-// Messages between the ranks of one communicator, over TCP.
+// Messages between the ranks of one communicator, over the connections of its family (see
+// ConnectionPool).
 //
-// A pair of ranks shares one connection, opened by whichever sends first. When both open one at
-// once, each keeps sending on the one that it had first, so that messages of a sender stay in
-// order. The reactor's thread accepts, reads and writes, so ranks can connect to each other in any
-// order, also while the other rank is in no call.
-//
-// The side that opens a connection says hello and sends nothing but news (failures, departures)
-// until it is welcomed. Before that the other side may have closed the connection to make room for
-// others, or the system may have lost it (a full accept queue); nothing is lost then, and the first
-// side tries again.
-//
-// A rank whose last connection to this one closes without a departure has died. The first failure
-// or death that a rank hears of is passed on over all its connections. Those of the all-gathers at
-// init form a tree, so every rank hears of it.
-class Mailbox final : private Reactor::Handler {
+// A rank greets another one before its first message, and is greeted in return, each with all news
+// (failures, departures). From then on the two hear of each other's end: a rank that ends this
+// communicator without a departure, or whose last connection to this one closes, has died. The
+// first failure or death that a rank hears of is passed on to all that it has greeted. Those of the
+// all-gathers at init form a tree, so every rank hears of it. What ends one communicator means
+// nothing for the others of its family.
+class Mailbox final : private ConnectionPool::User {
  public:
+  // Rank `rank` of `members`; null: all ranks of the family.
+  Mailbox(int rank, std::unique_ptr<Seat> seat, std::shared_ptr<const Members> members,
+          const MailboxTimes& times, std::function<bool()> aborted,
+          std::shared_ptr<PeerWatcher> watcher = {});
+  // Of the first communicator of a family, with a pool of its own.
   Mailbox(int rank, Membership membership, const MailboxTimes& times, std::function<bool()> aborted,
           std::shared_ptr<PeerWatcher> watcher = {});
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
-  // Writes what send() has left, for kDrainTimeout at most, and closes every connection.
+  // The last one of a pool writes what send() has left, for ConnectionPool::kDrainTimeout at most.
   ~Mailbox();
 
   // Never waits for the receiver to receive. The first call for a peer connects to it. Throws
@@ -97,131 +99,81 @@ class Mailbox final : private Reactor::Handler {
   // Where `peer` listens, for people.
   std::string addressOfPeer(int peer) const;
 
-  // Keeps a connection to a lower rank, `uplink` at first, another one when it has left. As every
-  // rank but the lowest has one, news reach all ranks whoever has left.
+  // Stays in contact with a rank at a lower place, `uplink` at first, another one when it has left.
+  // As every rank but the first has one, news reach all ranks whoever has left.
   void keepUplink(int uplink);
 
-  // Where all ranks listen, by rank. Until then a rank of which nothing is known must connect
-  // first.
-  using AddressTable = std::shared_ptr<const std::vector<Address>>;
+  using AddressTable = ConnectionPool::AddressTable;
   void learnAddresses(AddressTable addresses);
-  // Where this rank listens, and how it reads the addresses of others.
-  const Address& address() const { return listener_.address(); }
-  const std::function<Address(const Address&)>& localize() const { return localize_; }
+  // A place in a communicator that ranks of this one make under a number that they have for it.
+  std::unique_ptr<Seat> takeSeat(uint64_t number, int color) const;
+  const Members& members() const { return *members_; }
   // Whether this rank can connect to that one, or is connected.
   bool reaches(int peer) const;
 
   // The failure that another rank has sent, if there is one.
   std::optional<Failure> failure() const;
 
-  // How long the destructor waits for a receiver that does not read.
-  static constexpr std::chrono::seconds kDrainTimeout{5};
-
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = ConnectionPool::Lock;
   using Key = std::tuple<int, FrameKind, uint64_t>;  // peer, kind, tag
 
-  enum class Stage { connecting, greeting, open, closed };
-
-  // After a failed attempt to connect.
-  static constexpr std::chrono::milliseconds kConnectPause{20};
-
-  struct PeerSocket {
-    PeerSocket(Socket opened, const Secret& secret);
-    Socket socket;
-    FrameReader reader;
-    Stage stage = Stage::greeting;
-    std::optional<int> peer;           // nothing: a stranger
-    std::optional<Stranger> stranger;  // while it is one
-    Clock::time_point deadline;        // for a stranger to say hello
-    std::deque<std::vector<std::byte>> unsent;
-    size_t unsentOffset = 0;  // bytes of the first that are sent
-    bool watchesWrite = false;
-  };
-  using PeerSocketPointer = std::shared_ptr<PeerSocket>;
-
   struct Peer {
-    PeerSocketPointer out;      // where messages are sent, once one is open
-    PeerSocketPointer attempt;  // the one that we are opening
-    Clock::time_point nextAttempt = {};
-    int rejections = 0;  // connections in a row that it closed without a welcome
-    int openConnections = 0;
-    std::optional<Clock::time_point> goneSince;
-    std::string goneText;
-    std::string name;                     // of its process, once it is known
+    bool isGreeted = false;   // by this rank
+    bool hasGreeted = false;  // this rank
+    std::optional<ConnectionPool::Gone> gone;
     std::optional<std::string> farewell;  // if it has left in an orderly manner
   };
 
-  void serve(int descriptor) override;
-  void tick() override;
+  void deliver(int familyRank, Frame frame) override;
+  void lose(int familyRank) override;
+  void wake() override { changed_.notify_all(); }
+  void tick() override { seekUplink(); }
 
   Peer& peerOf(int peer) { return peers_[peer]; }
   const Peer& peerOf(int peer) const;
-  // Nothing while it is not known.
-  const Address* addressOf(int peer) const;
-  std::string addressText(int peer) const;
+  std::string describe(int peer) const;
   std::optional<std::vector<std::byte>> take(const Key& key);
+  bool isAborted(Lock& lock) const;
   void throwIfReported() const;
-  void throwIfEnded(const Wait& wait, const WaitRule& rule, std::string_view doing) const;
+  void throwIfEnded(bool aborted, const WaitRule& rule, std::string_view doing) const;
   void throwIfGone(int peer, bool evenIfOthersFailed) const;
   void throwIfCollectiveFailed(const Key& key) const;
+  const std::optional<ConnectionPool::Gone>& goneOf(int peer) const;
   Error errorOf(const Failure& failure) const;
-  std::string describe(int peer) const;
   Error timeoutError(int peer, std::string_view what) const;
   void reportWait(int peer, const Wait& wait, Reminder& reminder) const;
 
-  void acceptAll();
-  void readEverything();
-  void readFrom(const PeerSocketPointer& connection);
-  void deliver(const PeerSocketPointer& connection, Frame frame);
-  void identify(const PeerSocketPointer& connection, int sender);
-  void refuse(const PeerSocketPointer& connection, std::string_view reason);
-  void drop(const PeerSocketPointer& connection);
-  void makeRoomForStranger();
-  void introduce(const PeerSocketPointer& connection, FrameKind kind);
-  void welcomed(const PeerSocketPointer& connection);
-  void enqueue(const PeerSocketPointer& connection, const FrameHeader& header,
-               std::span<const std::byte> payload);
-  void writeUnsent(const PeerSocketPointer& connection);
-  bool hasUnsent() const;
+  bool greet(int peer);
+  bool seekContact(int peer);
+  void trySeekContact(int peer);
+  void awaitContact(int peer, const Wait& wait, const WaitRule& rule, Lock& lock);
+  void contactToTell(int peer, Lock& lock);
+  void endContact(int peer, std::string text, std::string_view deathText);
+  std::vector<int> greetedPeers() const;
+  void post(int peer, FrameKind kind, uint64_t tag, std::span<const std::byte> payload);
+  void hearNews(int from, const Frame& frame);
 
-  PeerSocketPointer connectionTo(int peer, const Wait& wait, const WaitRule& rule, Lock& lock);
-  void connectToTell(int peer, Lock& lock);
   void seekUplink();
-  void startAttempt(int peer);
-  void finishConnecting(const PeerSocketPointer& connection);
-  void markGone(int peer, std::string text);
   void hearFailure(Failure failure);
   void hearDeparture(Departure departure, int from);
-  void tell(const PeerSocketPointer& connection, const Failure& failure);
+  void tell(int peer, const Failure& failure);
   void tellAll(const Failure& failure);
-  void tell(const PeerSocketPointer& connection, const Departure& departure);
+  void tell(int peer, const Departure& departure);
   void hearFailedCollective(uint64_t number, const Failure& failure);
-  void tellFailedCollective(const PeerSocketPointer& connection, uint64_t number,
-                            const Failure& failure);
-  static bool isIntroduced(const PeerSocket& connection);
-  std::vector<PeerSocketPointer> introducedConnections() const;
-  void sendOn(const PeerSocketPointer& connection, int peer, FrameKind kind, uint64_t tag,
-              std::span<const std::byte> payload);
+  void tellFailedCollective(int peer, uint64_t number, const Failure& failure);
 
   const int rank_;
-  const int ranks_;
-  const std::map<int, Address> neighbours_;
-  const std::function<Address(const Address&)> localize_;
-  const Secret session_;
+  const std::shared_ptr<const Members> members_;
+  const std::shared_ptr<ConnectionPool> pool_;
+  const Secret communicator_;
   const MailboxTimes times_;
   const std::function<bool()> aborted_;
-  const std::string name_;
-  Reactor& reactor_;
+  const std::shared_ptr<PeerWatcher> watcher_;
 
-  mutable std::mutex mutex_;
+  std::mutex& mutex_;  // of the pool
   std::condition_variable changed_;
-  Listener listener_;
-  std::optional<Stranger> paused_;  // while there is no descriptor for a connection in the queue
-  std::map<int, PeerSocketPointer> connections_;  // by descriptor
-  std::deque<PeerSocketPointer> strangers_;       // oldest first
-  AddressTable addresses_;                        // null while it is not known
-  std::map<int, Peer> peers_;                     // those that anything is known of
+  std::map<int, Peer> peers_;  // those that anything is known of
   std::map<Key, std::deque<std::vector<std::byte>>> inbox_;
   std::map<uint64_t, MessageHandler> handlers_;  // of messages, by tag
   QuestionHandlers questionHandlers_;
@@ -232,8 +184,6 @@ class Mailbox final : private Reactor::Handler {
   int uplink_ = -1;
   std::optional<Clock::time_point> seeksFrom_;  // when to look for another one
   bool leaving_ = false, left_ = false;         // it ends; it has said so
-  const std::shared_ptr<PeerWatcher> watcher_;
-  uint32_t number_ = 0;  // with the reactor
 };
 
 }  // namespace unisono::bootstrap

@@ -28,15 +28,13 @@ void Mailbox::announce(const Failure& failure) {
 void Mailbox::sendFailure(int peer, const Failure& failure) {
   Lock lock(mutex_);
   tellAll(failure);
-  connectToTell(peer, lock);
+  contactToTell(peer, lock);
 }
 
-// Whoever is connected is told of failures.
-void Mailbox::connectToTell(int peer, Lock& lock) {
+// Whoever is greeted is told of failures.
+void Mailbox::contactToTell(int peer, Lock& lock) {
   const Wait wait(std::min(times_.limit.value_or(kFailureTimeout), kFailureTimeout), aborted_);
-  const std::string doing = fmt::format("connecting to rank {}", peer);
-  const auto check = [&] { wait.throwIfAborted(doing); };
-  connectionTo(peer, wait, {.check = check, .evenAfterFailure = true}, lock);
+  awaitContact(peer, wait, {.evenAfterFailure = true}, lock);
 }
 
 void Mailbox::failCollective(uint64_t number, const Failure& failure,
@@ -45,7 +43,7 @@ void Mailbox::failCollective(uint64_t number, const Failure& failure,
   hearFailedCollective(number, failure);
   for (const int peer : neighbours) {
     try {
-      connectToTell(peer, lock);
+      contactToTell(peer, lock);
     } catch (const Error&) {
       // This neighbour is the one that has ended, or this rank is being aborted.
     }
@@ -64,56 +62,75 @@ void Mailbox::hearFailedCollective(uint64_t number, const Failure& failure) {
   constexpr size_t kMaxKept = 64;
   if (!failedCollectives_.emplace(number, failure).second) return;
   if (failedCollectives_.size() > kMaxKept) failedCollectives_.erase(failedCollectives_.begin());
-  for (const PeerSocketPointer& connection : introducedConnections()) {
-    tellFailedCollective(connection, number, failure);
-  }
+  for (const int peer : greetedPeers()) tellFailedCollective(peer, number, failure);
   changed_.notify_all();
 }
 
-void Mailbox::tellFailedCollective(const PeerSocketPointer& connection, uint64_t number,
-                                   const Failure& failure) {
-  if (!isIntroduced(*connection)) return;
+void Mailbox::tellFailedCollective(int peer, uint64_t number, const Failure& failure) {
   const auto rank = static_cast<uint32_t>(failure.rank);
   std::vector<std::byte> payload(sizeof(rank));
   std::memcpy(payload.data(), &rank, sizeof(rank));
   const auto text =
       std::as_bytes(std::span(std::string_view(failure.text).substr(0, kLongestText)));
   payload.insert(payload.end(), text.begin(), text.end());
-  enqueue(connection, {.kind = FrameKind::failedCollective, .tag = number}, payload);
+  post(peer, FrameKind::failedCollective, number, payload);
 }
 
 void Mailbox::leave(const std::string& text,
                     const std::function<DepartureCounts(int peer)>& counts) {
   const Lock lock(mutex_);
   leaving_ = left_ = true;
-  for (const PeerSocketPointer& connection : introducedConnections()) {
-    tell(connection, {rank_, counts(*connection->peer), text});
-  }
+  for (const int peer : greetedPeers()) tell(peer, {rank_, counts(peer), text});
 }
 
-void Mailbox::tell(const PeerSocketPointer& connection, const Failure& failure) {
-  if (!isIntroduced(*connection)) return;
-  enqueue(connection,
-          {.kind = failure.isDeath ? FrameKind::death : FrameKind::failure,
-           .tag = static_cast<uint64_t>(failure.rank)},
-          std::as_bytes(std::span(std::string_view(failure.text).substr(0, kLongestText))));
+void Mailbox::tell(int peer, const Failure& failure) {
+  post(peer, failure.isDeath ? FrameKind::death : FrameKind::failure,
+       static_cast<uint64_t>(failure.rank),
+       std::as_bytes(std::span(std::string_view(failure.text).substr(0, kLongestText))));
 }
 
 void Mailbox::tellAll(const Failure& failure) {
   if (told_) return;
   told_ = failure;
-  for (const PeerSocketPointer& connection : introducedConnections()) tell(connection, failure);
+  for (const int peer : greetedPeers()) tell(peer, failure);
 }
 
-void Mailbox::tell(const PeerSocketPointer& connection, const Departure& departure) {
-  if (!isIntroduced(*connection)) return;
+void Mailbox::tell(int peer, const Departure& departure) {
   std::vector<std::byte> payload(sizeof(departure.counts));
   std::memcpy(payload.data(), &departure.counts, sizeof(departure.counts));
   const auto text =
       std::as_bytes(std::span(std::string_view(departure.text).substr(0, kLongestText)));
   payload.insert(payload.end(), text.begin(), text.end());
-  enqueue(connection, {.kind = FrameKind::departure, .tag = static_cast<uint64_t>(departure.rank)},
-          payload);
+  post(peer, FrameKind::departure, static_cast<uint64_t>(departure.rank), payload);
+}
+
+void Mailbox::hearNews(int from, const Frame& frame) {
+  const FrameHeader& header = frame.header;
+  if (header.kind == FrameKind::failedCollective) {
+    uint32_t failed = 0;
+    if (frame.payload.size() < sizeof(failed)) {
+      throw Error(ErrorCode::remoteError, "its report of a failure is too short");
+    }
+    std::memcpy(&failed, frame.payload.data(), sizeof(failed));
+    hearFailedCollective(header.tag,
+                         {static_cast<int>(failed), frame.text().substr(sizeof(failed))});
+    return;
+  }
+  if (header.tag >= static_cast<uint64_t>(members_->ranks())) {
+    throw Error(ErrorCode::remoteError, fmt::format("it tells of rank {}", header.tag));
+  }
+  const int about = static_cast<int>(header.tag);
+  if (header.kind != FrameKind::departure) {
+    hearFailure({about, frame.text(), header.kind == FrameKind::death});
+    return;
+  }
+  Departure departure = {.rank = about, .text = {}};
+  if (frame.payload.size() < sizeof(departure.counts)) {
+    throw Error(ErrorCode::remoteError, "its farewell is too short");
+  }
+  std::memcpy(&departure.counts, frame.payload.data(), sizeof(departure.counts));
+  departure.text = frame.text().substr(sizeof(departure.counts));
+  hearDeparture(std::move(departure), from);
 }
 
 void Mailbox::hearFailure(Failure failure) {
@@ -132,7 +149,7 @@ void Mailbox::hearDeparture(Departure departure, int from) {
     peerOf(from).farewell = departure.text;
     if (from == uplink_ && !leaving_) {
       seeksFrom_ = Clock::now() + kUplinkDelay;
-      reactor_.requestTick();
+      pool_->requestTick();
     }
   }
   if (watcher_ != nullptr) watcher_->peerLeft(departure);
@@ -140,8 +157,8 @@ void Mailbox::hearDeparture(Departure departure, int from) {
   if (departure.counts.collectives >= fewest) return;
   departure.counts.sends = departure.counts.receives = DepartureCounts::kUnlimited;
   earliest_ = std::move(departure);
-  for (const PeerSocketPointer& connection : introducedConnections()) {
-    if (*connection->peer != from) tell(connection, *earliest_);
+  for (const int peer : greetedPeers()) {
+    if (peer != from) tell(peer, *earliest_);
   }
 }
 
@@ -150,29 +167,23 @@ void Mailbox::keepUplink(int uplink) {
   uplink_ = uplink;
 }
 
-// Takes the nearest lower rank that has not left. Called again until a connection to one is open.
+// Takes the nearest rank at a lower place that has not left. Called again until it has greeted this
+// one.
 void Mailbox::seekUplink() {
   if (!seeksFrom_ || leaving_ || told_) return;
   if (Clock::now() >= *seeksFrom_) {
-    int candidate = rank_ - 1;
-    while (candidate >= 0 && (peerOf(candidate).farewell || peerOf(candidate).goneSince)) {
-      candidate--;
-    }
-    if (candidate < 0 || peerOf(candidate).openConnections > 0) {
+    int place = members_->placeOf(rank_) - 1;
+    const auto hasLeft = [this](int peer) { return peerOf(peer).farewell || goneOf(peer); };
+    while (place >= 0 && hasLeft(members_->rankAt(place))) place--;
+    const int candidate = place < 0 ? -1 : members_->rankAt(place);
+    if (candidate < 0 || peerOf(candidate).hasGreeted) {
       uplink_ = candidate;
       seeksFrom_.reset();
       return;
     }
-    Peer& peer = peerOf(candidate);
-    try {
-      const bool isDue = !peer.attempt && Clock::now() >= peer.nextAttempt;
-      if (isDue && addressOf(candidate) != nullptr) startAttempt(candidate);
-    } catch (const Error& error) {
-      logInfo("rank {}: cannot connect to rank {} yet: {}", rank_, candidate, error.what());
-      peer.nextAttempt = Clock::now() + kReportInterval;
-    }
+    trySeekContact(candidate);
   }
-  reactor_.requestTick();
+  pool_->requestTick();
 }
 
 }  // namespace unisono::bootstrap

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/fnv.h"
+#include "bootstrap/connection_pool.h"
 
 namespace unisono::comm {
 namespace {
@@ -91,11 +92,9 @@ std::shared_ptr<Communicator> join(runtime::Runtime& runtime,
                   std::move(health), attempt);
 }
 
-// What a rank says in a split. The seat is nothing where it has no color, or could not listen.
+// What a rank says in a split.
 struct SplitChoice {
-  int32_t color, key, rank;
-  uint32_t hasSeat;
-  bootstrap::Bootstrap::Seat seat;
+  int32_t color, key;
 };
 
 // What a rank knows of a growth.
@@ -132,12 +131,6 @@ bootstrap::UniqueId agreeOnGrowth(const std::vector<GrowChoice>& choices) {
 // Messages about shrinks, numbered from here.
 constexpr uint64_t kShrinkTag = uint64_t{0x736872696e6b} << 16;
 
-template <typename Range>
-std::vector<std::byte> asBytes(const Range& range) {
-  const auto bytes = std::as_bytes(std::span(range));
-  return {bytes.begin(), bytes.end()};
-}
-
 // Ends a wait for other ranks when the new communicator is destroyed or aborted.
 std::function<void()> checkOf(const std::shared_ptr<Health>& health) {
   return [health] {
@@ -146,86 +139,54 @@ std::function<void()> checkOf(const std::shared_ptr<Health>& health) {
   };
 }
 
-// Returns the id of a new communicator of `members`, ranks of `parent`. The first of them makes it
-// and sends it to the others, or why there is none, over the connections of the parent, whose
-// failure does not matter. It does so only when all have called this function, so that nobody waits
-// at a rendezvous for one who does not come. `check` throws to end a wait.
-bootstrap::UniqueId agreeOnId(Communicator& parent, std::span<const int> members, uint64_t tag,
-                              const std::function<void()>& check) {
+// Returns when all of `members`, ranks of `parent`, have called this function, so that nobody waits
+// for one who does not come. The first of them says so to the others, or why it is not so, over the
+// connections of the parent, whose failure does not matter. `check` throws to end a wait.
+void awaitMembers(Communicator& parent, std::span<const int> members, uint64_t tag,
+                  const std::function<void()>& check) {
   bootstrap::Bootstrap& network = parent.bootstrap();
   const int first = members.front();
   if (network.rank() != first) {
     network.sendAfterFailure(first, tag, {}, check);
     const std::vector<std::byte> answer = network.receiveAfterFailure(first, tag, check);
-    if (answer.size() == bootstrap::kUniqueIdBytes) {
-      return bootstrap::unpackUniqueId(
-          std::span<const std::byte, bootstrap::kUniqueIdBytes>(answer.data(), answer.size()));
-    }
+    if (answer.empty()) return;
     const std::string_view text(reinterpret_cast<const char*>(answer.data()), answer.size());
     throw Error(ErrorCode::remoteError, fmt::format("Rank {} reports: {}", first, text));
   }
-  bootstrap::UniqueId id;
-  std::vector<std::byte> answer;
+  std::string answer;
   std::optional<Error> failure;
   try {
     for (const int member : members.subspan(1)) network.receiveAfterFailure(member, tag, check);
-    Settings settings = parent.settings();
-    settings.commId.clear();
-    id = bootstrap::createUniqueId(settings);
-    answer = asBytes(bootstrap::packUniqueId(id));
   } catch (const Error& error) {
     failure = error;
-    answer = asBytes(std::string_view(error.what()));
+    answer = error.what();
   }
   for (const int member : members.subspan(1)) {
     try {
-      network.sendAfterFailure(member, tag, answer, check);
+      network.sendAfterFailure(member, tag, std::as_bytes(std::span(answer)), check);
     } catch (const Error& error) {
       if (!failure) failure = error;
     }
   }
   if (failure) throw *failure;
-  return id;
 }
 
-// Joins the new communicator of `members` under the id that they agree on.
-std::shared_ptr<Communicator> joinMembers(Communicator& parent, std::span<const int> members,
-                                          const bootstrap::UniqueId& id, const Options& options,
-                                          std::shared_ptr<Health> health) {
+// Joins the new communicator of `members`, ranks of `parent` in the order of their new ones.
+std::shared_ptr<Communicator> joinMembers(Communicator& parent,
+                                          std::unique_ptr<bootstrap::Seat> seat,
+                                          std::span<const int> members, const Options& options,
+                                          std::shared_ptr<Health> health,
+                                          const std::optional<Attempt>& attempt = std::nullopt) {
   Settings settings = parent.settings();
   settings.commId.clear();
-  const auto mine = std::find(members.begin(), members.end(), parent.rank());
-  return join(parent.runtime(), std::span(&id, 1), static_cast<int>(mine - members.begin()),
-              static_cast<int>(members.size()), parent.device(), settings, options,
-              std::move(health));
-}
-
-// Joins the members of a split, who have told each other where they listen.
-std::shared_ptr<Communicator> joinSeats(Communicator& parent,
-                                        std::span<const SplitChoice* const> members,
-                                        bootstrap::Listener listener, const Options& options,
-                                        std::shared_ptr<Health> health, const Attempt& attempt) {
-  std::vector<bootstrap::Bootstrap::Seat> seats;
-  int rank = 0;
-  for (const SplitChoice* member : members) {
-    if (member->hasSeat == 0) {
-      throw Error(ErrorCode::remoteError,
-                  fmt::format("Rank {} cannot take part in the split", member->rank))
-          .rank(parent.rank())
-          .peer(member->rank);
-    }
-    if (member->rank == parent.rank()) rank = static_cast<int>(seats.size());
-    seats.push_back(member->seat);
-  }
-  Settings settings = parent.settings();
-  settings.commId.clear();
+  const uint64_t id = seat->communicator()[1];
+  const auto mine = std::ranges::find(members, parent.rank());
   const auto connect = [&](const auto& isGivenUp, const std::shared_ptr<Health>& watcher) {
-    return parent.bootstrap().connectMembers(std::move(listener), rank, seats, settings, isGivenUp,
-                                             watcher);
+    return parent.bootstrap().connectMembers(std::move(seat),
+                                             static_cast<int>(mine - members.begin()), members,
+                                             settings, isGivenUp, watcher);
   };
-  Fnv id;
-  for (const uint64_t part : seats.front().secret) id.add(part);
-  return joinOver(connect, parent.runtime(), parent.device(), settings, options, id.value(),
+  return joinOver(connect, parent.runtime(), parent.device(), settings, options, id,
                   std::move(health), attempt);
 }
 
@@ -248,33 +209,22 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
       throw invalidUsage("The split was aborted").rank(parent->rank());
     }
     bootstrap::Bootstrap& network = parent->bootstrap();
-    SplitChoice mine{color, key, network.rank(), 0, {}};
-    bootstrap::Listener listener;
-    std::optional<Error> failure;  // for later, as the others wait for this rank
-    if (color != kNoColor) {
-      try {
-        listener = network.openSeat([health] { return health->signal().raised(); });
-        mine.seat = {listener.address(), bootstrap::randomSecret()};
-        mine.hasSeat = 1;
-      } catch (const Error& error) {
-        failure = error;
-      }
-    }
-    const auto choices = network.allGatherShared(mine, checkOf(health));
     // One number for each new communicator, that of its first rank.
-    const uint64_t firstAttempt = network.numberAttempts(choices->size());
+    const uint64_t firstAttempt = network.numberAttempts(static_cast<uint64_t>(network.size()));
+    std::unique_ptr<bootstrap::Seat> seat;
+    if (color != kNoColor) seat = network.takeSeat(firstAttempt, color);
+    const auto choices = network.allGatherShared(SplitChoice{color, key}, checkOf(health));
     turn->end();
     if (color == kNoColor) return nullptr;
-    std::vector<const SplitChoice*> members;
-    for (const SplitChoice& choice : *choices) {
-      if (choice.color == color) members.push_back(&choice);
+    std::vector<int> members;
+    for (size_t rank = 0; rank < choices->size(); rank++) {
+      if ((*choices)[rank].color == color) members.push_back(static_cast<int>(rank));
     }
-    std::ranges::stable_sort(members, {}, [](const SplitChoice* choice) { return choice->key; });
-    const Attempt attempt{parent.get(),
-                          firstAttempt + static_cast<uint64_t>(members.front()->rank)};
+    std::ranges::stable_sort(members, {},
+                             [&](int rank) { return (*choices)[static_cast<size_t>(rank)].key; });
+    const Attempt attempt{parent.get(), firstAttempt + static_cast<uint64_t>(members.front())};
     return makeTogether(attempt, [&] {
-      if (failure) throw *failure;
-      return joinSeats(*parent, members, std::move(listener), options, std::move(health), attempt);
+      return joinMembers(*parent, std::move(seat), members, options, std::move(health), attempt);
     });
   };
 }
@@ -328,10 +278,10 @@ Handle::InitFunction makeFromShrink(const std::shared_ptr<Communicator>& parent,
   for (int rank = 0; rank < parent->ranks(); rank++) {
     if (!isOut[static_cast<size_t>(rank)]) members.push_back(rank);
   }
-  return [=, number = parent->beginShrink()](std::shared_ptr<Health> health) {
-    const bootstrap::UniqueId id =
-        agreeOnId(*parent, members, kShrinkTag + number, checkOf(health));
-    return joinMembers(*parent, members, id, options, std::move(health));
+  return [=, number = kShrinkTag + parent->beginShrink()](std::shared_ptr<Health> health) {
+    auto seat = parent->bootstrap().takeSeat(number, 0);
+    awaitMembers(*parent, members, number, checkOf(health));
+    return joinMembers(*parent, std::move(seat), members, options, std::move(health));
   };
 }
 

@@ -545,6 +545,50 @@ TEST(ProcessesThatDie, AfterTheRankBetweenHasLeft) {
   EXPECT_EQ(results, std::vector<int>({0, 0, 0, 100 + SIGKILL}));
 }
 
+// A death ends every communicator that the process is in, with its number there, and no other one:
+// the communicator that they were split from, or one that was split from it.
+TEST(ProcessesThatDie, EndAllTheirCommunicatorsAndNoOther) {
+  const Pipe pipe, ready;
+  const std::vector<int> results = runChildren(3, [&](int process) {
+    check(unisonoHostSetDevice(process));
+    ncclComm_t parent = nullptr, all = nullptr, spared = nullptr;
+    check(ncclCommInitRank(&parent, 3, sharedId(pipe, process, 3), process));
+    check(ncclCommSplit(parent, 0, -process, &all, nullptr));  // the victim is rank 0 there
+    check(ncclCommSplit(all, process == 2 ? NCCL_SPLIT_NOCOLOR : 0, process, &spared, nullptr));
+    useOnce(all);
+    if (spared != nullptr) useOnce(spared);
+    if (process == 2) {
+      for (int other = 0; other < 2; other++) ready.read<int>();
+      ::raise(SIGKILL);
+    }
+    ready.write(process);
+    for (const auto& [comm, name] :
+         {std::pair(parent, "Rank 2 (process "), std::pair(all, "Rank 0 (process ")}) {
+      ncclResult_t state = ncclSuccess;
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (state == ncclSuccess && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        check(ncclCommGetAsyncError(comm, &state));
+      }
+      EXPECT_EQ(state, ncclRemoteError);
+      EXPECT_NE(std::strstr(ncclGetLastError(comm), name), nullptr) << ncclGetLastError(comm);
+    }
+    useOnce(spared);
+    EXPECT_OK(process == 0 ? ncclCommDestroy(parent) : ncclCommAbort(parent));
+    ncclComm_t child = nullptr;
+    check(ncclCommSplit(spared, 0, -process, &child, nullptr));
+    EXPECT_OK(ncclCommDestroy(all));
+    useOnce(child);
+    useOnce(spared, 300'000);
+    ncclResult_t state = ncclInternalError;
+    EXPECT_OK(ncclCommGetAsyncError(spared, &state));
+    EXPECT_EQ(state, ncclSuccess);
+    EXPECT_OK(ncclCommDestroy(spared));
+    EXPECT_OK(ncclCommDestroy(child));
+  });
+  EXPECT_EQ(results, std::vector<int>({0, 0, 100 + SIGKILL}));
+}
+
 TEST(ProcessesThatDie, BeforeTheFirstCall) {
   const Pipe pipe, joined;
   const std::vector<int> results = runChildren(2, [&](int process) {

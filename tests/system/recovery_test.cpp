@@ -156,6 +156,42 @@ TEST(Splits, ThatOneRankGivesUpByDestroyingTheChild) {
   });
 }
 
+// Of a communicator and one that was split from it, which share connections, one is aborted in a
+// call that one rank does not make. The other one goes on, and may be split once more.
+TEST(Splits, AreNotAbortedWithTheirParentNorItWithThem) {
+  for (const bool abortsParent : {false, true}) {
+    const ncclUniqueId id = newId();
+    onThreads(3, [&](int rank) {
+      Member parent(id, rank, 3);
+      ncclComm_t child = nullptr, other = nullptr;
+      check(ncclCommSplit(parent.comm, 0, -rank, &child, nullptr));
+      useOnce(child);
+      useOnce(parent.comm);
+      ncclComm_t kept = parent.comm, aborted = child;
+      if (abortsParent) std::swap(kept, aborted);
+      DeviceBuffer buffer(deviceOf(rank), 4000);
+      const DeviceStream stream(deviceOf(rank));
+      if (rank != 1) {
+        // An error where another rank has aborted already.
+        static_cast<void>(
+            ncclAllReduce(buffer.as(), buffer.as(), 1000, ncclInt, ncclSum, aborted, stream));
+      }
+      if (rank == 2) check(ncclCommRevoke(aborted, NCCL_REVOKE_DEFAULT));
+      check(ncclCommAbort(aborted));
+      device::synchronize(stream);
+      useOnce(kept);
+      useOnce(kept, 300'000);
+      EXPECT_EQ(stateOf(kept), ncclSuccess);
+      check(ncclCommSplit(kept, 0, rank, &other, nullptr));
+      useOnce(other);
+      check(ncclCommDestroy(kept));
+      useOnce(other);
+      check(ncclCommDestroy(other));
+      parent.comm = nullptr;
+    });
+  }
+}
+
 ncclUniqueId growId(ncclComm_t comm) {
   ncclUniqueId id;
   check(ncclCommGetUniqueId(comm, &id));

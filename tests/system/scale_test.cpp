@@ -70,22 +70,25 @@ TEST_P(Scale, AllReduceIsRight) {
     const Stopwatch watch("init of " + std::to_string(nodes * kRanksPerNode) + " ranks");
     ranks = std::make_unique<Ranks>(nodes, kRanksPerNode);
   }
-  std::vector<ncclComm_t> halves(static_cast<size_t>(ranks->size()));
-  {
-    const Stopwatch watch("split in two");
-    ranks->inGroup([&](int rank) {
-      check(ncclCommSplit(ranks->comm(rank), rank % 2, -rank, &halves[static_cast<size_t>(rank)],
-                          nullptr));
-    });
-  }
-  for (int rank = 0; rank < ranks->size(); rank++) {
-    int number = -1, count = 0;
-    ASSERT_OK(ncclCommUserRank(halves[static_cast<size_t>(rank)], &number));
-    ASSERT_OK(ncclCommCount(halves[static_cast<size_t>(rank)], &count));
-    EXPECT_EQ(number, (ranks->size() - 1 - rank) / 2) << "in the order of the keys";
-    EXPECT_EQ(count, ranks->size() / 2);
-  }
-  {
+  // Where the ranks of a color follow each other, they are connected already.
+  for (const bool everySecond : {false, true}) {
+    const int size = ranks->size();
+    std::vector<ncclComm_t> halves(static_cast<size_t>(size));
+    {
+      const Stopwatch watch(everySecond ? "split, every second rank" : "split in the middle");
+      ranks->inGroup([&](int rank) {
+        check(ncclCommSplit(ranks->comm(rank), everySecond ? rank % 2 : rank / (size / 2), -rank,
+                            &halves[static_cast<size_t>(rank)], nullptr));
+      });
+    }
+    for (int rank = 0; rank < size; rank++) {
+      int number = -1, count = 0;
+      ASSERT_OK(ncclCommUserRank(halves[static_cast<size_t>(rank)], &number));
+      ASSERT_OK(ncclCommCount(halves[static_cast<size_t>(rank)], &count));
+      EXPECT_EQ(number, everySecond ? (size - 1 - rank) / 2 : (size - 1 - rank) % (size / 2))
+          << "in the order of the keys";
+      EXPECT_EQ(count, size / 2);
+    }
     const Stopwatch watch("destroy the halves");
     for (ncclComm_t half : halves) ASSERT_OK(ncclCommDestroy(half));
   }

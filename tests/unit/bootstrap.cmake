@@ -12,3 +12,5 @@ unisono_test(bootstrap_roots_test SOURCES bootstrap_roots_test.cpp
   DEPENDS unisono_bootstrap GTest::gmock LABELS unit)
 unisono_test(bootstrap_fuzz_test SOURCES bootstrap_fuzz_test.cpp
   DEPENDS unisono_bootstrap LABELS unit)
+unisono_test(bootstrap_family_test SOURCES bootstrap_family_test.cpp
+  DEPENDS unisono_bootstrap GTest::gmock LABELS unit)

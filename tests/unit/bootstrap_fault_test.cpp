@@ -554,23 +554,17 @@ TEST(BootstrapPeer, ThatLeavesIsNamed) {
   }
 }
 
-// A rank that ends, with or without a failure, when it has said hello and was not welcomed. The
-// other side may take the connection for one that is open.
+// A rank that ends, with or without a failure, when it has greeted another one and was not greeted
+// in return. The other side may take it for one that is there.
 TEST(BootstrapPeer, ThatEndsWhileItConnectsSaysSo) {
   for (const bool fails : {false, true}) {
     Mailboxes pair(2);
     Mailbox& one = pair.start(1);
-    std::atomic<bool> stops{false};
-    std::thread sender([&] {
-      EXPECT_THROW(one.send(0, FrameKind::message, 9, kHello,
-                            {.check =
-                                 [&] {
-                                   if (stops) throw invalidUsage("enough");
-                                 }}),
-                   Error);
-    });
+    std::thread sender([&] { one.send(0, FrameKind::message, 9, kHello); });
     const Socket socket = acceptOne(pair.listeners[0]);
     FrameReader reader(pair.session, {{FrameKind::hello, kLongestName},
+                                      {FrameKind::greeting, 0},
+                                      {FrameKind::message, kLongestMessage},
                                       {FrameKind::failure, kLongestText},
                                       {FrameKind::departure, kLongestText}});
     const auto next = [&] {
@@ -578,8 +572,10 @@ TEST(BootstrapPeer, ThatEndsWhileItConnectsSaysSo) {
       return reader.take();
     };
     EXPECT_EQ(next().header.kind, FrameKind::hello);
-    stops = true;
+    write(socket, frameBytes({.secret = pair.session, .kind = FrameKind::welcome, .sender = 0}, 0));
     sender.join();
+    EXPECT_EQ(next().header.kind, FrameKind::greeting);
+    EXPECT_EQ(next().header.kind, FrameKind::message);
     if (fails) {
       one.announce({1, "the cause"});
     } else {
@@ -592,19 +588,18 @@ TEST(BootstrapPeer, ThatEndsWhileItConnectsSaysSo) {
   }
 }
 
-// The other side of a rank that leaves: it takes nobody in who would find it dead.
-TEST(BootstrapPeer, ThatHasLeftWelcomesNobody) {
+// The other side of a rank that leaves: it greets nobody who would find it dead.
+TEST(BootstrapPeer, ThatHasLeftGreetsNobody) {
   Pair pair;
   pair.ranks[0]->leave("Rank 0 has left", [](int) { return DepartureCounts{}; });
   try {
-    pair.ranks[1]->send(0, FrameKind::message, 9, kHello, {.check = [begun = Clock::now()] {
-                          if (Clock::now() - begun > milliseconds(200))
-                            throw invalidUsage("enough");
-                        }});
-    FAIL() << "it was welcomed";
-  } catch (const Error&) {
-    // It was refused until the check gave up.
+    pair.ranks[1]->send(0, FrameKind::message, 9, kHello);
+    pair.ranks[1]->receive(0, FrameKind::message, 9);
+    FAIL() << "it was greeted";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("peer 0"), HasSubstr("not in this communicator")));
   }
+  EXPECT_FALSE(pair.ranks[1]->failure());
 }
 
 // The one that is told sends before it reads, over a connection that is there already or a new one.

@@ -3,7 +3,6 @@
 // do not know the secret, must not harm a job. Those who know it are ranks, which may end a job but
 // nothing else. UNISONO_TEST_FRAMES sets the number of frames of each test.
 
-#include <dirent.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -40,14 +39,6 @@ size_t frameCount() {
   return frames == nullptr ? kSample : std::strtoull(frames, nullptr, 10);
 }
 
-int openDescriptors() {
-  int count = 0;
-  DIR* const folder = ::opendir("/proc/self/fd");
-  while (::readdir(folder) != nullptr) count++;
-  ::closedir(folder);
-  return count;
-}
-
 class Fuzzer {
  public:
   explicit Fuzzer(const Secret& secret) : secret_(secret) {}
@@ -80,18 +71,23 @@ class Fuzzer {
   // What a rank may send that has gone mad. Most frames are such that its connection goes on.
   Bytes ranksFrame(uint32_t sender) {
     static constexpr FrameKind kKinds[] = {
-        FrameKind::message,   FrameKind::collective,       FrameKind::failure,  FrameKind::death,
-        FrameKind::departure, FrameKind::failedCollective, FrameKind::question, FrameKind::answer};
+        FrameKind::message,  FrameKind::collective, FrameKind::failure,
+        FrameKind::death,    FrameKind::departure,  FrameKind::failedCollective,
+        FrameKind::question, FrameKind::answer,     FrameKind::greeting};
     FrameHeader header = anyHeader();
     Bytes payload = noise(below(80));
     if (below(200) != 0) {
-      header.kind = kKinds[below(std::size(kKinds))];
+      header.kind = below(500) == 0 ? FrameKind::absent : kKinds[below(std::size(kKinds))];
       header.sender = sender;
-      if (header.kind != FrameKind::message && header.kind != FrameKind::collective) {
+      // Of another communicator of the family, which the target may have a seat in.
+      if (below(16) == 0) header.secret = secretOfChild(secret_, below(3), 0);
+      if (header.kind == FrameKind::greeting || header.kind == FrameKind::absent) {
+        payload.clear();
+      } else if (header.kind != FrameKind::message && header.kind != FrameKind::collective) {
         header.tag = below(kRanks);
         payload.resize(payload.size() + sizeof(DepartureCounts));
       }
-      if (below(2) == 0) {
+      if (below(2) == 0 && !payload.empty()) {
         const DepartureCounts counts{below(4), below(4), below(4)};
         std::memcpy(payload.data(), &counts, std::min(payload.size(), sizeof(counts)));
       }
@@ -126,7 +122,7 @@ class Fuzzer {
   FrameHeader anyHeader() {
     static constexpr uint64_t kTags[] = {0, 1, 2, 3, 7, uint64_t{1} << 31, ~uint64_t{0}};
     return {.secret = secret_,
-            .kind = static_cast<FrameKind>(below(17)),
+            .kind = static_cast<FrameKind>(below(20)),
             .sender = static_cast<uint32_t>(below(8) == 0 ? random_() : below(kRanks + 1)),
             .tag = kTags[below(std::size(kTags))]};
   }
@@ -256,12 +252,16 @@ TEST(BootstrapFuzz, FramesOfRanksEndNothingButTheirJob) {
   while (sent < frameCount()) {
     const Rank target(0, session);
     target.mailbox->handleMessages(7, [&](int, const Bytes&) { handled++; });
+    const std::unique_ptr<Seat> seat = target.mailbox->takeSeat(fuzzer.below(3), 0);
     for (size_t c = 0; c < kConnectionsOfAMailbox && sent < frameCount(); c++) {
       const auto sender = static_cast<uint32_t>(1 + fuzzer.below(kRanks - 1));
       Bytes bytes;
       // Most introduce themselves.
       if (fuzzer.below(32) != 0) {
         bytes = encodeFrame({.secret = session, .kind = FrameKind::hello, .sender = sender}, {});
+        const Bytes greeting =
+            encodeFrame({.secret = session, .kind = FrameKind::greeting, .sender = sender}, {});
+        if (fuzzer.below(32) != 0) bytes.insert(bytes.end(), greeting.begin(), greeting.end());
       }
       for (size_t f = 0; f < kFramesOfAConnection; f++, sent++) {
         Bytes frame = fuzzer.ranksFrame(sender);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <dirent.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -86,6 +87,14 @@ inline Error errorOf(const std::exception_ptr& error) {
   } catch (const Error& caught) {
     return caught;
   }
+}
+
+inline int openDescriptors() {
+  int count = 0;
+  DIR* const folder = ::opendir("/proc/self/fd");
+  while (::readdir(folder) != nullptr) count++;
+  ::closedir(folder);
+  return count;
 }
 
 inline std::vector<std::byte> randomBytes(std::mt19937& random, size_t count) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connections of a mailbox: how they are opened, accepted, read, written and closed.
-#include "bootstrap/mailbox.h"
+#include "bootstrap/connection_pool.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -8,6 +7,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/system.h"
+#include "bootstrap/peer_watcher.h"
 
 namespace unisono::bootstrap {
 namespace {
@@ -17,10 +18,12 @@ constexpr int kMaxRejections = 100;
 
 }  // namespace
 
-Mailbox::PeerSocket::PeerSocket(Socket opened, const Secret& secret)
+ConnectionPool::PeerSocket::PeerSocket(Socket opened, const Secret& secret)
     : socket(std::move(opened)),
       reader(secret, {{FrameKind::hello, kLongestName},
                       {FrameKind::welcome, kLongestName},
+                      {FrameKind::greeting, 0},
+                      {FrameKind::absent, 0},
                       {FrameKind::message, kLongestMessage},
                       {FrameKind::collective, kLongestCollective},
                       {FrameKind::failure, kLongestText},
@@ -30,7 +33,58 @@ Mailbox::PeerSocket::PeerSocket(Socket opened, const Secret& secret)
                       {FrameKind::question, kLongestQuestion},
                       {FrameKind::answer, kLongestMessage}}) {}
 
-void Mailbox::serve(int descriptor) {
+ConnectionPool::ConnectionPool(int rank, Membership membership)
+    : rank_(rank),
+      ranks_(membership.ranks),
+      neighbours_(std::move(membership.neighbours)),
+      localize_(std::move(membership.localize)),
+      session_(membership.session),
+      name_(processName().substr(0, kLongestName)),
+      reactor_(Reactor::ofThisProcess()),
+      listener_(std::move(membership.listener)) {
+  number_ = reactor_.add(*this);
+}
+
+void ConnectionPool::start() {
+  const Lock lock(mutex_);
+  reactor_.watch(number_, listener_.descriptor(), Poller::Interest::read);
+}
+
+ConnectionPool::~ConnectionPool() {
+  reactor_.remove(number_);
+  // Closing a connection with unread data resets it, which could lose what was sent last.
+  const std::map<int, PeerSocketPointer> connections = connections_;
+  for (const auto& [descriptor, connection] : connections) {
+    readFrom(connection);
+    reactor_.forget(descriptor);
+  }
+  reactor_.forget(listener_.descriptor());
+}
+
+void ConnectionPool::add(const Secret& communicator, User& user) {
+  users_.insert_or_assign(communicator[1], &user);
+}
+
+void ConnectionPool::remove(const Secret& communicator, const std::function<bool()>& aborted) {
+  const Clock::time_point deadline = Clock::now() + kDrainTimeout;
+  Lock lock(mutex_);
+  users_.erase(communicator[1]);
+  if (!users_.empty()) return;
+  closing_ = true;
+  while (hasUnsent() && Clock::now() < deadline) {
+    lock.unlock();
+    const bool isAborted = aborted && aborted();
+    lock.lock();
+    if (isAborted) return;
+    if (hasUnsent()) drained_.wait_for(lock, Wait::kSlice);
+  }
+}
+
+void ConnectionPool::wakeUsers() {
+  for (const auto& [communicator, user] : users_) user->wake();
+}
+
+void ConnectionPool::serve(int descriptor) {
   const Lock lock(mutex_);
   try {
     if (descriptor == listener_.descriptor()) {
@@ -47,21 +101,20 @@ void Mailbox::serve(int descriptor) {
   } catch (const std::exception& error) {
     logWarn("rank {}: {}", rank_, error.what());
   }
-  changed_.notify_all();
 }
 
-void Mailbox::tick() {
+void ConnectionPool::tick() {
   const Lock lock(mutex_);
   while (!strangers_.empty() && strangers_.front()->deadline <= Clock::now()) {
     refuse(PeerSocketPointer(strangers_.front()), "it sent nothing for too long");
   }
-  seekUplink();
+  for (const auto& [communicator, user] : users_) user->tick();
   if (!paused_) return;
   paused_.reset();
   reactor_.watch(number_, listener_.descriptor(), Poller::Interest::read);
 }
 
-void Mailbox::acceptAll() {
+void ConnectionPool::acceptAll() {
   for (;;) {
     std::optional<Socket> socket;
     try {
@@ -92,24 +145,22 @@ void Mailbox::acceptAll() {
 }
 
 // Closes the oldest stranger of this listener, unless it proves to be a rank.
-void Mailbox::makeRoomForStranger() {
+void ConnectionPool::makeRoomForStranger() {
   if (strangers_.empty()) return;
   const PeerSocketPointer oldest = strangers_.front();
   readFrom(oldest);
   if (oldest->stranger) refuse(oldest, "there are too many connections that send nothing");
 }
 
-// Reads what has arrived but was not noticed by the reactor's thread yet.
-void Mailbox::readEverything() {
+void ConnectionPool::readEverything() {
   acceptAll();
   const std::map<int, PeerSocketPointer> connections = connections_;
   for (const auto& [descriptor, connection] : connections) {
     if (connection->stage != Stage::connecting) readFrom(connection);
   }
-  changed_.notify_all();
 }
 
-void Mailbox::readFrom(const PeerSocketPointer& connection) {
+void ConnectionPool::readFrom(const PeerSocketPointer& connection) {
   try {
     while (connection->stage == Stage::greeting || connection->stage == Stage::open) {
       const FrameReader::Status status = connection->reader.read(connection->socket);
@@ -127,11 +178,10 @@ void Mailbox::readFrom(const PeerSocketPointer& connection) {
   }
 }
 
-void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
+void ConnectionPool::deliver(const PeerSocketPointer& connection, Frame frame) {
   const FrameHeader& header = frame.header;
   if (connection->stranger) {
-    // Who was welcomed by a rank that has left would take its end for a death.
-    if (left_) return drop(connection);
+    if (closing_) return drop(connection);
     if (header.kind != FrameKind::hello) {
       throw Error(ErrorCode::remoteError, "it does not introduce itself");
     }
@@ -143,74 +193,31 @@ void Mailbox::deliver(const PeerSocketPointer& connection, Frame frame) {
     identify(connection, static_cast<int>(header.sender));
     return;
   }
-  if (header.sender != static_cast<uint32_t>(*connection->peer)) {
-    throw Error(ErrorCode::remoteError, fmt::format("a message of rank {} came from rank {}",
-                                                    header.sender, *connection->peer));
+  const int peer = *connection->peer;
+  if (header.sender != static_cast<uint32_t>(peer)) {
+    throw Error(ErrorCode::remoteError,
+                fmt::format("a message of rank {} came from rank {}", header.sender, peer));
   }
   if (header.kind == FrameKind::hello || header.kind == FrameKind::welcome) {
     if (header.kind != FrameKind::welcome || connection->stage != Stage::greeting) {
       throw Error(ErrorCode::remoteError, "it introduces itself twice");
     }
-    peerOf(*connection->peer).name = frame.text();
+    peerOf(peer).name = frame.text();
     welcomed(connection);
     return;
   }
-  if (header.kind == FrameKind::failedCollective) {
-    uint32_t failed = 0;
-    if (frame.payload.size() < sizeof(failed)) {
-      throw Error(ErrorCode::remoteError, "its report of a failure is too short");
-    }
-    std::memcpy(&failed, frame.payload.data(), sizeof(failed));
-    hearFailedCollective(header.tag,
-                         {static_cast<int>(failed), frame.text().substr(sizeof(failed))});
-    return;
+  if (connection->stage != Stage::open) {
+    throw Error(ErrorCode::remoteError, "it does not introduce itself");
   }
-  const bool isNews = header.kind == FrameKind::failure || header.kind == FrameKind::death ||
-                      header.kind == FrameKind::departure;
-  if (isNews) {
-    if (header.tag >= static_cast<uint64_t>(ranks_)) {
-      throw Error(ErrorCode::remoteError, fmt::format("it tells of rank {}", header.tag));
-    }
-    const int about = static_cast<int>(header.tag);
-    if (header.kind != FrameKind::departure) {
-      hearFailure({about, frame.text(), header.kind == FrameKind::death});
-      return;
-    }
-    Departure departure = {.rank = about, .text = {}};
-    if (frame.payload.size() < sizeof(departure.counts)) {
-      throw Error(ErrorCode::remoteError, "its farewell is too short");
-    }
-    std::memcpy(&departure.counts, frame.payload.data(), sizeof(departure.counts));
-    departure.text = frame.text().substr(sizeof(departure.counts));
-    hearDeparture(std::move(departure), *connection->peer);
-    return;
+  if (const auto user = users_.find(header.secret[1]); user != users_.end()) {
+    user->second->deliver(peer, std::move(frame));
+  } else if (header.kind == FrameKind::greeting && !closing_) {
+    send(peer, {.secret = header.secret, .kind = FrameKind::absent}, {});
   }
-  if (header.kind == FrameKind::question) {
-    if (!questionHandlers_.answer) return;
-    const auto answer = questionHandlers_.answer(*connection->peer, frame.payload);
-    const bool canTell = !answer.empty() && answer.size() <= kLongestMessage;
-    if (canTell && isIntroduced(*connection)) {
-      enqueue(connection, {.kind = FrameKind::answer}, answer);
-    }
-    return;
-  }
-  if (header.kind == FrameKind::answer) {
-    if (questionHandlers_.hear) {
-      questionHandlers_.hear(*connection->peer, std::move(frame.payload));
-    }
-    return;
-  }
-  if (header.kind == FrameKind::message) {
-    if (const auto handler = handlers_.find(header.tag); handler != handlers_.end()) {
-      handler->second(*connection->peer, std::move(frame.payload));
-      return;
-    }
-  }
-  inbox_[Key(*connection->peer, header.kind, header.tag)].push_back(std::move(frame.payload));
 }
 
 // A stranger has shown that it is a rank.
-void Mailbox::identify(const PeerSocketPointer& connection, int sender) {
+void ConnectionPool::identify(const PeerSocketPointer& connection, int sender) {
   connection->stranger.reset();
   std::erase(strangers_, connection);
   connection->peer = sender;
@@ -218,35 +225,30 @@ void Mailbox::identify(const PeerSocketPointer& connection, int sender) {
   if (connection->stage != Stage::closed) welcomed(connection);
 }
 
-// Says who this rank is, and all news: what may be the cause of others first.
-void Mailbox::introduce(const PeerSocketPointer& connection, FrameKind kind) {
-  enqueue(connection, {.kind = kind}, std::as_bytes(std::span(name_)));
-  for (const auto& [number, failure] : failedCollectives_) {
-    tellFailedCollective(connection, number, failure);
-  }
-  if (told_) tell(connection, *told_);
-  if (earliest_ && earliest_->rank != *connection->peer) tell(connection, *earliest_);
+void ConnectionPool::introduce(const PeerSocketPointer& connection, FrameKind kind) {
+  enqueue(connection, {.secret = session_, .kind = kind}, std::as_bytes(std::span(name_)));
 }
 
-void Mailbox::welcomed(const PeerSocketPointer& connection) {
+void ConnectionPool::welcomed(const PeerSocketPointer& connection) {
   connection->stage = Stage::open;
+  connection->reader.acceptFamily();
   Peer& state = peerOf(*connection->peer);
   state.openConnections++;
-  state.goneSince.reset();
+  state.gone.reset();
   state.rejections = 0;
   if (state.attempt == connection) state.attempt.reset();
   if (!state.out) state.out = connection;
-  changed_.notify_all();
+  wakeUsers();
 }
 
-void Mailbox::refuse(const PeerSocketPointer& connection, std::string_view reason) {
+void ConnectionPool::refuse(const PeerSocketPointer& connection, std::string_view reason) {
   if (connection->stage == Stage::closed) return;
   logWarn("rank {}: refused the connection from {}: {}", rank_,
           connection->socket.peerAddress().text(), reason);
   drop(connection);
 }
 
-void Mailbox::drop(const PeerSocketPointer& connection) {
+void ConnectionPool::drop(const PeerSocketPointer& connection) {
   if (connection->stage == Stage::closed) return;
   const PeerSocketPointer keep = connection;
   const Stage before = std::exchange(keep->stage, Stage::closed);
@@ -256,22 +258,22 @@ void Mailbox::drop(const PeerSocketPointer& connection) {
   keep->stranger.reset();
   std::erase(strangers_, keep);
   keep->socket.close();
-  changed_.notify_all();
+  drained_.notify_all();
   if (!keep->peer) return;
   const int peer = *keep->peer;
   Peer& state = peerOf(peer);
+  if (state.out == keep) state.out.reset();
   if (before == Stage::open && --state.openConnections == 0) {
-    markGone(peer, state.farewell.value_or(fmt::format(
-                       "{} closed its connection: it has ended or failed", describe(peer))));
-    if (!state.farewell && !leaving_) {
-      hearFailure({peer,
-                   fmt::format("{} has died: its connection to rank {} was closed without a "
-                               "farewell (its process was killed or has crashed, or the connection "
-                               "was cut)",
-                               describe(peer), rank_),
-                   true});
-    }
+    markGone(peer, fmt::format("The peer ({}) closed its connection: it has ended or failed",
+                               describe(peer)));
+    for (const auto& [communicator, user] : users_) user->lose(peer);
+  } else if (before == Stage::open && !state.out) {
+    const auto other = std::ranges::find_if(connections_, [&](const auto& entry) {
+      return entry.second->stage == Stage::open && entry.second->peer == peer;
+    });
+    if (other != connections_.end()) state.out = other->second;
   }
+  wakeUsers();
   if (state.attempt != keep) return;
   // The peer has closed the connection before its welcome. If it has ended, the next attempt to
   // connect shows that.
@@ -284,15 +286,25 @@ void Mailbox::drop(const PeerSocketPointer& connection) {
   }
 }
 
-void Mailbox::markGone(int peer, std::string text) {
+void ConnectionPool::markGone(int peer, std::string text) {
   Peer& state = peerOf(peer);
-  if (state.goneSince || state.openConnections > 0) return;
-  state.goneSince = Clock::now();
-  state.goneText = std::move(text);
+  if (state.gone || state.openConnections > 0) return;
+  state.gone = Gone{Clock::now(), std::move(text)};
+}
+
+void ConnectionPool::approach(int peer) {
+  Peer& state = peerOf(peer);
+  if (state.out || state.attempt || state.gone || Clock::now() < state.nextAttempt) return;
+  if (addressOf(peer) == nullptr) return;
+  startAttempt(peer);
+}
+
+void ConnectionPool::postpone(int peer) {
+  peerOf(peer).nextAttempt = Clock::now() + kReportInterval;
 }
 
 // Starts to connect to a peer; the reactor goes on with it.
-void Mailbox::startAttempt(int peer) {
+void ConnectionPool::startAttempt(int peer) {
   const Address& address = *addressOf(peer);
   auto connection = std::make_shared<PeerSocket>(
       Socket::startConnecting(localize_ ? localize_(address) : address), session_);
@@ -304,7 +316,7 @@ void Mailbox::startAttempt(int peer) {
   peerOf(peer).attempt = connection;
 }
 
-void Mailbox::finishConnecting(const PeerSocketPointer& connection) {
+void ConnectionPool::finishConnecting(const PeerSocketPointer& connection) {
   const int peer = *connection->peer;
   const int error = connection->socket.finishConnecting();
   if (error == 0) {
@@ -327,33 +339,33 @@ void Mailbox::finishConnecting(const PeerSocketPointer& connection) {
     text += ". Check the network between the machines, and NCCL_SOCKET_IFNAME";
   }
   markGone(peer, std::move(text));
+  wakeUsers();
 }
 
-// The other side may already take a connection for open when this rank has said hello.
-bool Mailbox::isIntroduced(const PeerSocket& connection) {
-  return connection.stage == Stage::open ||
-         (connection.stage == Stage::greeting && connection.peer.has_value());
+bool ConnectionPool::isConnected(int peer) const {
+  return peerOf(peer).out != nullptr;
 }
 
-std::vector<Mailbox::PeerSocketPointer> Mailbox::introducedConnections() const {
-  std::vector<PeerSocketPointer> introduced;
-  for (const auto& [descriptor, connection] : connections_) {
-    if (isIntroduced(*connection)) introduced.push_back(connection);
-  }
-  return introduced;
+void ConnectionPool::send(int peer, const FrameHeader& header, std::span<const std::byte> payload) {
+  const PeerSocketPointer connection = peerOf(peer).out;
+  if (connection != nullptr) enqueue(connection, header, payload);
 }
 
-void Mailbox::enqueue(const PeerSocketPointer& connection, const FrameHeader& header,
-                      std::span<const std::byte> payload) {
+size_t ConnectionPool::unsentFrames(int peer) const {
+  const PeerSocketPointer& connection = peerOf(peer).out;
+  return connection == nullptr ? 0 : connection->unsent.size();
+}
+
+void ConnectionPool::enqueue(const PeerSocketPointer& connection, const FrameHeader& header,
+                             std::span<const std::byte> payload) {
   FrameHeader complete = header;
-  complete.secret = session_;
   complete.sender = static_cast<uint32_t>(rank_);
   connection->unsent.push_back(encodeFrame(complete, payload));
   // The rest of an earlier frame is written first, by the reactor's thread.
   if (connection->unsent.size() == 1) writeUnsent(connection);
 }
 
-void Mailbox::writeUnsent(const PeerSocketPointer& connection) {
+void ConnectionPool::writeUnsent(const PeerSocketPointer& connection) {
   while (connection->stage != Stage::closed && !connection->unsent.empty()) {
     const auto rest = std::span(connection->unsent.front()).subspan(connection->unsentOffset);
     const Transfer transfer = connection->socket.write(rest);
@@ -376,12 +388,86 @@ void Mailbox::writeUnsent(const PeerSocketPointer& connection) {
   connection->watchesWrite = watchesWrite;
   reactor_.setInterest(number_, connection->socket.descriptor(),
                        watchesWrite ? Poller::Interest::both : Poller::Interest::read);
-  if (!watchesWrite) changed_.notify_all();
+  if (!watchesWrite) drained_.notify_all();
 }
 
-bool Mailbox::hasUnsent() const {
+bool ConnectionPool::hasUnsent() const {
   return std::any_of(connections_.begin(), connections_.end(),
                      [](const auto& entry) { return !entry.second->unsent.empty(); });
+}
+
+const std::optional<ConnectionPool::Gone>& ConnectionPool::goneOf(int peer) const {
+  return peerOf(peer).gone;
+}
+
+void ConnectionPool::learnAddresses(AddressTable addresses) {
+  addresses_ = std::move(addresses);
+  wakeUsers();
+}
+
+const ConnectionPool::Peer& ConnectionPool::peerOf(int peer) const {
+  static const Peer nobody;
+  const auto found = peers_.find(peer);
+  return found == peers_.end() ? nobody : found->second;
+}
+
+const Address* ConnectionPool::addressOf(int peer) const {
+  if (addresses_ != nullptr) return &(*addresses_)[static_cast<size_t>(peer)];
+  const auto found = neighbours_.find(peer);
+  return found == neighbours_.end() ? nullptr : &found->second;
+}
+
+std::string ConnectionPool::addressText(int peer) const {
+  const Address* address = addressOf(peer);
+  return address == nullptr ? "which has not connected yet" : address->text();
+}
+
+std::string ConnectionPool::describe(int peer) const {
+  const std::string& name = peerOf(peer).name;
+  return name.empty() ? addressText(peer) : name;
+}
+
+Seat::Seat(std::shared_ptr<ConnectionPool> pool, const Secret& communicator)
+    : pool_(std::move(pool)), communicator_(communicator) {
+  const ConnectionPool::Lock lock(pool_->mutex());
+  pool_->add(communicator_, *this);
+}
+
+Seat::~Seat() {
+  if (isTaken_) return;
+  // The pool answers those who come later.
+  pool_->remove(communicator_, {});
+  const ConnectionPool::Lock lock(pool_->mutex());
+  for (const auto& [peer, frame] : early_) {
+    if (!frame || frame->header.kind != FrameKind::greeting) continue;
+    pool_->send(peer, {.secret = communicator_, .kind = FrameKind::absent}, {});
+  }
+}
+
+void Seat::handOver(ConnectionPool::User& user) {
+  isTaken_ = true;
+  pool_->add(communicator_, user);
+  for (auto& [peer, frame] : early_) {
+    try {
+      if (frame) {
+        user.deliver(peer, std::move(*frame));
+      } else {
+        user.lose(peer);
+      }
+    } catch (const Error& error) {
+      logWarn("rank {}: refused a message of {}: {}", pool_->rank(), pool_->describe(peer),
+              error.what());
+    }
+  }
+  early_.clear();
+}
+
+void Seat::deliver(int peer, Frame frame) {
+  early_.emplace_back(peer, std::move(frame));
+}
+
+void Seat::lose(int peer) {
+  early_.emplace_back(peer, std::nullopt);
 }
 
 }  // namespace unisono::bootstrap
