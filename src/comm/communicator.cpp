@@ -77,7 +77,12 @@ Communicator::~Communicator() {
   }
   if (profile_ != nullptr) profile_->close();
   stopWatching();
-  if (connector_ != nullptr) connector_->close();
+  if (connector_ != nullptr) {
+    for (const auto& service : connector_->handOver()) {
+      Reaper::get().add([service] { return service->isOver(); }, Reaper::AtExit::finish);
+    }
+    connector_->close();
+  }
   leave("was destroyed");
 }
 

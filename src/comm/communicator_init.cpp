@@ -41,14 +41,19 @@ void copyText(std::array<char, kSize>& to, const std::string& from) {
   to[length] = '\0';
 }
 
-std::vector<transport::PeerPlace> placesOf(const std::vector<RankFacts>& ranks) {
+std::vector<transport::PeerPlace> placesOf(const std::vector<RankFacts>& ranks,
+                                           const std::vector<topology::RankPlace>& inChannels) {
   const bool network = usesNetwork(ranks);
   std::vector<transport::PeerPlace> places;
   for (const RankFacts& peer : ranks) {
+    const auto& forwarders = inChannels[places.size()].forwarders;
     Fnv device;
     device.add(std::string_view(reinterpret_cast<const char*>(peer.deviceUuid.data()),
                                 peer.deviceUuid.size()));
-    places.push_back({peer.process, peer.device, device.value(), network ? peer.host : 0});
+    transport::PeerPlace& place = places.emplace_back(
+        transport::PeerPlace{peer.process, peer.device, device.value(), network ? peer.host : 0});
+    if (std::ranges::all_of(forwarders, [](int32_t rank) { return rank == 0; })) continue;
+    for (const int32_t rank : forwarders) place.forwarders.push_back(rank - 1);
   }
   return places;
 }
@@ -246,6 +251,12 @@ void Communicator::agree(AllFacts ranks) {
     reach.transports |= 1u << static_cast<int>(link.transport);
   }
   shareReach();
+  if (const auto ports = network_->ports()) {
+    // A topology file can have other ports.
+    const auto isKnown = [&](int port) { return port < static_cast<int>(ports->size()); };
+    if (std::ranges::all_of(found.ports, isKnown)) netPorts_ = std::move(found.ports);
+  }
+  if (netPorts_.empty()) found.place.forwarders = {};
   const auto places = bootstrap_->allGatherShared(found.place);
   tuning::CostConstants constants = tuning::defaultConstants();
   const auto advisor = makeTuner(*ranks, *places, constants);
@@ -289,13 +300,8 @@ void Communicator::agree(AllFacts ranks) {
   }
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
   replays_ = std::make_unique<Replays>(runtime_, device_, arena_);
-  peerPlaces_ = bootstrap_->share([&] { return placesOf(*ranks); });
+  peerPlaces_ = bootstrap_->share([&] { return placesOf(*ranks, *places); });
   peerLinks_ = std::move(found.links);
-  if (const auto ports = network_->ports()) {
-    // A topology file can have other ports.
-    const auto isKnown = [&](int port) { return port < static_cast<int>(ports->size()); };
-    if (std::ranges::all_of(found.ports, isKnown)) netPorts_ = std::move(found.ports);
-  }
   directAccess_ = std::move(found.direct);
   makeWindows();
   kept_ = arena_->mark();

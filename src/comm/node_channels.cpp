@@ -41,6 +41,7 @@ struct NodeChannels {
   std::vector<std::string> affinityOf;  // by device: cores near it, see cpuAffinityOf
   std::vector<std::string> portAffinityOf;
   std::vector<std::vector<transport::DirectAccess>> direct;  // by device and number of a port
+  std::vector<std::vector<int>> forwarders;                  // the same: a device, or -1 (PXN)
   std::map<std::pair<size_t, size_t>, DevicePair> pairs;     // by devices, the lower first
 };
 
@@ -96,6 +97,21 @@ std::vector<transport::DirectAccess> directAccess(const topology::Machine& machi
   return ports;
 }
 
+// The device through which a GPU sends to each port, by its number: -1 for itself.
+std::vector<int> forwardersOf(const topology::Machine& machine, int gpu) {
+  std::vector<int> ports;
+  for (const int net : machine.topology.of(topology::NodeType::net)) {
+    const topology::Node& node = machine.topology.node(net);
+    if (node.host != machine.topology.node(gpu).host || node.net.dev < 0) continue;
+    const auto number = static_cast<size_t>(node.net.dev);
+    if (ports.size() <= number) ports.resize(number + 1, -1);
+    const topology::Path& path = machine.paths.path(gpu, net);
+    if (path.type != topology::PathType::pxn) continue;
+    ports[number] = machine.topology.node(path.via).gpu.rank;
+  }
+  return ports;
+}
+
 NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopology& file) {
   topology::Topology whole = topology::buildTopology(file);
   for (const std::string& note : file.notes) logInfo("{}: {}", file.source, note);
@@ -139,6 +155,8 @@ NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopolog
     node.affinityOf.push_back(topology::cpuAffinityOf(machine, static_cast<int>(a)));
     node.portAffinityOf.push_back(topology::portAffinityOf(machine, static_cast<int>(a)));
     node.direct.push_back(directAccess(machine, machine.topology.gpuOfRank(static_cast<int>(a))));
+    node.forwarders.push_back(
+        forwardersOf(machine, machine.topology.gpuOfRank(static_cast<int>(a))));
     for (size_t b = a + 1; b < devices.size(); b++) {
       const int gpuA = machine.topology.gpuOfRank(static_cast<int>(a));
       const int gpuB = machine.topology.gpuOfRank(static_cast<int>(b));
@@ -272,6 +290,12 @@ NodePlace findPlace(const std::vector<RankFacts>& ranks, const Hosts& hosts, int
   std::vector<int> leaves;
   for (const topology::Channel& channel : domain.graphs.ring.channels) {
     if (channel.netOut >= 0) leaves.push_back(domain.topology.node(channel.netOut).net.dev);
+  }
+  for (size_t channel = 0; channel < place.forwarders.size() && !leaves.empty(); channel++) {
+    const auto port = static_cast<size_t>(leaves[channel % leaves.size()]);
+    const auto& byPort = node->forwarders[own];
+    if (!ports || port >= byPort.size() || byPort[port] < 0) continue;
+    place.forwarders[channel] = 1 + devices[static_cast<size_t>(byPort[port])].ranks.front();
   }
   std::vector<int> headPorts;
   for (const topology::ChannelGraph* graph :

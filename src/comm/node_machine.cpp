@@ -188,8 +188,6 @@ NodeMachine nodeMachine(const Settings& settings, runtime::Backend backend,
                         const std::vector<NodeDevice>& devices, const Ports& ports) {
   NodeMachine machine;
   machine.rules = topology::pathSettingsOf(settings);
-  // Ranks send through ports by themselves: channels must not count on another GPU near the port.
-  if (ports) machine.rules.pxnDisable = true;
   std::shared_ptr<const detect::Detected> detected;
   if (backend == runtime::Backend::cuda) detected = detectNode(settings, devices, ports);
   if (detected != nullptr) {

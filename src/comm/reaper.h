@@ -11,16 +11,18 @@
 namespace unisono::comm {
 
 // Releases aborted communicators, and memory that a communicator has replaced, as soon as the
-// device has finished with it. Nobody waits for a stream on which somebody else's kernel may be
-// stuck. The thread exists only while there is something to release. It is not waited for when the
-// process exits.
+// device has finished with it, and what a communicator has left to others when they have finished
+// with it. Nobody waits for a stream on which somebody else's kernel may be
+// stuck. The thread exists only while there is something to release. When the process exits, it is
+// waited for only where others depend on it, for a while.
 class Reaper {
  public:
   static Reaper& get();
 
+  enum class AtExit : uint8_t { drop, finish };
   // Calls `release` now and then, on the reaper's thread, until it returns true. `release` must not
-  // throw, and must not wait for a device.
-  void add(std::function<bool()> release) noexcept;
+  // throw, must not wait for a device, and with AtExit::finish must not use one.
+  void add(std::function<bool()> release, AtExit atExit = AtExit::drop) noexcept;
 
   // Waits until everything that was added after `mark` was returned has been released, but not
   // longer than `limit`.
@@ -31,11 +33,13 @@ class Reaper {
   struct Item {
     uint64_t number;
     std::function<bool()> release;
+    AtExit atExit;
   };
 
   Reaper();
   void run();
   bool tryAll(std::unique_lock<std::mutex>& lock);
+  bool mustFinish() const;
   void stop();
 
   std::mutex mutex_;
@@ -44,6 +48,7 @@ class Reaper {
   uint64_t added_ = 0;
   bool running_ = false;    // the thread
   bool releasing_ = false;  // the thread is in an item's `release`
+  bool exits_ = false;      // the process: only what must finish is called
   bool stopped_ = false;
   const int forks_;  // of the process that made this
 };

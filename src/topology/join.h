@@ -46,6 +46,8 @@ struct RankPlace {
   // By channel: how many ranks of the node come before this one.
   std::array<uint16_t, kMostChannels> ringPosition, treePosition, collnetPosition;
   uint64_t collnetHeadOf, nvlsHeadOf;  // bit c: the head of channel c
+  // By channel: the rank of the node through which this one sends to others (PXN), plus 1; 0: none.
+  std::array<int32_t, kMostChannels> forwarders;
 };
 
 // The place of a rank in the graphs of its node. `ranksOf` lists for each node of the topology that

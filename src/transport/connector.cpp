@@ -66,6 +66,15 @@ void Connector::drain() {
   if (reducer_ != nullptr) reducer_->drain();
 }
 
+std::vector<std::shared_ptr<Service>> Connector::handOver() {
+  std::vector<std::shared_ptr<Service>> services;
+  for (const auto& transport : transports_) {
+    auto service = transport == nullptr ? nullptr : transport->handOver();
+    if (service != nullptr) services.push_back(std::move(service));
+  }
+  return services;
+}
+
 void Connector::close() {
   for (const auto& transport : transports_) {
     if (transport != nullptr) transport->close();
@@ -79,10 +88,13 @@ Connector::Making Connector::begin(ConnectionGroup group) {
   return {std::move(group), std::move(pending)};
 }
 
-// So that no rank waits for a sender before it has called its own receivers.
-void Connector::putSendersFirst(std::vector<Making>& makings) const {
-  std::stable_partition(makings.begin(), makings.end(), [this](const Making& making) {
-    return making.group.sender == config_.rank;
+// So that no rank waits for a sender before it has called its own receivers, or for its forwarder
+// before it has accepted all who send to it: a forwarder may wait for that.
+void Connector::putInOrder(std::vector<Making>& makings) const {
+  std::ranges::stable_sort(makings, {}, [this](const Making& making) {
+    const ConnectionGroup& group = making.group;
+    if (group.sender == config_.rank) return group.forwarder < 0 ? 0 : 2;
+    return group.forwarder == config_.rank ? 0 : 1;
   });
 }
 
@@ -129,11 +141,14 @@ void Connector::connect(const plan::Needs& needs) {
 
 // Notes a hop of a channel if this rank has a part in it and it is not connected yet.
 void Connector::addHop(Hops& hops, int channel, int from, int to) {
-  if (from != config_.rank && to != config_.rank &&
+  const int forwarder = context_.forwarderOf(from, to, channel);
+  if (from != config_.rank && to != config_.rank && forwarder != config_.rank &&
       context_.linkBetween(from, to).through != config_.rank) {
     return;
   }
-  if (connectedHops_.emplace(channel, from, to).second) hops[{from, to}].push_back(channel);
+  if (connectedHops_.emplace(channel, from, to).second) {
+    hops[{from, to, forwarder}].push_back(channel);
+  }
 }
 
 // Channels with the same hop are one group.
@@ -144,12 +159,14 @@ void Connector::connectHops(uint64_t purpose, const Hops& hops) {
   }
   std::vector<Making> makings;
   for (const auto& [ends, channels] : hops) {
-    makings.push_back(begin({ends.first, ends.second, purpose, channels, shapes}));
+    const auto& [from, to, forwarder] = ends;
+    makings.push_back(begin({from, to, purpose, channels, shapes, forwarder}));
   }
-  putSendersFirst(makings);
+  putInOrder(makings);
   for (const Making& making : makings) {
     const ConnectionGroup& group = making.group;
     const bool sends = group.sender == config_.rank;
+    if (group.forwarder == config_.rank) making.pending->connect();
     if (!sends && group.receiver != config_.rank) continue;
     const std::vector<device::Fifo> fifos = complete(making);
     for (size_t i = 0; i < group.channels.size(); i++) {
@@ -223,7 +240,7 @@ void Connector::connectThrough() {
       makings.push_back(begin(makeGroupForMessages(from, to)));
     }
   }
-  putSendersFirst(makings);
+  putInOrder(makings);
   for (const Making& making : makings) completeForMessages(making);
   blocks_.verifyLinks();
 }
@@ -235,7 +252,7 @@ void Connector::connectPeers(const std::vector<plan::PeerUse>& uses) {
     makings.push_back(begin(use.sends ? makeGroupForMessages(config_.rank, use.peer)
                                       : makeGroupForMessages(use.peer, config_.rank)));
   }
-  putSendersFirst(makings);
+  putInOrder(makings);
   for (const Making& making : makings) completeForMessages(making);
 }
 

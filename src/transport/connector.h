@@ -73,6 +73,7 @@ class Connector {
   void noteLaunch();
   void drain();
   void close();
+  std::vector<std::shared_ptr<Service>> handOver();
 
   // The counters of a FIFO that this rank uses, as it addresses them: of protocol Simple, and of LL
   // where it leads to another host.
@@ -97,13 +98,13 @@ class Connector {
   };
   Transport& transportOf(const ConnectionGroup& group);
   Making begin(ConnectionGroup group);
-  void putSendersFirst(std::vector<Making>& makings) const;
+  void putInOrder(std::vector<Making>& makings) const;
   std::vector<device::Fifo> complete(const Making& making);
   ConnectionGroup makeGroupForMessages(int from, int to);
   void completeForMessages(const Making& making);
 
-  // Channels by sender and receiver, in increasing order.
-  using Hops = std::map<std::pair<int, int>, std::vector<int>>;
+  // Channels by sender, receiver and forwarder, in increasing order.
+  using Hops = std::map<std::tuple<int, int, int>, std::vector<int>>;
   void addHop(Hops& hops, int channel, int from, int to);
   void connectHops(uint64_t purpose, const Hops& hops);
   void connectRings();

@@ -45,6 +45,9 @@ struct PeerPlace {
   int device;               // ordinal in its process
   uint64_t deviceHash = 0;  // of its UUID
   uint64_t host = 0;        // between ranks of different hosts is a network
+  // By channel (from the first one again): the rank of its host that sends for it to other hosts,
+  // as the port is nearer to that rank's GPU (PXN); -1: itself. Empty: always itself.
+  std::vector<int> forwarders = {};
 };
 
 // How two ranks exchange data (topology::checkPeer).
@@ -97,8 +100,8 @@ struct TransportOptions {
   std::atomic<uint64_t>* deviceBytes = nullptr;
 };
 
-// All channels of one purpose from one rank to another. This rank is one of the two, or the one
-// between them.
+// All channels of one purpose from one rank to another with the same forwarder. This rank is one of
+// the two, the one between them, or the forwarder.
 struct ConnectionGroup {
   int sender, receiver;
   uint64_t purpose;
@@ -109,6 +112,7 @@ struct ConnectionGroup {
     uint32_t slotBytes;
   };
   std::vector<FifoShape> fifos;
+  int forwarder = -1;  // as PeerPlace::forwarders
 };
 
 // What transports know of their communicator. All of it lives longer than they do.
@@ -124,6 +128,14 @@ struct TransportContext {
   const TransportOptions& options;
 
   PeerLink linkBetween(int a, int b) const { return transport::linkBetween(links, places, a, b); }
+  // As ConnectionGroup::forwarder.
+  int forwarderOf(int sender, int receiver, int channel) const {
+    const PeerPlace& place = places[static_cast<size_t>(sender)];
+    if (place.forwarders.empty() || place.host == places[static_cast<size_t>(receiver)].host) {
+      return -1;
+    }
+    return place.forwarders[static_cast<size_t>(channel) % place.forwarders.size()];
+  }
   const PeerPlace& own() const { return places[static_cast<size_t>(config.rank)]; }
   void checkState() const {
     if (options.check) options.check();
@@ -134,11 +146,20 @@ struct TransportContext {
 class PendingConnection {
  public:
   virtual ~PendingConnection() = default;
-  // Waits for the other end. Returns the FIFOs of each channel, as this rank addresses them. Not on
-  // the rank between the two.
+  // Waits for the other end. Returns the FIFOs of each channel, as this rank addresses them; none
+  // on the forwarder. Not on the rank between the two.
   virtual std::vector<device::Fifo> connect() = 0;
   // After connect(): the port of this host through which a FIFO passes, "eth0"; empty: none.
   virtual std::string portOf(size_t /*fifo*/) const { return ""; }
+};
+
+// What a rank does for others, and goes on with when its communicator has ended.
+class Service {
+ public:
+  virtual ~Service() = default;
+  // Whether the others need it no more. Waits for nobody and uses no device, which only the
+  // destructor does. By one thread at a time.
+  virtual bool isOver() = 0;
 };
 
 // One transport of one communicator. Its destruction closes its connections: kernels have ended, or
@@ -158,6 +179,8 @@ class Transport {
   // Ends the connections of an aborted communicator, whose kernels may still run. Nothing but the
   // destructor may follow.
   virtual void close() {}
+  // Before close() of a communicator that was not aborted: what must outlive it, or null.
+  virtual std::shared_ptr<Service> handOver() { return nullptr; }
 };
 
 // A network that reduces what one rank of each node sends, the heads, and returns the result to

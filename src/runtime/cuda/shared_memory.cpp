@@ -68,6 +68,12 @@ RegisteredSegment::RegisteredSegment(std::unique_ptr<host::MemorySegment> segmen
     quietly(cudaHostUnregister(segment_->address()));
     throw cudaFailure(found, "cudaHostGetDevicePointer", device);
   }
+  // As on every GPU since Pascal. Proxies use what kernels of other ranks address.
+  if (address != segment_->address()) {
+    quietly(cudaHostUnregister(segment_->address()));
+    throw Error(ErrorCode::systemError,
+                fmt::format("Device {} does not use the CPU's addresses of host memory", device));
+  }
   address_ = static_cast<std::byte*>(address);
 }
 

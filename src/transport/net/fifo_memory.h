@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/math.h"
 #include "device/work.h"
+#include "memory/arena.h"
 #include "runtime/runtime.h"
 #include "transport/net/stream.h"
 
@@ -25,30 +27,35 @@ class FifoMemory {
     device::Protocol protocol = device::Protocol::simple;  // or LL
     bool onDevice = false;
   };
+  // Whose kernels fill or empty the slots.
+  enum class User { ownRank, otherRank };
+  static constexpr size_t kPageBytes = 4096;
+
   // `device`: where the slots of some FIFOs are. Their bytes are added to `deviceBytes` while they
   // are there, unless it is null.
   FifoMemory(runtime::Runtime& runtime, const std::vector<Shape>& fifos, uint32_t slots,
-             int device = -1, std::atomic<uint64_t>* deviceBytes = nullptr)
+             int device = -1, std::atomic<uint64_t>* deviceBytes = nullptr,
+             User user = User::ownRank)
       : runtime_(runtime), slots_(slots) {
-    size_t hostBytes = 0, slotBytes = 0;
+    if (user == User::otherRank) {
+      arenas_.emplace(Arenas{{runtime, device, kPageBytes, memory::Arena::Place::host},
+                             {runtime, device, kPageBytes}});
+    }
+    size_t hostBytes = (fifos.size() + 1) * kPageBytes, slotBytes = 0;
     for (const Shape& shape : fifos) {
       Place& place = places_.emplace_back();
       place.shape = shape;
-      place.counters = hostBytes;
-      hostBytes += kAlignment;
-      place.slots = shape.onDevice ? slotBytes : hostBytes;
+      place.counters = places_.size() * kPageBytes;
+      place.slots.offset = shape.onDevice ? slotBytes : hostBytes;
       (shape.onDevice ? slotBytes : hostBytes) += bytesOfSlots(places_.size() - 1);
     }
-    if (hostBytes > 0) host_ = runtime.allocatePinned(hostBytes);
-    if (slotBytes == 0) return;
-    const auto counted = std::make_shared<CountedMemory>(
-        runtime.allocate(device, slotBytes + kAlignment), slotBytes + kAlignment, deviceBytes);
-    const std::shared_ptr<runtime::DeviceMemory> memory(counted, counted->memory.get());
-    const auto begin = reinterpret_cast<uintptr_t>(memory->address());
+    host_ = allocateHost(hostBytes);
+    const Range onDevice =
+        slotBytes == 0 ? Range{} : allocateDevice(device, slotBytes, deviceBytes);
     for (Place& place : places_) {
-      if (!place.shape.onDevice) continue;
-      place.device = memory;
-      place.slots += roundUp(begin, uintptr_t{kAlignment}) - begin;
+      const size_t offset = place.slots.offset;
+      place.slots = place.shape.onDevice ? onDevice : host_;
+      place.slots.offset += offset;
     }
   }
 
@@ -56,22 +63,20 @@ class FifoMemory {
   uint32_t slotBytes(size_t fifo) const { return places_[fifo].shape.slotBytes; }
   // Of all slots of a FIFO: whole pages.
   size_t bytesOfSlots(size_t fifo) const {
-    return roundUp(size_t{slots_} * slotBytes(fifo), kAlignment);
+    return roundUp(size_t{slots_} * slotBytes(fifo), kPageBytes);
   }
   // Takes the slots of a FIFO out of the device's memory, before anything uses them.
   void moveToHost(size_t fifo) {
     Place& place = places_[fifo];
-    place.moved = runtime_.allocatePinned(bytesOfSlots(fifo));
-    place.device = nullptr;
-    place.slots = 0;
+    place.slots = allocateHost(bytesOfSlots(fifo));
     place.shape.onDevice = false;
   }
   StreamMemory streamOf(size_t fifo) const {
     const Place& place = places_[fifo];
-    auto* const base = static_cast<std::byte*>(host_->hostAddress()) + place.counters;
-    return {reinterpret_cast<uint64_t*>(base),
-            reinterpret_cast<uint64_t*>(base + device::kCounterLineBytes),
-            slotsOf(place, &runtime::PinnedMemory::hostAddress),
+    std::byte* const counters = host_.forHost() + place.counters;
+    return {tailOf(counters),
+            headOf(counters),
+            place.shape.onDevice ? place.slots.forKernels() : place.slots.forHost(),
             slots_,
             place.shape.slotBytes,
             place.shape.onDevice,
@@ -79,18 +84,33 @@ class FifoMemory {
   }
   device::Fifo fifoOf(size_t fifo) const {
     const Place& place = places_[fifo];
-    auto* const base = static_cast<std::byte*>(host_->deviceAddress()) + place.counters;
-    device::Fifo result{};
-    result.tail = reinterpret_cast<uint64_t*>(base);
-    result.head = reinterpret_cast<uint64_t*>(base + device::kCounterLineBytes);
-    result.slots = slotsOf(place, &runtime::PinnedMemory::deviceAddress);
-    result.reportsSlots = 1;
-    return result;
+    return makeFifo(host_.forKernels() + place.counters, place.slots.forKernels());
+  }
+
+  // Of memory for another rank. The first block begins with a page for the two ranks and one with
+  // the counters of each FIFO. The other blocks are the slots of each FIFO.
+  std::byte* page() const { return host_.forHost(); }
+  std::vector<memory::Block> blocks() const {
+    std::vector<memory::Block> blocks{host_.block()};
+    for (const Place& place : places_) blocks.push_back(place.slots.block());
+    return blocks;
+  }
+  // As the other rank addresses the blocks.
+  static device::Fifo makeFifo(const std::vector<std::byte*>& blocks, size_t fifo) {
+    return makeFifo(blocks.front() + (fifo + 1) * kPageBytes, blocks[fifo + 1]);
   }
 
  private:
-  static constexpr size_t kAlignment = 4096;
+  struct Range {
+    std::byte *host = nullptr, *kernels = nullptr;  // how they address the allocation
+    size_t offset = 0;                              // in it
+    memory::SharedBlock shared{};                   // the allocation; where another rank uses it
+    std::shared_ptr<void> owner;                    // else
 
+    std::byte* forHost() const { return host + offset; }
+    std::byte* forKernels() const { return kernels + offset; }
+    memory::Block block() const { return {forKernels(), {shared.handle, shared.offset + offset}}; }
+  };
   struct CountedMemory {
     CountedMemory(std::shared_ptr<runtime::DeviceMemory> counted, uint64_t size,
                   std::atomic<uint64_t>* sum)
@@ -108,20 +128,58 @@ class FifoMemory {
   };
   struct Place {
     Shape shape{};
-    size_t counters = 0, slots = 0;                 // where they begin in their memory
-    std::shared_ptr<runtime::DeviceMemory> device;  // of slots on the device
-    std::shared_ptr<runtime::PinnedMemory> moved;   // of slots that were there once
+    size_t counters = 0;  // where they begin in host_
+    Range slots;
   };
-  std::byte* slotsOf(const Place& place, void* (runtime::PinnedMemory::*address)() const) const {
-    if (place.shape.onDevice) return static_cast<std::byte*>(place.device->address()) + place.slots;
-    const runtime::PinnedMemory& memory = place.moved != nullptr ? *place.moved : *host_;
-    return static_cast<std::byte*>((memory.*address)()) + place.slots;
+  struct Arenas {
+    memory::Arena host, device;
+  };
+
+  static uint64_t* tailOf(std::byte* counters) { return reinterpret_cast<uint64_t*>(counters); }
+  static uint64_t* headOf(std::byte* counters) {
+    return reinterpret_cast<uint64_t*>(counters + device::kCounterLineBytes);
+  }
+  static device::Fifo makeFifo(std::byte* counters, std::byte* slots) {
+    device::Fifo result{};
+    result.tail = tailOf(counters);
+    result.head = headOf(counters);
+    result.slots = slots;
+    result.reportsSlots = 1;
+    return result;
+  }
+  static Range rangeOf(const memory::Block& block) {
+    return {block.address, block.address, 0, block.shared, nullptr};
+  }
+  Range allocateHost(size_t bytes) {
+    if (arenas_) return rangeOf(arenas_->host.allocate(bytes));
+    auto memory = runtime_.allocatePinned(bytes);
+    return {static_cast<std::byte*>(memory->hostAddress()),
+            static_cast<std::byte*>(memory->deviceAddress()),
+            0,
+            {},
+            memory};
+  }
+  // Adapters take whole pages.
+  Range allocateDevice(int device, size_t bytes, std::atomic<uint64_t>* total) {
+    Range range;
+    if (arenas_) {
+      range = rangeOf(arenas_->device.allocate(bytes + kPageBytes));
+    } else {
+      auto memory = std::make_shared<CountedMemory>(runtime_.allocate(device, bytes + kPageBytes),
+                                                    bytes + kPageBytes, total);
+      range.kernels = static_cast<std::byte*>(memory->memory->address());
+      range.owner = std::move(memory);
+    }
+    const auto begin = reinterpret_cast<uintptr_t>(range.kernels);
+    range.offset = roundUp(begin, uintptr_t{kPageBytes}) - begin;
+    return range;
   }
 
   runtime::Runtime& runtime_;
   const uint32_t slots_;
+  std::optional<Arenas> arenas_;  // of memory for another rank
   std::vector<Place> places_;
-  std::shared_ptr<runtime::PinnedMemory> host_;
+  Range host_;
 };
 
 }  // namespace unisono::transport

@@ -10,13 +10,17 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "transport/net/fifo_memory.h"
+#include "transport/net/forwarding.h"
 #include "transport/net/network_driver.h"
 #include "transport/net/proxy.h"
 
 namespace unisono::transport {
 namespace {
 
-// What the receiver of a group tells the sender, before what the network adds.
+// What the blocks of a forwarder are for (BlockExchange).
+constexpr uint32_t kForwarded = 1 << 16;
+
+// What the receiver of a group tells the rank that sends, before what the network adds.
 struct NetworkOffer {
   uint32_t slots, fifos;
   std::array<char, 64> network;  // its name
@@ -36,7 +40,7 @@ bool isOnDevice(const TransportContext& context, const ConnectionGroup& group, i
   const auto port = static_cast<size_t>(choosePort(context, *ports, channel, fifo.slotBytes));
   const auto& known = context.options.direct;
   const DirectAccess access = port < known.size() ? known[port] : DirectAccess{};
-  return group.sender == context.config.rank ? access.reads : access.writes;
+  return group.receiver == context.config.rank ? access.writes : access.reads;
 }
 
 // The memory of all FIFOs of one end of a group that the network carries, by channel.
@@ -49,8 +53,25 @@ std::unique_ptr<FifoMemory> memoryOf(const TransportContext& context,
       shapes.push_back({fifo.slotBytes, fifo.protocol, isOnDevice(context, group, channel, fifo)});
     }
   }
-  return std::make_unique<FifoMemory>(context.runtime, shapes, context.slots, context.own().device,
-                                      context.options.deviceBytes);
+  const bool forwards = group.forwarder == context.config.rank;
+  // What is forwarded may outlive the communicator.
+  return std::make_unique<FifoMemory>(
+      context.runtime, shapes, context.slots, context.own().device,
+      forwards ? nullptr : context.options.deviceBytes,
+      forwards ? FifoMemory::User::otherRank : FifoMemory::User::ownRank);
+}
+
+// Whose connection leads to the receiver.
+int connectedRank(const ConnectionGroup& group) {
+  return group.forwarder >= 0 ? group.forwarder : group.sender;
+}
+
+// One rank may send to another one directly and through forwarders, on different channels.
+uint64_t groupTag(const ConnectionGroup& group, bool ofSender) {
+  constexpr int kPurposeBits = 4;
+  const int channel = group.forwarder >= 0 ? group.channels.front() + 1 : 0;
+  return tagOf(group.purpose | static_cast<uint64_t>(channel) << kPurposeBits, ofSender,
+               group.sender, group.receiver);
 }
 
 class NetworkTransport final : public Transport {
@@ -59,18 +80,49 @@ class NetworkTransport final : public Transport {
   ~NetworkTransport() override { close(); }
 
   std::unique_ptr<PendingConnection> setup(const ConnectionGroup& group) override;
-  void noteLaunch() override { proxy_.wake(); }
-  void close() override { proxy_.remove(client_); }
+  void noteLaunch() override {
+    forwarded_.noteLaunch();
+    proxy_.wake();
+  }
+  void close() override {
+    proxy_.remove(client_);
+    forwarded_.end(isSound() ? ForwardingPage::inOrder : ForwardingPage::byAbort);
+    forwarder_.reset();
+  }
   void drain() override {
-    while (!proxy_.isDrained(client_)) {
+    while (!proxy_.isDrained(client_) || !forwarded_.isDrained()) {
       context_.checkState();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   }
+  std::shared_ptr<Service> handOver() override {
+    if (forwarder_ == nullptr || !isSound()) return nullptr;
+    forwarder_->leaveCommunicator();
+    return std::move(forwarder_);
+  }
 
  private:
   class Pending;
+  class PendingForwarder;
+  class PendingForwarded;
 
+  // Whether the communicator has neither failed nor been aborted.
+  bool isSound() const {
+    try {
+      context_.checkState();
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+  // Of the proxy, for what this rank sends and receives.
+  Proxy::Client clientOf() {
+    const TransportOptions& options = context_.options;
+    return {[this] { return forwarded_.noteIdle(context_.options.isIdle); }, options.fail,
+            options.hasLeft};
+  }
+  NetworkGroup endsOf(const ConnectionGroup& group, FifoMemory& memory) const;
+  void offer(const ConnectionGroup& group, const NetworkGroup& ends);
   std::vector<NetworkConnection> connect(const NetworkGroup& group, bool sends);
   std::string networkName() const { return context_.options.network->name(); }
 
@@ -78,10 +130,12 @@ class NetworkTransport final : public Transport {
   std::vector<std::unique_ptr<FifoMemory>> memory_;
   const std::unique_ptr<Network> network_;
   Proxy& proxy_;
+  ForwardedSends forwarded_;
+  std::shared_ptr<Forwarder> forwarder_;  // null while this rank forwards nothing
   const uint64_t client_;
 };
 
-// Of one end of a group.
+// Of one end of a group that nobody forwards, or the receiver.
 class NetworkTransport::Pending final : public PendingConnection {
  public:
   Pending(NetworkTransport& transport, const ConnectionGroup& group, NetworkGroup ends,
@@ -93,11 +147,16 @@ class NetworkTransport::Pending final : public PendingConnection {
     const bool sends = group_.sender == rank;
     std::vector<std::string> ports;  // of each connection
     for (auto& connection : transport_.connect(ends_, sends)) {
-      logInfo("rank {}: {} rank {} {}", rank, sends ? "sends to" : "receives from", ends_.peer,
+      if (group_.forwarder >= 0) {
+        connection.name += fmt::format(" through rank {} (PXN)", group_.forwarder);
+      }
+      const int peer = sends ? group_.receiver : group_.sender;
+      logInfo("rank {}: {} rank {} {}", rank, sends ? "sends to" : "receives from", peer,
               connection.name);
       ports.push_back(std::move(connection.port));
+      // The departure of a forwarder is none of the sender.
       transport_.proxy_.addStream(transport_.client_, std::move(connection.stream),
-                                  {rank, {ends_.peer}, std::move(connection.name)});
+                                  {rank, {peer}, std::move(connection.name)});
     }
     std::vector<device::Fifo> fifos;
     size_t next = 0;
@@ -120,38 +179,126 @@ class NetworkTransport::Pending final : public PendingConnection {
   std::vector<std::string> ports_;
 };
 
+// Of the rank that sends for the sender.
+class NetworkTransport::PendingForwarder final : public PendingConnection {
+ public:
+  PendingForwarder(NetworkTransport& transport, const ConnectionGroup& group, NetworkGroup ends,
+                   std::unique_ptr<FifoMemory> memory)
+      : transport_(transport), group_(group), ends_(std::move(ends)), memory_(std::move(memory)) {}
+
+  std::vector<device::Fifo> connect() override {
+    const TransportContext& context = transport_.context_;
+    const int rank = context.config.rank;
+    auto connections = transport_.connect(ends_, true);
+    // Only now is it known where the slots are.
+    const std::vector<memory::Block> blocks = memory_->blocks();
+    auto& forwarder = transport_.forwarder_;
+    if (forwarder == nullptr) forwarder = std::make_shared<Forwarder>(transport_.proxy_);
+    const uint64_t client =
+        forwarder->add(std::move(memory_), {{}, context.options.fail, context.options.hasLeft});
+    for (auto& connection : connections) {
+      connection.name += fmt::format(" for rank {} (PXN)", group_.sender);
+      logInfo("rank {}: sends to rank {} {}", rank, group_.receiver, connection.name);
+      transport_.proxy_.addStream(client, std::move(connection.stream),
+                                  {rank, {group_.receiver}, std::move(connection.name)});
+    }
+    for (const memory::Block& block : blocks) {
+      context.blocks.send(group_.sender, groupTag(group_, true), kForwarded, block);
+    }
+    return {};
+  }
+
+ private:
+  NetworkTransport& transport_;
+  const ConnectionGroup group_;
+  const NetworkGroup ends_;
+  std::unique_ptr<FifoMemory> memory_;
+};
+
+// Of the sender, for which another rank sends.
+class NetworkTransport::PendingForwarded final : public PendingConnection {
+ public:
+  PendingForwarded(NetworkTransport& transport, const ConnectionGroup& group)
+      : transport_(transport), group_(group) {}
+
+  std::vector<device::Fifo> connect() override {
+    const TransportContext& context = transport_.context_;
+    std::vector<device::Protocol> protocols;
+    for (size_t c = 0; c < group_.channels.size(); c++) {
+      for (const auto& fifo : group_.fifos) {
+        if (carries(fifo.protocol)) protocols.push_back(fifo.protocol);
+      }
+    }
+    std::vector<std::byte*> blocks;
+    while (blocks.size() < protocols.size() + 1) {
+      blocks.push_back(
+          context.blocks.receive(group_.forwarder, groupTag(group_, true), kForwarded));
+    }
+    std::vector<device::Fifo> fifos;
+    size_t next = 0;
+    for (size_t c = 0; c < group_.channels.size(); c++) {
+      for (const auto& fifo : group_.fifos) {
+        fifos.push_back(carries(fifo.protocol) ? FifoMemory::makeFifo(blocks, next++)
+                                               : device::Fifo{});
+      }
+    }
+    transport_.forwarded_.add(blocks, protocols, context.slots);
+    logInfo("rank {}: sends to rank {} through rank {} (PXN)", context.config.rank, group_.receiver,
+            group_.forwarder);
+    return fifos;
+  }
+  std::string portOf(size_t) const override {
+    return fmt::format("PXN, rank {}", group_.forwarder);
+  }
+
+ private:
+  NetworkTransport& transport_;
+  const ConnectionGroup group_;
+};
+
 NetworkTransport::NetworkTransport(const TransportContext& context)
     : context_(context),
       network_(context.options.network->makeNetwork(context_)),
       proxy_(Proxy::ofDevice(context.own().device, context.options.proxyCores,
                              context.options.ignoresOwnCores)),
-      client_(proxy_.add({context.options.isIdle, context.options.fail, context.options.hasLeft})) {
-}
+      client_(proxy_.add(clientOf())) {}
 
-std::unique_ptr<PendingConnection> NetworkTransport::setup(const ConnectionGroup& group) {
+NetworkGroup NetworkTransport::endsOf(const ConnectionGroup& group, FifoMemory& memory) const {
   std::vector<int> channels;  // of each FIFO
   for (const int channel : group.channels) {
     for (const auto& fifo : group.fifos) {
       if (carries(fifo.protocol)) channels.push_back(channel);
     }
   }
-  memory_.push_back(memoryOf(context_, group));
-  FifoMemory& memory = *memory_.back();
-  const bool sends = group.sender == context_.config.rank;
-  NetworkGroup ends{tagOf(group.purpose, false, group.sender, group.receiver),
-                    sends ? group.receiver : group.sender, std::move(channels), &memory};
-  if (!sends) {
-    NetworkOffer offer{context_.slots, static_cast<uint32_t>(memory.fifos()), {}};
-    const std::string name = networkName();
-    std::copy_n(name.begin(), std::min(name.size(), offer.network.size() - 1),
-                offer.network.begin());
-    const auto bytes = std::as_bytes(std::span(&offer, 1));
-    std::vector<std::byte> message(bytes.begin(), bytes.end());
-    const std::vector<std::byte> added = network_->listen(ends);
-    message.insert(message.end(), added.begin(), added.end());
-    context_.bootstrap.send(group.sender, ends.tag, message);
+  const bool receives = group.receiver == context_.config.rank;
+  return {groupTag(group, false), receives ? connectedRank(group) : group.receiver,
+          std::move(channels), &memory};
+}
+
+std::unique_ptr<PendingConnection> NetworkTransport::setup(const ConnectionGroup& group) {
+  const int rank = context_.config.rank;
+  if (group.sender == rank && group.forwarder >= 0) {
+    return std::make_unique<PendingForwarded>(*this, group);
   }
-  return std::make_unique<Pending>(*this, group, std::move(ends), memory);
+  auto memory = memoryOf(context_, group);
+  NetworkGroup ends = endsOf(group, *memory);
+  if (group.forwarder == rank) {
+    return std::make_unique<PendingForwarder>(*this, group, std::move(ends), std::move(memory));
+  }
+  if (group.receiver == rank) offer(group, ends);
+  memory_.push_back(std::move(memory));
+  return std::make_unique<Pending>(*this, group, std::move(ends), *memory_.back());
+}
+
+void NetworkTransport::offer(const ConnectionGroup& group, const NetworkGroup& ends) {
+  NetworkOffer offer{context_.slots, static_cast<uint32_t>(ends.memory->fifos()), {}};
+  const std::string name = networkName();
+  std::copy_n(name.begin(), std::min(name.size(), offer.network.size() - 1), offer.network.begin());
+  const auto bytes = std::as_bytes(std::span(&offer, 1));
+  std::vector<std::byte> message(bytes.begin(), bytes.end());
+  const std::vector<std::byte> added = network_->listen(ends);
+  message.insert(message.end(), added.begin(), added.end());
+  context_.bootstrap.send(connectedRank(group), ends.tag, message);
 }
 
 std::vector<NetworkConnection> NetworkTransport::connect(const NetworkGroup& group, bool sends) {

@@ -35,7 +35,8 @@ constexpr uint32_t kQuietAfter = 200, kLooksOfQuiet = 8;
 }  // namespace
 
 Proxy::Proxy()
-    : wakeUp_(openDescriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, "eventfd")) {
+    : wakeUp_(openDescriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, "eventfd")),
+      wakeOffer_(runtime::offerDescriptor(wakeUp_.get())) {
   startThread("unisono-proxy", [this] { run(); }).detach();
 }
 
@@ -69,6 +70,13 @@ void Proxy::remove(uint64_t client) {
   const auto lock = lockFromOutside();
   std::erase_if(entries_, [client](const Entry& entry) { return entry.client == client; });
   std::erase_if(members_, [client](const Member& member) { return member.number == client; });
+}
+
+void Proxy::replace(uint64_t client, Client functions) {
+  const auto lock = lockFromOutside();
+  for (Member& member : members_) {
+    if (member.number == client) member.client = std::move(functions);
+  }
 }
 
 void Proxy::addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place) {

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/unique_descriptor.h"
+#include "runtime/descriptor_service.h"
 #include "transport/net/stream.h"
 
 namespace unisono::transport {
@@ -44,6 +45,8 @@ class Proxy {
   // Ends the streams of a client. Afterwards none of its functions runs, and its memory is not
   // touched.
   void remove(uint64_t client);
+  // Gives a client other functions. Afterwards none of the old ones runs.
+  void replace(uint64_t client, Client functions);
   // What errors of a stream name.
   struct Place {
     int rank;
@@ -55,6 +58,8 @@ class Proxy {
   bool isDrained(uint64_t client);
   // Something was launched.
   void wake();
+  // Of an eventfd with which other processes of the host can do the same.
+  const runtime::DescriptorTicket& wakeTicket() const { return wakeOffer_->ticket(); }
 
  private:
   struct Entry {
@@ -80,6 +85,7 @@ class Proxy {
   std::unique_lock<std::mutex> lockFromOutside();
 
   const UniqueDescriptor wakeUp_;  // an eventfd
+  const std::unique_ptr<runtime::DescriptorOffer> wakeOffer_;
   std::atomic<bool> sleeps_{false};
   std::atomic<int> visitors_{0};  // threads that wait for mutex_, which the proxy's thread lets in
   std::mutex mutex_;              // held while streams move and functions of clients run

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "child_processes.h"
+#include "network_testing.h"
+#include "support/fake_net.h"
+#include "support/fake_verbs.h"
+
+// Nodes of several GPUs with fewer ports: ranks send through the rank whose GPU is near the port
+// (PXN). In processes of their own, as what a plug-in reads is read once.
+namespace unisono::system_test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kPlugin = 11;
+// The adapters next to the second and the third GPU of the topology.
+constexpr const char* kPorts = "0000:67:01.0,0000:69:01.0";
+
+using Variables = std::vector<std::pair<const char*, const char*>>;
+
+void usePlugin(const Variables& variables = {}) {
+  ::setenv("NCCL_NET_PLUGIN", testing::fakeNetPath(kPlugin).c_str(), 1);
+  ::setenv("UNISONO_HOST_TOPOLOGY", UNISONO_TOPOLOGY, 1);
+  ::setenv("FAKE_NET_PORTS", kPorts, 1);
+  ::setenv("FAKE_NET_POINTERS", "7", 1);  // memory of hosts and of GPUs
+  ::setenv("FAKE_NET_LATE", "1", 1);
+  for (const auto& [name, value] : variables) ::setenv(name, value, 1);
+}
+
+// The log of this process, from the first use of the library on.
+class Log {
+ public:
+  Log() : path_(::testing::TempDir() + "unisono-pxn-" + std::to_string(::getpid())) {
+    ::setenv("NCCL_DEBUG", "INFO", 1);
+    ::setenv("NCCL_DEBUG_FILE", path_.c_str(), 1);
+  }
+  ~Log() { ::unlink(path_.c_str()); }
+  Log(const Log&) = delete;
+  Log& operator=(const Log&) = delete;
+  // How many lines have `text`.
+  int count(const std::string& text) const {
+    std::ifstream file(path_);
+    int found = 0;
+    for (std::string line; std::getline(file, line);) {
+      if (line.find(text) != std::string::npos) found++;
+    }
+    return found;
+  }
+
+ private:
+  const std::string path_;
+};
+
+struct PxnCase {
+  int nodes, ranksPerNode;
+  Variables variables;
+  bool forwards;
+};
+class Pxn : public ::testing::TestWithParam<PxnCase> {};
+
+TEST_P(Pxn, MovesTheDataOfEveryCall) {
+  inChild([] {
+    const auto& [nodes, ranksPerNode, variables, forwards] = GetParam();
+    usePlugin(variables);
+    const Log log;
+    {
+      const Ranks ranks(nodes, ranksPerNode);
+      everyCall(ranks, {1, 4099, 60'001});
+    }
+    EXPECT_EQ(log.count("(PXN)") > 0, forwards);
+  });
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, Pxn,
+    ::testing::Values(PxnCase{2, 4, {{"NCCL_ALGO", "ring"}}, true},
+                      PxnCase{2, 4, {{"NCCL_ALGO", "tree"}}, true},
+                      PxnCase{3, 3, {{"NCCL_ALGO", "tree"}, {"NCCL_PROTO", "LL"}}, true},
+                      PxnCase{2, 4, {{"NCCL_ALGO", "tree"}, {"NCCL_PXN_DISABLE", "1"}}, false},
+                      PxnCase{2, 4, {{"NCCL_ALGO", "tree"}, {"FAKE_NET_POINTERS", "1"}}, false}));
+
+// Adapters that turn out not to take memory of GPUs.
+TEST(PxnOverHostMemory, MovesTheDataOfEveryCall) {
+  inChild([] {
+    usePlugin({{"NCCL_ALGO", "tree"}, {"FAKE_NET", "regMr of a GPU fails"}});
+    ::setenv("NCCL_DMABUF_ENABLE", "0", 1);
+    const Log log;
+    {
+      const Ranks ranks(2, 4);
+      everyCall(ranks, {1, 4099, 60'001});
+    }
+    EXPECT_GT(log.count("(PXN)"), 0);
+    EXPECT_EQ(log.count("GPUDirect for rank"), 0);
+  });
+}
+
+// One adapter for all, next to the second GPU. Rings that enter by it leave by another GPU.
+TEST(PxnOverVerbs, MovesTheDataOfEveryCall) {
+  namespace fs = std::filesystem;
+  const fs::path folder =
+      fs::path(::testing::TempDir()) / ("unisono_pxn_" + std::to_string(::getpid()));
+  const fs::path device = folder / "devices/0000:67:01.0";
+  fs::create_directories(device);
+  fs::create_directories(folder / "a0");
+  fs::create_directory_symlink(device, folder / "a0/device");
+  for (const char* algorithm : {"ring", "tree"}) {
+    inChild([&] {
+      testing::loadFakeVerbs();
+      ::setenv("NCCL_NET", "IB", 1);
+      ::setenv("FAKE_VERBS", "a0 ib", 1);
+      ::setenv("FAKE_VERBS_SYSFS", folder.c_str(), 1);
+      ::setenv("FAKE_VERBS_LATE", "1", 1);
+      ::setenv("NCCL_NET_FORCE_FLUSH", "1", 1);
+      ::setenv("FAKE_VERBS_DELAY", "100", 1);
+      ::setenv("UNISONO_HOST_TOPOLOGY", UNISONO_TOPOLOGY, 1);
+      ::setenv("NCCL_ALGO", algorithm, 1);
+      const Log log;
+      {
+        const Ranks ranks(2, 4);
+        everyCall(ranks, {1, 4099, 60'001});
+      }
+      EXPECT_GT(log.count("GPUDirect by DMA-BUF for rank"), 0);
+      // What outlived a rank ends soon after; at most until the alarm of the process.
+      while (testing::fakeVerbsCounter("fakeVerbsOpen") != 0) std::this_thread::sleep_for(1ms);
+    });
+  }
+  fs::remove_all(folder);
+}
+
+// A rank for each process: `nodes` of four, on the devices of a node each.
+constexpr int kPerNode = 4, kRanks = 2 * kPerNode;
+
+void onProcesses(const Variables& variables,
+                 const std::function<void(int rank, ncclComm_t comm)>& body) {
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(kRanks, [&](int rank) {
+    usePlugin(variables);
+    ::setenv("NCCL_HOSTID", std::to_string(rank / kPerNode).c_str(), 1);
+    check(unisonoHostSetDevice(rank % kPerNode));
+    ncclComm_t comm = nullptr;
+    check(ncclCommInitRank(&comm, kRanks, sharedId(pipe, rank, kRanks), rank));
+    body(rank, comm);
+  });
+  EXPECT_EQ(results, std::vector<int>(kRanks, 0));
+}
+
+// Broadcasts `count` numbers from `root`, once, and ends the communicator; with `delay` of this
+// rank before each.
+void broadcastAndLeave(int rank, ncclComm_t comm, int root, size_t count,
+                       std::chrono::milliseconds delay) {
+  const int device = rank % kPerNode;
+  const DeviceBuffer buffer(device, count * sizeof(int));
+  const DeviceStream stream(device);
+  const auto valueOf = [](size_t i) { return static_cast<int>(i * 7919); };
+  for (size_t i = 0; i < count; i++) buffer.as<int>()[i] = rank == root ? valueOf(i) : -1;
+  std::this_thread::sleep_for(delay);
+  check(ncclBroadcast(buffer.as(), buffer.as(), count, ncclInt, root, comm, stream));
+  check(ncclCommDestroy(comm));
+  int wrong = 0;
+  for (size_t i = 0; i < count; i++) wrong += buffer.as<int>()[i] != valueOf(i) ? 1 : 0;
+  EXPECT_EQ(wrong, 0);
+}
+
+// Ranks of the first node that are near a port. One channel leaves through each.
+constexpr int kForwarders[] = {1, 2};
+
+// Each rank leaves as soon as its own part is done, and its process exits. The forwarder, which
+// sends first, sleeps when another rank of its node makes the call, of which it sends the data.
+TEST(PxnForwarders, FinishForRanksThatAreLate) {
+  for (const int forwarder : kForwarders) {
+    for (const char* protocol : {"Simple", "LL"}) {
+      onProcesses({{"NCCL_ALGO", "ring"}, {"NCCL_PROTO", protocol}},
+                  [&](int rank, ncclComm_t comm) {
+                    useOnce(comm, 10'000);
+                    const bool isLate = rank < kPerNode && rank != forwarder;
+                    broadcastAndLeave(rank, comm, forwarder, 5000, isLate ? 400ms : 0ms);
+                  });
+    }
+  }
+}
+
+TEST(PxnForwarders, FinishLargeMessages) {
+  onProcesses({{"NCCL_ALGO", "ring"}}, [](int rank, ncclComm_t comm) {
+    broadcastAndLeave(rank, comm, 0, 3 << 20, 20ms * rank);
+  });
+}
+
+// One thread destroys all ranks of its process, the last ones first: forwarders before the ranks
+// that they serve, and calls are still running.
+TEST(PxnForwarders, EndInAnyOrder) {
+  inChild([] {
+    usePlugin({{"NCCL_ALGO", "ring"}});
+    const Log log;
+    std::vector<DeviceStream> streams;
+    for (int rank = 0; rank < kRanks; rank++) streams.emplace_back(rank % kPerNode);
+    std::vector<ncclComm_t> comms(kRanks);
+    const ncclUniqueId id = newId();
+    check(ncclGroupStart());
+    for (int rank = 0; rank < kRanks; rank++) {
+      const Setting node("NCCL_HOSTID", std::to_string(rank / kPerNode).c_str());
+      check(unisonoHostSetDevice(rank % kPerNode));
+      check(ncclCommInitRank(&comms[static_cast<size_t>(rank)], kRanks, id, rank));
+    }
+    check(ncclGroupEnd());
+    std::vector<DeviceBuffer> buffers;
+    for (int rank = 0; rank < kRanks; rank++) {
+      buffers.emplace_back(rank % kPerNode, size_t{4} << 20);
+      std::fill_n(buffers.back().as<int>(), 1 << 20, rank);
+    }
+    check(ncclGroupStart());
+    for (size_t rank = 0; rank < kRanks; rank++) {
+      check(ncclAllReduce(buffers[rank].as(), buffers[rank].as(), 1 << 20, ncclInt, ncclSum,
+                          comms[rank], streams[rank]));
+    }
+    check(ncclGroupEnd());
+    for (auto comm = comms.rbegin(); comm != comms.rend(); comm++) check(ncclCommDestroy(*comm));
+    for (const DeviceBuffer& each : buffers) {
+      EXPECT_EQ(std::count(each.as<int>(), each.as<int>() + (1 << 20), kRanks * (kRanks - 1) / 2),
+                1 << 20);
+    }
+    EXPECT_GT(log.count("(PXN)"), 0);
+    // What outlived a rank is closed soon after; at most until the alarm of the process.
+    while (testing::fakeNetCounter(kPlugin, "fakeNetOpen") != 0) std::this_thread::sleep_for(1ms);
+  });
+}
+
+// Calls until one fails. The text of the error.
+std::string callUntilError(int rank, ncclComm_t comm, const std::function<void()>& afterFirst) {
+  EndlessCall call(comm, rank % kPerNode);
+  for (int i = 0;; i++) {
+    ncclResult_t state = call.enqueue();
+    if (state == ncclSuccess) check(ncclCommGetAsyncError(comm, &state));
+    if (state != ncclSuccess) break;
+    if (i == 3) afterFirst();
+    std::this_thread::sleep_for(5ms);
+  }
+  const std::string text = ncclGetLastError(comm);
+  call.abort();
+  return text;
+}
+
+TEST(PxnForwarders, AreNamedWhenTheyDie) {
+  onProcesses({{"NCCL_ALGO", "ring"}}, [](int rank, ncclComm_t comm) {
+    const std::string error = callUntilError(rank, comm, [rank] {
+      if (rank == kForwarders[0]) ::_exit(0);
+    });
+    EXPECT_TRUE(error.find("ank 1") != std::string::npos ||
+                error.find("peer 1") != std::string::npos)
+        << error;
+  });
+}
+
+TEST(PxnForwarders, AreNamedWhenTheyAbort) {
+  onProcesses({{"NCCL_ALGO", "ring"}}, [](int rank, ncclComm_t comm) {
+    if (rank == kForwarders[0]) {
+      const EndlessCall call(comm, rank % kPerNode);
+      for (int i = 0; i < 4; i++) check(call.enqueue());
+      call.abort();
+      return;
+    }
+    const std::string error = callUntilError(rank, comm, [] {});
+    EXPECT_NE(error.find("ank 1"), std::string::npos) << error;
+  });
+}
+
+// The connection of a forwarder fails: all ranks learn of it, with the rank for which it was.
+TEST(PxnForwarders, SayForWhomTheySend) {
+  const Variables failing = {{"NCCL_ALGO", "ring"}};
+  onProcesses(failing, [](int rank, ncclComm_t comm) {
+    if (rank == kForwarders[0]) ::setenv("FAKE_NET", "send fails", 1);
+    const std::string error = callUntilError(rank, comm, [] {});
+    expectParts(error, {"through device fake0 of Fake11 (v11), GPUDirect by DMA-BUF for rank 0 "
+                        "(PXN) failed",
+                        "rank 1"});
+  });
+}
+
+}  // namespace
+}  // namespace unisono::system_test

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "transport/net/forwarding.h"
+
+namespace unisono::transport {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr uint32_t kSlots = 4, kSlotBytes = 4096;
+
+// A connection that takes slots as long as it is not held up, and fails when it is told to.
+struct Wire {
+  std::atomic<bool> holds{false}, fails{false};
+  std::atomic<uint64_t> sent{0};
+};
+class WireStream final : public Stream {
+ public:
+  WireStream(const StreamMemory& memory, Wire& wire) : Stream(memory), wire_(wire) {}
+  StreamProgress progress() override {
+    if (wire_.fails) failure_ = "was told to";
+    if (!failure_.empty() || wire_.holds || !isFilled(step_)) return {};
+    release(step_++);
+    wire_.sent++;
+    return {.moved = true};
+  }
+  bool isPending() const override { return failure_.empty() && isBegun(step_); }
+
+ private:
+  Wire& wire_;
+};
+
+// A rank that forwards for one that sends, over a FIFO of Simple and one of LL.
+class Pair {
+ public:
+  explicit Pair(int device, Proxy::Client functions = {{}, [](const Error&) {}, {}})
+      : proxy_(Proxy::ofDevice(device)), forwarder_(std::make_shared<Forwarder>(proxy_)) {
+    const std::vector<FifoMemory::Shape> shapes = {{kSlotBytes, device::Protocol::simple, false},
+                                                   {kSlotBytes, device::Protocol::ll, false}};
+    auto memory = std::make_unique<FifoMemory>(runtime::Runtime::get(), shapes, kSlots, 0, nullptr,
+                                               FifoMemory::User::otherRank);
+    for (const memory::Block& block : memory->blocks()) blocks_.push_back(block.address);
+    const FifoMemory& owned = *memory;
+    const uint64_t client = forwarder_->add(std::move(memory), functions);
+    for (size_t fifo = 0; fifo < 2; fifo++) {
+      proxy_.addStream(client, std::make_unique<WireStream>(owned.streamOf(fifo), wire),
+                       {1, {5}, "to 192.0.2.1:80 over eth7 for rank 0 (PXN)"});
+    }
+    sends.add(blocks_, {device::Protocol::simple, device::Protocol::ll}, kSlots);
+  }
+
+  // What the kernel of the sender does for a message without data.
+  void put() {
+    const device::Fifo fifo = FifoMemory::makeFifo(blocks_, 0);
+    std::atomic_ref(fifo.tail[device::kReportsWord + steps_ % kSlots]).store(0);
+    std::atomic_ref(*fifo.tail).store(++steps_, std::memory_order_release);
+  }
+  void putLines() {
+    const device::Fifo fifo = FifoMemory::makeFifo(blocks_, 1);
+    std::atomic_ref(fifo.tail[device::kReportsWord + lineSteps_ % kSlots])
+        .store(device::packLineReport(lineSteps_, 0), std::memory_order_release);
+    lineSteps_++;
+  }
+  uint64_t messages() const { return steps_ + lineSteps_; }
+  Forwarder& forwarder() { return *forwarder_; }
+  // Whether all that was put leaves soon.
+  bool leaves() const {
+    return isSoon([this] { return sends.isDrained(); });
+  }
+  bool isOverSoon() {
+    return isSoon([this] { return forwarder_->isOver(); });
+  }
+  void becomeIdle() {
+    EXPECT_TRUE(sends.noteIdle([] { return true; }));
+  }
+
+  Wire wire;
+  ForwardedSends sends;
+
+ private:
+  template <typename IsTrue>
+  static bool isSoon(IsTrue isTrue) {
+    for (const auto begin = std::chrono::steady_clock::now(); !isTrue();) {
+      if (std::chrono::steady_clock::now() - begin > 5s) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+  Proxy& proxy_;
+  std::vector<std::byte*> blocks_;
+  uint64_t steps_ = 0, lineSteps_ = 0;
+  std::shared_ptr<Forwarder> forwarder_;  // ends before what its streams use
+};
+
+// Its proxy sleeps without a limit whenever the sender is idle. The kernel may store long after the
+// launch, and before it is noted.
+TEST(Forwarding, WakesTheForwarder) {
+  Pair pair(110);
+  for (int i = 0; i < 40; i++) {
+    std::this_thread::sleep_for(i % 4 * 1ms);  // the proxy falls asleep, or is about to
+    if (i % 3 == 0) i % 2 == 0 ? pair.put() : pair.putLines();
+    pair.sends.noteLaunch();
+    if (i % 3 == 1) std::this_thread::sleep_for(3ms);
+    pair.put();
+    if (i % 2 == 0) pair.putLines();
+    ASSERT_TRUE(pair.leaves()) << i;
+    EXPECT_FALSE(pair.sends.noteIdle([] { return false; }));
+    if (i % 4 == 1) std::this_thread::sleep_for(3ms);
+    pair.putLines();
+    ASSERT_TRUE(pair.leaves()) << i;
+    EXPECT_EQ(pair.wire.sent, pair.messages());
+    pair.becomeIdle();
+  }
+  pair.sends.end(ForwardingPage::inOrder);
+}
+
+TEST(Forwarding, IsDrainedWhenEverythingHasLeft) {
+  for (const bool lines : {true, false}) {
+    Pair pair(110);
+    EXPECT_TRUE(pair.sends.isDrained());
+    pair.wire.holds = true;
+    lines ? pair.putLines() : pair.put();
+    EXPECT_FALSE(pair.sends.isDrained());
+    pair.sends.noteLaunch();
+    std::this_thread::sleep_for(2ms);
+    EXPECT_FALSE(pair.sends.isDrained());
+    pair.wire.holds = false;
+    EXPECT_TRUE(pair.leaves());
+    pair.sends.end(ForwardingPage::inOrder);
+  }
+}
+
+// Until the sender has ended, and what it has put has left.
+TEST(Forwarding, OutlivesTheCommunicator) {
+  Pair pair(110);
+  pair.forwarder().leaveCommunicator();
+  EXPECT_FALSE(pair.forwarder().isOver());
+  std::this_thread::sleep_for(3ms);
+  pair.sends.noteLaunch();
+  pair.put();
+  EXPECT_TRUE(pair.leaves());
+  pair.wire.holds = true;
+  pair.put();
+  pair.becomeIdle();
+  EXPECT_FALSE(pair.forwarder().isOver());
+  pair.sends.end(ForwardingPage::inOrder);
+  EXPECT_FALSE(pair.forwarder().isOver()) << "a slot has not left";
+  pair.wire.holds = false;
+  EXPECT_TRUE(pair.isOverSoon());
+  EXPECT_EQ(pair.wire.sent, 2u);
+}
+
+TEST(Forwarding, IsOverWhenTheSenderAborts) {
+  Pair pair(110);
+  pair.forwarder().leaveCommunicator();
+  pair.wire.holds = true;
+  pair.put();
+  EXPECT_FALSE(pair.forwarder().isOver());
+  pair.sends.end(ForwardingPage::byAbort);
+  EXPECT_TRUE(pair.forwarder().isOver());
+}
+
+// As long as the communicator is there, it learns of failures.
+TEST(Forwarding, ReportsFailures) {
+  std::atomic<int> failures = 0;
+  std::string text;
+  const Proxy::Client functions{{},
+                                [&](const Error& error) {
+                                  text = error.what();
+                                  failures++;
+                                },
+                                {}};
+  {
+    Pair pair(110, functions);
+    pair.sends.noteLaunch();
+    pair.wire.fails = true;
+    while (failures == 0) std::this_thread::sleep_for(1ms);
+    for (const char* part : {"rank 1", "peer 5", "for rank 0 (PXN) failed: was told to"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
+  }
+  Pair pair(110, functions);
+  pair.forwarder().leaveCommunicator();
+  pair.sends.noteLaunch();
+  pair.wire.fails = true;
+  EXPECT_TRUE(pair.isOverSoon());
+  EXPECT_EQ(failures, 1);
+}
+
+}  // namespace
+}  // namespace unisono::transport
