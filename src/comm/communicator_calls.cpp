@@ -44,7 +44,7 @@ void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
     if (offered.outputBytes > 0) {
       call.window = windows_->find(call.output, offered.outputBytes, -1, captured);
     }
-    if (bytes < config_.directBytes || plan::isWideMessages(config_, call)) continue;
+    if (bytes < config_.directBytes || plan::isWideMessage(config_, bytes)) continue;
     switch (call.call) {
       case plan::Call::receive:
         if (call.peer == rank()) break;

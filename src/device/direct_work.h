@@ -200,21 +200,77 @@ struct WideArguments {
 };
 static_assert(sizeof(WideArguments) <= kMaxArgumentBytes);
 
-// A message to or from a peer, of at most the lines that a launch may move.
+// A message to or from a peer: over LL, of at most the lines that a launch may move, or over LL128.
+// Passes over LL128 are dealt to the first `blocks` blocks, as those of a work are, so that both
+// ends know from the size of a message which steps of which FIFOs it takes.
 struct DirectMessage {
   std::byte* buffer;
   uint32_t bytes;
   uint8_t peer;
   bool sends;
+  uint8_t blocks;    // 0: over LL
+  uint8_t lastLine;  // of a pass over LL128, from 0
+
+  constexpr uint32_t passBytes() const { return (uint32_t{lastLine} + 1) * kWideLineData; }
 };
+inline constexpr uint32_t kMaxPassLines = 256;
+
+// Messages over LL128 (collective/wide_messages.h). Each stream, the messages to a peer or from it,
+// has a team of threads in every block, so that none waits for another. What a rank sends to itself
+// is a stream too, to peer `ranks - 1`: a message that sends is followed by the one that receives
+// it.
+inline constexpr int kMaxStreams = 2 * kDirectMaxPeers + 1;
+inline constexpr int kMaxTeams = kChannelThreads / kWarpThreads;  // of a block of the launch
+inline constexpr int kMaxTeamWarps = 16;
+inline constexpr int kTeamBarriers = 15;  // for teams of several warps, besides that of the block
+struct WideStreams {
+  WideMemory memory;
+  int32_t windowBlocks;  // of the window
+  uint32_t slotLines;
+  int32_t blocks;  // that the messages use
+  int32_t streams;
+  uint8_t stream[kMaxStreams];  // twice the peer, plus 1 if it sends
+
+  constexpr int teams() const { return streams < kMaxTeams ? streams : kMaxTeams; }
+  // Of a team in a block of `warps` warps.
+  constexpr int teamWarps(int warps) const {
+    if (teams() > kTeamBarriers) return 1;
+    return warps / teams() < kMaxTeamWarps ? warps / teams() : kMaxTeamWarps;
+  }
+  // Of the launch: where there are many streams, two for each block of the FIFOs.
+  constexpr int launchBlocks() const { return blocks * ((streams + kMaxTeams - 1) / kMaxTeams); }
+};
+
+// A launch of few messages over LL128 and nothing else.
+inline constexpr int kMaxWideMessages = 32;
+inline constexpr int kMaxWideMessageThreads = 2 * kMaxTeamWarps * kWarpThreads;
+struct WideMessagesArguments {
+  WideStreams wide;
+  const uint32_t* abortFlag;
+  const uint32_t* launchFlag;
+  LaunchMark mark;
+  int32_t rank;
+  int32_t ranks;
+  int32_t messages;
+  DirectMessage message[kMaxWideMessages];
+
+  // Of a block.
+  constexpr int threads() const {
+    return wide.teamWarps(kMaxWideMessageThreads / kWarpThreads) * wide.teams() * kWarpThreads;
+  }
+};
+static_assert(sizeof(WideMessagesArguments) <= kMaxArgumentBytes);
+
 // Messages in any number and order, direct ones and those through the FIFOs of channels, in one
-// launch: none waits for one of another peer, of the other direction or of the other kind. Blocks:
-// one for each channel, then, if there are direct messages, one for each peer, whose streams it
-// serves. One group of a block sends, the other receives.
+// launch: none waits for one of another peer, of the other direction or of another kind. Blocks:
+// one for each channel; if there are messages over LL, one for each peer, whose streams it serves;
+// and those of the messages over LL128. In a block of the first two kinds one group sends, and the
+// other receives.
 inline constexpr int kMaxMessageWorks = 128;
 inline constexpr int kMaxDirectMessages = 1024;
 struct MessagesArguments {
   DirectMemory memory;
+  WideStreams wide;
   DeviceCommunicator* communicator;
   const uint32_t* abortFlag;
   const uint32_t* launchFlag;
@@ -223,10 +279,13 @@ struct MessagesArguments {
   int32_t ranks;
   int32_t lineBits;
   int32_t channels;
+  int32_t peers;  // that have a block; 0: no messages over LL
   int32_t works;
   int32_t messages;
   SendReceiveWork work[kMaxMessageWorks];
   DirectMessage message[kMaxDirectMessages];
+
+  constexpr int firstWideBlock() const { return channels + peers; }
 };
 // Of the GPUs that CUDA 13 supports.
 inline constexpr size_t kMostArgumentBytes = 32764;

@@ -20,6 +20,7 @@ const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, one block 
 // The first works of DirectArguments, as many as there are.
 const runtime::Kernel& directKernel(const DirectArguments& arguments);
 const runtime::Kernel& messagesKernel();      // MessagesArguments
+const runtime::Kernel& wideMessagesKernel();  // WideMessagesArguments
 const runtime::Kernel& directWideKernel();    // WideArguments
 const runtime::Kernel& changeWindowKernel();  // ChangeWindowArguments, one thread
 const runtime::Kernel& stampKernel();         // StampArguments, one thread
@@ -41,8 +42,9 @@ const void* stampCudaFunction();
 const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec);
 const void* directCopyCudaFunction(int ranks);
 const void* directGroupCudaFunction();
-const void* messagesCudaFunction();    // in kernels_messages.cu
-const void* directWideCudaFunction();  // in kernels_wide.cu
+const void* messagesCudaFunction();      // in kernels_messages.cu
+const void* wideMessagesCudaFunction();  // in kernels_messages.cu
+const void* directWideCudaFunction();    // in kernels_wide.cu
 #endif
 
 }  // namespace unisono::device

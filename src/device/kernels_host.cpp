@@ -5,6 +5,7 @@
 #include "device/collective/direct_wide.h"
 #include "device/collective/nvls.h"
 #include "device/collective/send_receive.h"
+#include "device/collective/wide_messages.h"
 #include "device/kernels.h"
 #include "device/protocol/window.h"
 
@@ -61,6 +62,18 @@ class DirectBlock {
         arguments, at_, arguments.memory.buffers + at_.block * (arguments.ranks - 1),
         [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
   }
+  // Of blocks of which `firstBlock` others come before.
+  template <typename Arguments>
+  void runTeam(const Arguments& arguments, const runtime::HostGroupContext& context,
+               int firstBlock) {
+    const std::atomic_ref ended(*static_cast<uint32_t*>(context.blockShared));
+    wideTeam(
+        arguments, at_, context.group, firstBlock, [this] { return group_.aborted(); },
+        [this] { group_.syncAll(); },
+        [&] {
+          return at_.lane == 0 && ended.fetch_add(1) + 1 == static_cast<uint32_t>(context.groups);
+        });
+  }
   template <typename Ranks, typename Combine>
   static void runCall(DirectBlock& block, const DirectCallArguments& call) {
     directCall<Ranks, Combine>(
@@ -102,6 +115,11 @@ void direct(const void* arguments, const runtime::HostGroupContext& context) {
 void messages(const void* arguments, const runtime::HostGroupContext& context) {
   const auto& launch = *static_cast<const MessagesArguments*>(arguments);
   const bool sends = context.group == 0;
+  if (context.block >= launch.firstWideBlock()) {
+    DirectBlock block(launch.launchFlag, context, launch.firstWideBlock());
+    return block.runTeam(launch, context, launch.firstWideBlock());
+  }
+  if (context.group >= kSendReceiveGroups) return;
   if (context.block >= launch.channels) {
     DirectBlock(launch.launchFlag, context, launch.channels).runStream(launch, sends);
     return;
@@ -109,6 +127,11 @@ void messages(const void* arguments, const runtime::HostGroupContext& context) {
   ThreadGroup group(context);
   Block block{};
   messageBlock(group, block, sends, context.block, launch);
+}
+
+void wideMessages(const void* arguments, const runtime::HostGroupContext& context) {
+  const auto& launch = *static_cast<const WideMessagesArguments*>(arguments);
+  DirectBlock(launch.launchFlag, context).runTeam(launch, context, 0);
 }
 
 void directWideWork(const void* arguments, const runtime::HostGroupContext& context) {
@@ -178,6 +201,15 @@ const runtime::Kernel& messagesKernel() {
   static const runtime::Kernel kernel{"messages", messagesCudaFunction(), messages};
 #else
   static const runtime::Kernel kernel{"messages", nullptr, messages};
+#endif
+  return kernel;
+}
+
+const runtime::Kernel& wideMessagesKernel() {
+#ifdef UNISONO_CUDA
+  static const runtime::Kernel kernel{"messages", wideMessagesCudaFunction(), wideMessages};
+#else
+  static const runtime::Kernel kernel{"messages", nullptr, wideMessages};
 #endif
   return kernel;
 }
@@ -269,6 +301,7 @@ std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
   kernels.push_back(&direct.copy);
   kernels.push_back(&directGroupKernel());
   kernels.push_back(&directWideKernel());
+  kernels.push_back(&wideMessagesKernel());
   for (int t = 0; t < kDataTypes; t++) {
     for (int r = 0; r < kReductions; r++) {
       if (isReduction(static_cast<DataType>(t), static_cast<Reduction>(r))) {

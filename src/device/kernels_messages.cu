@@ -1,12 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/collective/direct.h"
 #include "device/collective/send_receive.h"
+#include "device/collective/wide_messages.h"
 #include "device/kernels.h"
 
 namespace unisono::device {
 namespace {
 
 using namespace cuda_target;
+
+// By all threads of a block.
+template <typename Arguments>
+__device__ __forceinline__ void runTeam(const Arguments& arguments, int block, int firstBlock) {
+  const int threads =
+      arguments.wide.teamWarps(static_cast<int>(blockDim.x) / kWarpSize) * kWarpSize;
+  const int team = static_cast<int>(threadIdx.x) / threads;
+  const DirectLane at{block, 0, static_cast<int>(threadIdx.x) % threads, threads};
+  wideTeam(
+      arguments, at, team, firstBlock, [&] { return *arguments.launchFlag != 0; },
+      [&] {
+        if (threads == kWarpSize) {
+          syncWarp();
+        } else {
+          syncThreads(1 + team, threads);
+        }
+      },
+      [] {
+        __syncthreads();
+        return threadIdx.x == 0;
+      });
+}
 
 __device__ __forceinline__ void run(ThreadGroup& group, int groupThreads, int firstThread,
                                     Block& block, bool sends, const MessagesArguments& arguments) {
@@ -24,6 +47,11 @@ __device__ __forceinline__ void run(ThreadGroup& group, int groupThreads, int fi
 
 __global__ void __launch_bounds__(kChannelThreads, 1)
     messages(const __grid_constant__ MessagesArguments arguments) {
+  const int wideBlock = static_cast<int>(blockIdx.x) - arguments.firstWideBlock();
+  if (wideBlock >= 0) {
+    runTeam(arguments, wideBlock, arguments.firstWideBlock());
+    return;
+  }
   __shared__ Block blocks[2];
   constexpr int kSendWarps = kChannelThreads / kWarpSize / 2;
   constexpr int kReceiveWarps = kChannelThreads / kWarpSize - kSendWarps;
@@ -36,10 +64,18 @@ __global__ void __launch_bounds__(kChannelThreads, 1)
   }
 }
 
+__global__ void __launch_bounds__(kMaxWideMessageThreads, 1)
+    wideMessages(const __grid_constant__ WideMessagesArguments arguments) {
+  runTeam(arguments, static_cast<int>(blockIdx.x), 0);
+}
+
 }  // namespace
 
 const void* messagesCudaFunction() {
   return reinterpret_cast<const void*>(&messages);
+}
+const void* wideMessagesCudaFunction() {
+  return reinterpret_cast<const void*>(&wideMessages);
 }
 
 }  // namespace unisono::device

@@ -328,7 +328,7 @@ struct LaunchMark {
 };
 inline constexpr uint64_t kReplayMark = 0;
 inline constexpr int kMarkGroups = 3;
-inline constexpr int kMarkWords = 80 * kMarkGroups;  // channels and peers
+inline constexpr int kMarkWords = 144 * kMarkGroups;  // channels, peers, blocks over LL128
 
 // When the last replays of captured calls ran, in memory of the host, for a timeline. `number` is
 // that of the entry among all that were ever written, from 1, and 0 while it is being written.

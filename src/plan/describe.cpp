@@ -38,8 +38,14 @@ struct Describe {
   void operator()(const MessagesLaunch& launch) const {
     const device::MessagesArguments& arguments = *launch.arguments;
     lines.push_back(
-        fmt::format("messages with Direct LL: {}, rounds of messages through FIFOs: {}, blocks: {}",
+        fmt::format("messages with Direct LL and LL128: {}, rounds of messages through FIFOs: {}, "
+                    "blocks: {}",
                     arguments.messages, arguments.works, launch.blocks()));
+  }
+  void operator()(const WideMessagesLaunch& launch) const {
+    lines.push_back(fmt::format("messages with Direct LL128: {}, blocks: {}, threads: {}",
+                                launch.arguments.messages, launch.arguments.wide.launchBlocks(),
+                                launch.arguments.threads()));
   }
 };
 

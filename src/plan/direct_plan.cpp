@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/error.h"
+
 namespace unisono::plan {
 namespace {
 
@@ -38,19 +40,26 @@ uint64_t shareBytes(const Task& task) {
   return task.count * device::elementBytes(task.reduction.type);
 }
 
-bool isWideMessages(const CommConfig& config, const Task& task) {
-  constexpr uint64_t kMostBytes = 8 << 20;
-  if (task.call != Call::allToAll && task.call != Call::gather && task.call != Call::scatter) {
-    return false;
-  }
-  const uint64_t bytes = shareBytes(task);
-  if (bytes == 0 || tuning::sendsDirectly(*config.model, bytes)) return false;
+// Above it, messages that go straight into mapped buffers are as fast
+// (docs/results/2026-11-23-protocols.md).
+constexpr uint64_t kMaxWideMessageBytes = 8 << 20;
+
+bool sendsWide(const CommConfig& config) {
   // As sendsDirectly(), what holds for all-reduce.
   const tuning::Estimate& wide = config.model->of(
       device::Operation::allReduce, device::Algorithm::direct, device::Protocol::ll128);
-  return config.wide.blocks > 0 && wide.exclusion == tuning::Exclusion::none && wide.allowed &&
-         bytes <= kMostBytes && bytes < config.wide.offerBytes &&
-         bytes <= config.model->facts.direct.messageBytes;
+  return config.wide.blocks > 0 && wide.exclusion == tuning::Exclusion::none && wide.allowed;
+}
+
+bool isWideMessage(const CommConfig& config, uint64_t bytes) {
+  return bytes > 0 && bytes <= kMaxWideMessageBytes && bytes < config.wide.offerBytes &&
+         bytes <= config.model->facts.direct.messageBytes &&
+         !tuning::sendsDirectly(*config.model, bytes) && sendsWide(config);
+}
+
+bool isWideMessages(const CommConfig& config, const Task& task) {
+  return (task.call == Call::allToAll || task.call == Call::gather || task.call == Call::scatter) &&
+         isWideMessage(config, shareBytes(task));
 }
 
 bool canBeInPlace(const CommConfig& config, const Task& task) {
@@ -212,6 +221,33 @@ std::vector<DirectLaunch> DirectPacker::take() {
   return std::exchange(launches_, {});
 }
 
+device::DirectMessage wideMessage(const CommConfig& config, int peer, bool sends, std::byte* buffer,
+                                  uint64_t bytes) {
+  const tuning::WideShape shape = tuning::wideShape(config.wide, bytes);
+  if (shape.passLines > device::kMaxPassLines) {
+    throw internalError("A pass over LL128 has {} lines", shape.passLines).rank(config.rank);
+  }
+  return {buffer, static_cast<uint32_t>(bytes),       static_cast<uint8_t>(peer),
+          sends,  static_cast<uint8_t>(shape.blocks), static_cast<uint8_t>(shape.passLines - 1)};
+}
+
+device::WideStreams wideStreamsOf(const CommConfig& config,
+                                  std::span<const device::DirectMessage> messages) {
+  device::WideStreams streams{};
+  streams.windowBlocks = config.wide.blocks;
+  streams.slotLines = config.wide.slotLines;
+  for (const device::DirectMessage& message : messages) {
+    const bool receivesOwn = message.peer == config.ranks - 1 && !message.sends;
+    if (message.blocks == 0 || receivesOwn) continue;
+    streams.blocks = std::max<int32_t>(streams.blocks, message.blocks);
+    const auto stream = static_cast<uint8_t>(2 * message.peer + (message.sends ? 1 : 0));
+    uint8_t* const end = streams.stream + streams.streams;
+    if (std::find(streams.stream, end, stream) != end) continue;
+    streams.stream[streams.streams++] = stream;
+  }
+  return streams;
+}
+
 DirectStreams streamsOf(const CommConfig& config, const std::vector<DirectLaunch>& launches) {
   std::vector<DirectWork> works;
   for (const DirectLaunch& launch : launches) {
@@ -230,7 +266,7 @@ DirectStreams streamsOf(const CommConfig& config, const std::vector<DirectLaunch
   std::for_each(works.begin(), rest, [&](const DirectWork& work) { first.add(work); });
   const auto add = [&](const std::byte* buffer, uint32_t bytes, int peer, bool sends) {
     streams.messages.push_back(
-        {const_cast<std::byte*>(buffer), bytes, static_cast<uint8_t>(peer), sends});
+        {const_cast<std::byte*>(buffer), bytes, static_cast<uint8_t>(peer), sends, 0, 0});
   };
   std::for_each(rest, works.end(), [&](DirectWork work) {
     for (int peer = 0; peer < config.ranks - 1; peer++) {

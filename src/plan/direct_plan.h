@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include "device/algorithm.h"
 #include "plan/plan.h"
@@ -26,8 +27,10 @@ struct DirectMessages {
 };
 device::DirectWork directWork(const CommConfig& config, const DirectMessages& messages);
 
-// Whether an all-to-all, a gather or a scatter is a launch over LL128, as a collective is. Above
-// its limit, messages that go straight into mapped buffers are as fast.
+// Whether messages may go over LL128, and whether one of `bytes` bytes does: the same on both ends.
+bool sendsWide(const CommConfig& config);
+bool isWideMessage(const CommConfig& config, uint64_t bytes);
+// Whether an all-to-all, a gather or a scatter is a launch over LL128, as a collective is.
 bool isWideMessages(const CommConfig& config, const Task& task);
 // Whether such a call in place sends every part before another one takes its place.
 bool canBeInPlace(const CommConfig& config, const Task& task);
@@ -55,6 +58,13 @@ class DirectPacker {
   std::vector<DirectLaunch> launches_;
   std::vector<device::DirectPosition> lines_;  // of the last launch, by peer
 };
+
+// A message over LL128. `peer`: see device::WideStreams.
+device::DirectMessage wideMessage(const CommConfig& config, int peer, bool sends, std::byte* buffer,
+                                  uint64_t bytes);
+// The streams of messages over LL128 among `messages`.
+device::WideStreams wideStreamsOf(const CommConfig& config,
+                                  std::span<const device::DirectMessage> messages);
 
 // What `launches`, which copy only, do: as messages for launches in which none waits for one of
 // another peer or direction, after launches of calls in place and of what ranks send to themselves.

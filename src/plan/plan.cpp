@@ -202,14 +202,15 @@ bool isWide(const tuning::Choice& choice) {
 // What a collective of the direct family needs.
 Needs directNeeds(const CommConfig& config, Call call, const tuning::Choice& choice) {
   Needs needs;
-  needs.wide = isWide(choice);
-  if (!needs.wide) needs.direct = everyPeer(config);
+  (isWide(choice) ? needs.wide : needs.direct) = everyPeer(config);
   if (call == Call::allReduce) return needs;
   // A large call that follows must not wait for other ranks. That of all-reduce may.
   needs.rings = true;
   const tuning::Estimate& wide =
       config.model->of(operationOf(call), device::Algorithm::direct, device::Protocol::ll128);
-  needs.wide |= config.wide.blocks > 0 && wide.exclusion == tuning::Exclusion::none;
+  if (config.wide.blocks > 0 && wide.exclusion == tuning::Exclusion::none) {
+    needs.wide = everyPeer(config);
+  }
   return needs;
 }
 

@@ -118,16 +118,17 @@ struct DirectLaunch {
 struct MessagesLaunch {
   std::shared_ptr<device::MessagesArguments> arguments;  // too large for most plans
 
-  int blocks() const {
-    return arguments->channels + (arguments->messages > 0 ? arguments->ranks - 1 : 0);
-  }
+  int blocks() const { return arguments->firstWideBlock() + arguments->wide.launchBlocks(); }
+};
+struct WideMessagesLaunch {
+  device::WideMessagesArguments arguments;
 };
 struct WideLaunch {
   int blocks = 0;
   device::WideArguments arguments;
 };
-using Launch =
-    std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch, MessagesLaunch, WideLaunch>;
+using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch, MessagesLaunch,
+                            WideLaunch, WideMessagesLaunch>;
 
 // A connection for messages that the launches use: this rank's end of the one to or from `peer`.
 struct PeerUse {
@@ -139,7 +140,7 @@ struct PeerUse {
 struct Needs {
   bool rings = false, trees = false, multicast = false, chains = false, collnetDirect = false;
   device::DirectPeers direct = 0;  // whose windows are mapped
-  bool wide = false;               // the windows for LL128 of all peers
+  device::DirectPeers wide = 0;    // whose windows for LL128 are mapped
   std::vector<PeerUse> peers;      // one for each message
 };
 

@@ -162,36 +162,34 @@ void forEachRound(const CommConfig& config, MessageQueues& queues, Visit visit) 
   }
 }
 
-// Takes the messages out of `queues` that the direct family carries.
-MessageQueues takeDirect(const CommConfig& config, MessageQueues& queues) {
-  MessageQueues direct(config.ranks);
-  auto isDirect = [&](const PendingMessage& message) {
-    return tuning::sendsDirectly(*config.model, message.bytes);
-  };
+// Takes the messages out of `queues` for whose sizes `takes` says so.
+template <typename Takes>
+MessageQueues takeOf(const CommConfig& config, MessageQueues& queues, Takes takes) {
+  MessageQueues taken(config.ranks);
+  auto isTaken = [&](const PendingMessage& message) { return takes(message.bytes); };
   auto take = [&](auto& from, auto& to) {
     for (size_t rank = 0; rank < from.size(); rank++) {
-      auto& queue = from[rank];
-      for (const PendingMessage& message : queue) {
-        if (isDirect(message)) to[rank].push_back(message);
-      }
-      std::erase_if(queue, isDirect);
+      std::copy_if(from[rank].begin(), from[rank].end(), std::back_inserter(to[rank]), isTaken);
+      std::erase_if(from[rank], isTaken);
     }
   };
-  take(queues.to, direct.to);
-  take(queues.from, direct.from);
-  return direct;
+  take(queues.to, taken.to);
+  take(queues.from, taken.from);
+  return taken;
 }
 
-// Both the windows and the connections for larger messages are connected at the first message, so
-// that no later one waits for its peer before it is launched.
-void needPeers(const CommConfig& config, const device::DirectWork& work, Needs& needs) {
+// The windows and the connections for messages of other sizes are connected at the first message,
+// so that no later one waits for its peer before it is launched.
+void needPeers(const CommConfig& config, device::DirectPeers to, device::DirectPeers from,
+               Needs& needs) {
   for (int peer = 0; peer < config.ranks - 1; peer++) {
     const int rank = device::rankOfPeer(peer, config.rank);
-    const bool sends = (work.to >> peer & 1) != 0, receives = (work.from >> peer & 1) != 0;
+    const bool sends = (to >> peer & 1) != 0, receives = (from >> peer & 1) != 0;
     if (sends) needs.peers.push_back({rank, true});
     if (receives) needs.peers.push_back({rank, false});
   }
-  needs.direct |= work.to | work.from;
+  if (tuning::sendsDirectly(*config.model, 1)) needs.direct |= to | from;
+  if (sendsWide(config)) needs.wide |= to | from;
 }
 
 void addMessages(const CommConfig& config, MessageQueues& queues, DirectPacker& packer,
@@ -213,9 +211,30 @@ void addMessages(const CommConfig& config, MessageQueues& queues, DirectPacker& 
       incoming.pop_front();
     }
     const device::DirectWork work = directWork(config, messages);
-    needPeers(config, work, needs);
+    needPeers(config, work.to, work.from, needs);
     packer.add(work);
   });
+}
+
+// The messages over LL128.
+std::vector<device::DirectMessage> takeWide(const CommConfig& config, MessageQueues& queues,
+                                            Needs& needs) {
+  std::vector<device::DirectMessage> messages;
+  forEachRound(config, queues, [&](int delta, int to, int from) {
+    auto take = [&](std::deque<PendingMessage>& queue, int rank,
+                    bool sends) -> device::DirectPeers {
+      if (queue.empty()) return 0;
+      const PendingMessage message = queue.front();
+      queue.pop_front();
+      const int peer = delta == 0 ? config.ranks - 1 : device::peerOfRank(rank, config.rank);
+      messages.push_back(wideMessage(config, peer, sends, message.buffer, message.bytes));
+      return static_cast<device::DirectPeers>(delta == 0 ? 0 : 1u << peer);
+    };
+    const device::DirectPeers receiver = take(queues.to[static_cast<size_t>(to)], to, true);
+    const device::DirectPeers sender = take(queues.from[static_cast<size_t>(from)], from, false);
+    needPeers(config, receiver, sender, needs);
+  });
+  return messages;
 }
 
 // The rounds of messages through the FIFOs of channels.
@@ -270,11 +289,12 @@ std::vector<SendReceiveLaunch> launchesOf(std::span<const SendReceiveWork> works
   return launches;
 }
 
-// All messages of both kinds, in one launch unless there are very many.
+// All messages of all kinds, in one launch unless there are very many.
 std::vector<MessagesLaunch> launchesOf(const CommConfig& config,
                                        std::span<const SendReceiveWork> works,
                                        std::span<const device::DirectMessage> messages) {
   std::vector<MessagesLaunch> launches;
+  const auto isOverLl = [](const device::DirectMessage& message) { return message.blocks == 0; };
   while (!works.empty() || !messages.empty()) {
     launches.push_back({std::make_shared<device::MessagesArguments>()});
     device::MessagesArguments& arguments = *launches.back().arguments;
@@ -282,12 +302,30 @@ std::vector<MessagesLaunch> launchesOf(const CommConfig& config,
     arguments.ranks = config.ranks;
     arguments.lineBits = config.directLineBits;
     arguments.channels = addRounds(works, arguments);
-    const size_t count = std::min(messages.size(), std::size(arguments.message));
-    std::copy_n(messages.begin(), count, arguments.message);
+    size_t count = std::min(messages.size(), std::size(arguments.message));
+    // What a rank sends to itself stays with what receives it.
+    const auto isOwn = [&](size_t m) { return messages[m].peer == config.ranks - 1; };
+    if (count < messages.size() && isOwn(count) && !messages[count].sends) count--;
+    const std::span<const device::DirectMessage> taken = messages.first(count);
+    std::ranges::copy(taken, arguments.message);
     arguments.messages = static_cast<int32_t>(count);
+    arguments.peers = std::ranges::any_of(taken, isOverLl) ? config.ranks - 1 : 0;
+    arguments.wide = wideStreamsOf(config, taken);
     messages = messages.subspan(count);
   }
   return launches;
+}
+
+WideMessagesLaunch wideMessagesLaunch(const CommConfig& config,
+                                      std::span<const device::DirectMessage> messages) {
+  WideMessagesLaunch launch{};
+  device::WideMessagesArguments& arguments = launch.arguments;
+  arguments.wide = wideStreamsOf(config, messages);
+  arguments.rank = config.rank;
+  arguments.ranks = config.ranks;
+  arguments.messages = static_cast<int32_t>(messages.size());
+  std::ranges::copy(messages, arguments.message);
+  return launch;
 }
 
 }  // namespace
@@ -299,8 +337,7 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
     const bool isPair = task.call == Call::send || task.call == Call::receive;
     if (!isPair && canBeInPlace(config, task)) {
       const device::DirectWork work = directWork(config, task);
-      needPeers(config, work, plan.needs);
-      plan.needs.wide |= config.wide.blocks > 0;  // a larger one that follows must not wait
+      needPeers(config, work.to, work.from, plan.needs);
       if (isWideMessages(config, task)) {
         // They use the FIFOs of collectives, after those of the group and before other messages.
         plan.launches.emplace_back(wideLaunch(config, task, device::Algorithm::direct));
@@ -312,33 +349,42 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
     }
   }
   checkMessagesToSelf(config, queues);
-  MessageQueues direct = takeDirect(config, queues);
+  MessageQueues direct = takeOf(
+      config, queues, [&](uint64_t bytes) { return tuning::sendsDirectly(*config.model, bytes); });
   addMessages(config, direct, packer, plan.needs);
-
+  MessageQueues overLl128 =
+      takeOf(config, queues, [&](uint64_t bytes) { return isWideMessage(config, bytes); });
+  const std::vector<device::DirectMessage> wide = takeWide(config, overLl128, plan.needs);
   const std::vector<SendReceiveWork> staged = planRounds(config, queues, plan.needs);
   const std::vector<DirectLaunch> launches = packer.take();
   const auto append = [&](const auto& more) {
     for (const auto& launch : more) plan.launches.emplace_back(launch);
   };
-  if (launches.size() > 1 || staged.size() > device::kMaxSendReceiveWorks) {
-    // Some peer may send only after it has received more than one launch may send, or what other
-    // messages of this group bring.
-    const DirectStreams streams = streamsOf(config, launches);
+  // Some peer may send only after it has received more than one launch may send, or what other
+  // messages of this group bring.
+  if (launches.size() > 1 || staged.size() > device::kMaxSendReceiveWorks ||
+      wide.size() > device::kMaxWideMessages || (!staged.empty() && !wide.empty())) {
+    DirectStreams streams = streamsOf(config, launches);
     append(streams.first);
+    streams.messages.insert(streams.messages.end(), wide.begin(), wide.end());
     append(launchesOf(config, staged, streams.messages));
     return;
   }
-  if (staged.empty() || launches.empty()) {
-    append(launches);
+  const auto appendLarger = [&] {
+    if (!wide.empty()) plan.launches.emplace_back(wideMessagesLaunch(config, wide));
     append(launchesOf(staged));
+  };
+  if (launches.empty() || (staged.empty() && wide.empty())) {
+    append(launches);
+    appendLarger();
     return;
   }
   // A peer may send here only after it has received there, or the other way around, so neither part
-  // may wait for the other: direct messages are sent, which waits for nobody, before the staged
+  // may wait for the other: messages over LL are sent, which waits for nobody, before the larger
   // ones and received after them.
   const auto [sends, rest] = splitDirections(launches.front());
   if (sends) plan.launches.emplace_back(*sends);
-  append(launchesOf(staged));
+  appendLarger();
   if (rest) plan.launches.emplace_back(*rest);
 }
 

@@ -119,7 +119,7 @@ bool Connector::isConnected(const plan::Needs& needs) const {
   if ((needs.rings && !ringsConnected_) || (needs.trees && !treesConnected_) ||
       (needs.chains && !chainsConnected_) || (needs.multicast && multicast_ == nullptr) ||
       (needs.collnetDirect && !collnetDirectConnected_) ||
-      (needs.direct & ~directConnected_) != 0 || (needs.wide && wide_.window == nullptr)) {
+      (needs.direct & ~directConnected_) != 0 || (needs.wide & ~wideConnected_) != 0) {
     return false;
   }
   return std::all_of(needs.peers.begin(), needs.peers.end(), [this](const plan::PeerUse& use) {
@@ -134,7 +134,7 @@ void Connector::connect(const plan::Needs& needs) {
   if (needs.multicast && multicast_ == nullptr) connectMulticast();
   if (needs.collnetDirect && !collnetDirectConnected_) connectCollnetDirect();
   if ((needs.direct & ~directConnected_) != 0) connectDirect(needs.direct);
-  if (needs.wide && wide_.window == nullptr) connectWide();
+  if ((needs.wide & ~wideConnected_) != 0) connectWide(needs.wide);
   connectPeers(needs.peers);
   blocks_.verifyLinks();
 }
@@ -390,21 +390,25 @@ void Connector::connectDirect(device::DirectPeers peers) {
   directConnected_ |= peers;
 }
 
-void Connector::connectWide() {
-  const memory::Block window = arena_.allocate(
-      device::wideWindowBytes(config_.ranks, config_.wide.blocks, config_.wide.slotLines));
-  const size_t rows = device::kDirectMaxBlocks * static_cast<size_t>(config_.ranks - 1);
-  wide_.window = window.address;
-  wide_.steps = reinterpret_cast<device::WideSteps*>(
-      arena_.allocate(rows * sizeof(device::WideSteps)).address);
-  wide_.buffers = reinterpret_cast<device::PeerBuffers*>(
-      arena_.allocate(rows * sizeof(device::PeerBuffers)).address);
-  for (int peer = 0; peer < config_.ranks - 1; peer++) {
-    const Offers offers = offersBetween(context_, device::rankOfPeer(peer, config_.rank));
-    const auto bit = static_cast<device::DirectPeers>(1u << peer);
-    if (offers.any) (offers.byAddress ? wide_.byAddress : wide_.byWindow) |= bit;
+// The same for LL128.
+void Connector::connectWide(device::DirectPeers peers) {
+  if (wide_.window == nullptr) {
+    wideWindow_ = arena_.allocate(
+        device::wideWindowBytes(config_.ranks, config_.wide.blocks, config_.wide.slotLines));
+    const size_t rows = device::kDirectMaxBlocks * static_cast<size_t>(config_.ranks - 1);
+    wide_.window = wideWindow_.address;
+    wide_.steps = reinterpret_cast<device::WideSteps*>(
+        arena_.allocate(rows * sizeof(device::WideSteps)).address);
+    wide_.buffers = reinterpret_cast<device::PeerBuffers*>(
+        arena_.allocate(rows * sizeof(device::PeerBuffers)).address);
+    for (int peer = 0; peer < config_.ranks - 1; peer++) {
+      const Offers offers = offersBetween(context_, device::rankOfPeer(peer, config_.rank));
+      const auto bit = static_cast<device::DirectPeers>(1u << peer);
+      if (offers.any) (offers.byAddress ? wide_.byAddress : wide_.byWindow) |= bit;
+    }
   }
-  exchangeWindows(kWide, window, plan::everyPeer(config_), wide_.theirs);
+  exchangeWindows(kWide, wideWindow_, peers & ~wideConnected_, wide_.theirs);
+  wideConnected_ |= peers;
 }
 
 }  // namespace unisono::transport

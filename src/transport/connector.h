@@ -115,7 +115,7 @@ class Connector {
   void exchangeWindows(uint64_t purpose, const memory::Block& window, device::DirectPeers peers,
                        std::byte** theirs);
   void connectDirect(device::DirectPeers peers);
-  void connectWide();
+  void connectWide(device::DirectPeers peers);
   void connectMulticast();
   void connectCollnetDirect();
   void connectChains();
@@ -142,9 +142,9 @@ class Connector {
   bool ringsConnected_ = false, treesConnected_ = false, chainsConnected_ = false;
   bool collnetDirectConnected_ = false;
   std::vector<bool> sendConnected_, receiveConnected_;  // for messages, by peer
-  device::DirectPeers directConnected_ = 0;
+  device::DirectPeers directConnected_ = 0, wideConnected_ = 0;
   std::shared_ptr<runtime::MappedMemory> multicast_;  // the address of all ranks' buffers
-  memory::Block directWindow_{};
+  memory::Block directWindow_{}, wideWindow_{};
   device::DirectMemory direct_{};
   device::WideMemory wide_{};
   std::vector<FifoCounters> fifoCounters_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/launcher.h"
 
+#include <algorithm>
+
 #include "device/kernels.h"
 #include "device/multicast.h"
 
@@ -12,7 +14,11 @@ struct Prepared {
   const runtime::Kernel& kernel;
   runtime::LaunchShape shape;
   const void* arguments;
+  int marks = 0;  // of groups that mark the launch; 0: all groups
 };
+
+// What the teams of a block for messages over LL128 share on the host.
+constexpr size_t kWideSharedBytes = sizeof(uint32_t);
 
 Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
   launch.arguments.communicator = context.communicator;
@@ -59,6 +65,7 @@ Prepared prepare(const LaunchContext& context, plan::DirectLaunch& launch) {
 Prepared prepare(const LaunchContext& context, plan::MessagesLaunch& launch) {
   device::MessagesArguments& arguments = *launch.arguments;
   arguments.memory = *context.direct;
+  arguments.wide.memory = *context.wide;
   arguments.communicator = context.communicator;
   arguments.abortFlag = context.abortFlag;
   arguments.launchFlag = context.launchFlag;
@@ -66,9 +73,27 @@ Prepared prepare(const LaunchContext& context, plan::MessagesLaunch& launch) {
   return {device::messagesKernel(),
           {.blocks = launch.blocks(),
            .threadsPerBlock = device::kChannelThreads,
-           .groupsPerBlock = device::kSendReceiveGroups,
-           .argumentBytes = sizeof(arguments)},
-          &arguments};
+           .groupsPerBlock = std::max(device::kSendReceiveGroups, arguments.wide.teams()),
+           .argumentBytes = sizeof(arguments),
+           .sharedBytes = kWideSharedBytes},
+          &arguments,
+          arguments.firstWideBlock() * device::kSendReceiveGroups + arguments.wide.launchBlocks()};
+}
+
+Prepared prepare(const LaunchContext& context, plan::WideMessagesLaunch& launch) {
+  device::WideMessagesArguments& arguments = launch.arguments;
+  arguments.wide.memory = *context.wide;
+  arguments.abortFlag = context.abortFlag;
+  arguments.launchFlag = context.launchFlag;
+  arguments.mark = context.mark;
+  return {device::wideMessagesKernel(),
+          {.blocks = arguments.wide.launchBlocks(),
+           .threadsPerBlock = arguments.threads(),
+           .groupsPerBlock = arguments.wide.teams(),
+           .argumentBytes = sizeof(arguments),
+           .sharedBytes = kWideSharedBytes},
+          &arguments,
+          arguments.wide.launchBlocks()};
 }
 
 Prepared prepare(const LaunchContext& context, plan::WideLaunch& launch) {
@@ -94,7 +119,8 @@ int launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch
         Prepared prepared = prepare(context, one);
         prepared.shape.clusterBlocks = context.clusterBlocks;
         runtime.launch(prepared.kernel, prepared.shape, prepared.arguments, stream);
-        return prepared.shape.blocks * prepared.shape.groupsPerBlock;
+        return prepared.marks != 0 ? prepared.marks
+                                   : prepared.shape.blocks * prepared.shape.groupsPerBlock;
       },
       launch);
 }

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
+#include <deque>
+
 #include "seeds.h"
 
 // Every collective under seeded schedules.
@@ -87,6 +91,92 @@ TEST(Seeds, LargeGroups) {
     options.mostBytes = 1024;
     options.mostCalls = 90;
     return runSeed(seed, random, options, 2 + static_cast<int>(seed % 7));
+  });
+}
+
+// Messages over LL up to 256 bytes, over LL128 below 2000, and through FIFOs.
+constexpr Geometry kMessages{.name = "messages",
+                             .channels = 2,
+                             .slots = 4,
+                             .slotBytes = 512,
+                             .peerChannels = 8,
+                             .minBytesPerChannel = 1024,
+                             .minBytesPerPart = 1024,
+                             .directBytes = 3000,
+                             .directLineBits = 7,
+                             .wide = {.blocks = 3, .slotLines = 2},
+                             .wideOfferBytes = 2000};
+
+TEST(Seeds, MessagesOfAllSizes) {
+  forEachSeed(500, "all sizes", [](uint64_t seed, Random& random) {
+    World& world = worldOf(kMessages, 2 + static_cast<int>(seed % 7));
+    world.reset(random);
+    setSchedule(seed);
+    ScenarioOptions options;
+    options.first = seed % 4 == 0 ? Call::allToAll : Call::send;
+    options.mostBytes = seed % 3 == 0 ? 1500 : 5000;
+    options.mostCalls = 12;
+    Scenario scenario(world, memories(), random, options);
+    return describe(world, scenario, scenario.run());
+  });
+}
+
+// What a rank sends and receives in one group its peers receive and send one by one, in any order
+// of the two directions.
+TEST(Seeds, MessagesOfAllSizesWaitForNoOrder) {
+  forEachSeed(600, "any order", [](uint64_t seed, Random& random) {
+    World& world = worldOf(kMessages, 2 + static_cast<int>(seed % 7));
+    world.reset(random);
+    setSchedule(seed);
+    const auto ranks = static_cast<size_t>(world.ranks());
+    for (size_t rank = 0; rank < ranks; rank++) {
+      memories()[rank].clear(static_cast<std::byte>(below(random, 256)));
+    }
+    // [rank][direction]: the calls of the group are those of rank 0.
+    std::vector<std::array<std::deque<plan::Task>, 2>> single(ranks);
+    std::vector<plan::Task> group;
+    constexpr device::ReductionSpec kBytes{device::DataType::uint8, device::Reduction::sum, false,
+                                           0};
+    const uint64_t few = 1 + below(random, 12), many = 1 + below(random, 80);
+    for (uint64_t i = below(random, 2) == 0 ? few : many; i > 0; i--) {
+      static constexpr uint64_t kMost[] = {256, 2000, 2000, 6000};
+      const uint64_t bytes = 1 + below(random, kMost[below(random, 4)]);
+      const size_t peer = 1 + below(random, ranks - 1);
+      const bool toPeer = below(random, 2) == 0;
+      const size_t from = toPeer ? 0 : peer, to = toPeer ? peer : 0;
+      RankMemory &source = memories()[from], &target = memories()[to];
+      const size_t input = source.take(bytes, 1, random), output = target.take(bytes, 1, random);
+      std::vector<std::byte> data(bytes);
+      for (std::byte& byte : data) byte = static_cast<std::byte>(random());
+      source.set(input, data.data(), bytes);
+      std::memcpy(target.expected(output), data.data(), bytes);
+      const plan::Task send{plan::Call::send, source.at(input),    nullptr, bytes,
+                            kBytes,           static_cast<int>(to)};
+      const plan::Task receive{plan::Call::receive,    nullptr, target.at(output), bytes, kBytes,
+                               static_cast<int>(from), true};
+      group.push_back(toPeer ? send : receive);
+      single[peer][toPeer ? 1 : 0].push_back(toPeer ? receive : send);
+    }
+    world.enqueue(0, group);
+    for (size_t rank = 1; rank < ranks; rank++) {
+      auto& calls = single[rank];
+      const size_t preferred = below(random, 2);
+      const bool mixes = below(random, 2) == 0;
+      while (!calls[0].empty() || !calls[1].empty()) {
+        size_t direction = mixes ? below(random, 2) : preferred;
+        if (calls[direction].empty()) direction = 1 - direction;
+        world.enqueue(static_cast<int>(rank), {calls[direction].front()});
+        calls[direction].pop_front();
+      }
+    }
+    std::string wrong;
+    const std::vector<std::string> errors = world.synchronize();
+    for (size_t rank = 0; rank < ranks; rank++) {
+      const std::string difference =
+          errors[rank].empty() ? memories()[rank].compare() : errors[rank];
+      if (!difference.empty()) wrong += " rank " + std::to_string(rank) + ": " + difference + ";";
+    }
+    return wrong;
   });
 }
 

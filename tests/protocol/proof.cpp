@@ -130,6 +130,11 @@ const std::vector<Instance>& instances() {
       {"TwoShotThreeCalls2", "two-shot LL128", Call::allReduce, 2, "two-shot LL128", 62, 3},
       // The last rank has no part.
       {"TwoShotShort3", "two-shot LL128", Call::allReduce, 3, "two-shot LL128", 40, 2},
+      // Messages: of several passes in one FIFO, and in two.
+      {"WideSend2", "messages LL128", Call::send, 2, "wide messages", 200, 2},
+      {"WideSends2", "messages LL128", Call::send, 2, "wide messages", 31, 1, 5},
+      {"WideSend3", "messages LL128", Call::send, 3, "wide messages", 70, 4},
+      {"WideSendBlocks2", "messages LL128", Call::send, 2, "wide message blocks", 400, 2},
       // Ranks that use each other's buffers.
       {"InPlace2", "direct in place", Call::allReduce, 2, "two-shot in place", 68},
       {"InPlace3", "direct in place", Call::allReduce, 3, "two-shot in place", 40},
@@ -279,6 +284,8 @@ const Geometry& proofGeometry(const std::string& name) {
        .wide = {.blocks = 2, .slotLines = 2},
        .algorithms = "Direct",
        .protocols = "LL128"},
+      {.name = "wide messages", .directLineBits = 2, .wide = {.blocks = 1, .slotLines = 1}},
+      {.name = "wide message blocks", .directLineBits = 2, .wide = {.blocks = 2, .slotLines = 2}},
       {.name = "two-shot LL128",
        .directLineBits = 2,
        .wide = {.blocks = 1, .slotLines = 1},

@@ -407,7 +407,7 @@ void World::makeMember(int rank, int ranks) {
 
   plan::Needs everything;
   if (geometry_.directLineBits > 0) everything.direct = plan::everyPeer(config);
-  everything.wide = geometry_.wide.blocks > 0;
+  if (geometry_.wide.blocks > 0) everything.wide = plan::everyPeer(config);
   everything.rings = everything.trees = ranks > 1;
   everything.multicast = config.multicast.channels > 0;
   everything.collnetDirect = config.collnetDirect.channels > 0;

@@ -425,7 +425,7 @@ class LongGroups : public ::testing::TestWithParam<int> {};
 
 TEST_P(LongGroups, OfMessagesOfAllSizesWaitForNoOrder) {
   const int n = GetParam();
-  // Peers that share a channel for larger messages wait for each other.
+  // Peers that share a channel for the largest messages wait for each other.
   const Setting channels("NCCL_MIN_P2P_NCHANNELS", "4");
   const Ranks ranks(n);
   std::vector<DeviceBuffer> tiny;  // a byte for each peer, and one for what is sent
@@ -450,6 +450,7 @@ TEST_P(LongGroups, OfMessagesOfAllSizesWaitForNoOrder) {
     // The streams to a rank hold 1 MiB that it has not taken yet.
     for (int i = 0; i < 16 * (n - 1); i++) add(200'000 + random() % 60'000);
     for (int i = 0; i < 4 * (n - 1); i++) add(300'000 + random() % 900'000);
+    for (int i = 0; i < scaled(2, 0); i++) add(8'400'000 + random() % 100'000);
     std::shuffle(letters.begin(), letters.end(), random);
     // What rank 0 exchanges with a rank is in the same order on both; its directions are not.
     const bool sendsFirst = random() % 2 == 0;

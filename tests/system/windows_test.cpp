@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kPage = 4096;
-constexpr size_t kBytes = size_t{3} << 20;
+constexpr size_t kBytes = size_t{9} << 20;  // messages of up to 8 MiB use no windows
 
 // The bytes of receive buffer `number` of a process, a size that nothing else has.
 size_t bytesOf(int process, int number = 0) {

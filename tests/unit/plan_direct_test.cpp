@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/math.h"
 #include "plan_testing.h"
 
@@ -284,8 +286,6 @@ TEST(DirectPlan, AllToAllGatherAndScatterOverLl128) {
       EXPECT_FALSE(plan.needs.peers.empty());
     }
   }
-  EXPECT_FALSE(isWideWith(wideConfig(2, 4, "", ""), Call::send, 100'000));
-
   // Its place is after the collectives of a group, whatever their order, and before messages.
   const Plan group =
       makePlan(wideConfig(0, 2, "direct", ""),
@@ -307,6 +307,145 @@ TEST(DirectPlan, AllToAllGatherAndScatterOverLl128) {
   EXPECT_EQ(arguments.work.outputStride, 100'000u);
   EXPECT_EQ(arguments.work.to & arguments.work.from, 0b111);
   EXPECT_TRUE(arguments.work.own);
+}
+
+const device::WideMessagesArguments& wideMessagesOf(const Plan& plan, size_t launch = 0) {
+  return std::get<WideMessagesLaunch>(plan.launches.at(launch)).arguments;
+}
+
+TEST(DirectPlan, MessagesOverLl128) {
+  const auto isWide = [](const CommConfig& config, Call call, uint64_t bytes) {
+    const Plan plan = makePlan(config, {taskOf(call, bytes, device::DataType::uint8, 1)});
+    return std::holds_alternative<WideMessagesLaunch>(plan.launches.at(0));
+  };
+  for (const Call call : {Call::send, Call::receive}) {
+    const CommConfig config = wideConfig(2, 4, "", "");
+    EXPECT_FALSE(isWide(config, call, 2048)) << "over LL";
+    EXPECT_TRUE(isWide(config, call, 2049));
+    EXPECT_TRUE(isWide(config, call, 8 << 20));
+    EXPECT_FALSE(isWide(config, call, (8 << 20) + 1)) << "into mapped buffers";
+    EXPECT_FALSE(isWide(wideConfig(2, 4, "ring", ""), call, 2049));
+    EXPECT_FALSE(isWide(wideConfig(2, 4, "", "ll"), call, 2049));
+    EXPECT_FALSE(isWide(directConfig(2, 4), call, 2049)) << "without windows for LL128";
+    // What messages of other sizes need is connected by the first one, with this peer only.
+    for (const uint64_t bytes : {100, 100'000}) {
+      const Plan plan = makePlan(config, {taskOf(call, bytes, device::DataType::uint8, 1)});
+      EXPECT_EQ(plan.needs.wide, 0b010);
+      EXPECT_EQ(plan.needs.direct, 0b010);
+      ASSERT_EQ(plan.needs.peers.size(), 1u);
+      EXPECT_EQ(plan.needs.peers[0].sends, call == Call::send);
+    }
+  }
+}
+
+// Both ends of a message deal its passes to the same FIFOs, whatever else is in their groups.
+TEST(DirectPlan, EndsOfAMessageOverLl128Agree) {
+  for (const int ranks : {2, 5, 16}) {
+    const auto taskTo = [](Call call, uint64_t bytes, int peer) {
+      return taskOf(call, bytes, device::DataType::uint8, peer);
+    };
+    for (uint64_t bytes = 2049; bytes <= 8 << 20; bytes = bytes * 5 / 3) {
+      SCOPED_TRACE(fmt::format("{} ranks, {} bytes", ranks, bytes));
+      const Plan alone =
+          makePlan(wideConfig(0, ranks, "", ""), {taskTo(Call::send, bytes, ranks - 1)});
+      const Plan among =
+          makePlan(wideConfig(ranks - 1, ranks, "", ""),
+                   {taskTo(Call::send, 3'000'000, 0), taskTo(Call::receive, bytes, 0),
+                    taskTo(Call::send, 77'000, ranks / 2 - 1), taskTo(Call::receive, 5000, 0)});
+      const device::WideMessagesArguments& sender = wideMessagesOf(alone);
+      const device::WideMessagesArguments& receiver = wideMessagesOf(among);
+      ASSERT_EQ(sender.messages, 1);
+      ASSERT_EQ(receiver.messages, 4);
+      const auto* const end = receiver.message + receiver.messages;
+      const auto* const message = std::find_if(
+          receiver.message, end, [](const device::DirectMessage& one) { return !one.sends; });
+      EXPECT_EQ(message->bytes, bytes);
+      EXPECT_EQ(message->blocks, sender.message[0].blocks);
+      EXPECT_EQ(message->passBytes(), sender.message[0].passBytes());
+      EXPECT_LE(message->passBytes(), sender.wide.slotLines * device::kWideLineData);
+      EXPECT_EQ(sender.wide.blocks, sender.message[0].blocks);
+      EXPECT_EQ(receiver.wide.streams, ranks == 2 ? 2 : 3);
+      EXPECT_EQ(sender.threads(), 512);
+      EXPECT_EQ(receiver.threads(), ranks == 2 ? 1024 : 960);
+    }
+  }
+}
+
+// With all peers at once, and with itself.
+TEST(DirectPlan, StreamsOverLl128HaveATeamEach) {
+  for (int ranks = 2; ranks <= device::kDirectMaxRanks; ranks++) {
+    std::vector<Task> tasks;
+    for (int rank = 0; rank < ranks; rank++) {
+      tasks.push_back(taskOf(Call::send, 8 << 20, device::DataType::uint8, rank));
+      tasks.push_back(taskOf(Call::receive, 8 << 20, device::DataType::uint8, rank));
+    }
+    const CommConfig config = wideConfig(1, ranks, "", "");
+    const Plan plan = makePlan(config, tasks);
+    ASSERT_EQ(plan.launches.size(), 1u);
+    const device::WideMessagesArguments& arguments = wideMessagesOf(plan);
+    EXPECT_EQ(arguments.wide.streams, 2 * ranks - 1);
+    EXPECT_LE(arguments.wide.teams(), device::kMaxTeams);
+    EXPECT_LE(arguments.threads(), device::kMaxWideMessageThreads);
+    EXPECT_GE(arguments.threads(), 32 * arguments.wide.teams());
+    EXPECT_GE(arguments.wide.launchBlocks() / arguments.wide.blocks * device::kMaxTeams,
+              arguments.wide.streams);
+    EXPECT_LE(arguments.wide.launchBlocks(), 64) << "all blocks must run at once";
+    EXPECT_TRUE(arguments.wide.teams() <= device::kTeamBarriers ||
+                arguments.threads() == 32 * arguments.wide.teams());
+    const auto* const end = arguments.message + arguments.messages;
+    const auto* const own =
+        std::find_if(arguments.message, end,
+                     [&](const device::DirectMessage& one) { return one.peer == ranks - 1; });
+    ASSERT_LT(own, end - 1);
+    EXPECT_TRUE(own->sends);
+    EXPECT_EQ(own[1].peer, ranks - 1);
+    EXPECT_FALSE(own[1].sends);
+  }
+}
+
+// No kind waits for another.
+TEST(DirectPlan, MessagesOverLl128BesideOthers) {
+  const auto to = [](Call call, uint64_t bytes) {
+    return taskOf(call, bytes, device::DataType::uint8, 1);
+  };
+  const CommConfig config = wideConfig(0, 2, "", "");
+  const Plan smaller = makePlan(config, {to(Call::send, 5000), to(Call::receive, 100),
+                                         to(Call::send, 200), to(Call::receive, 6000)});
+  ASSERT_EQ(smaller.launches.size(), 3u);
+  EXPECT_EQ(argumentsOf(smaller.launches[0]).work[0].from, 0);
+  EXPECT_EQ(wideMessagesOf(smaller, 1).messages, 2);
+  EXPECT_EQ(argumentsOf(smaller.launches[2]).work[0].to, 0);
+
+  const Plan larger =
+      makePlan(config, {to(Call::send, 5000), to(Call::receive, 9 << 20), to(Call::send, 100)});
+  ASSERT_EQ(larger.launches.size(), 1u);
+  const auto& launch = std::get<MessagesLaunch>(larger.launches[0]);
+  const device::MessagesArguments& arguments = *launch.arguments;
+  EXPECT_EQ(arguments.works, 1);
+  EXPECT_EQ(arguments.messages, 2);
+  EXPECT_EQ(arguments.peers, 1);
+  EXPECT_EQ(arguments.wide.streams, 1);
+  EXPECT_EQ(launch.blocks(), arguments.channels + 1 + arguments.wide.launchBlocks());
+
+  // More than a small launch holds, and than any does; what is sent to oneself stays together.
+  for (const int count : {33, 1500}) {
+    std::vector<Task> tasks{to(Call::send, 3000)};
+    for (int i = 0; i < count; i++) {
+      for (const Call call : {Call::send, Call::receive}) {
+        tasks.push_back(taskOf(call, 3000, device::DataType::uint8, 0));
+      }
+    }
+    const Plan plan = makePlan(config, tasks);
+    int messages = 0;
+    for (const Launch& one : plan.launches) {
+      const device::MessagesArguments& part = *std::get<MessagesLaunch>(one).arguments;
+      const device::DirectMessage& last = part.message[part.messages - 1];
+      EXPECT_TRUE(last.peer == 0 || !last.sends);
+      EXPECT_EQ(part.peers, 0);
+      messages += part.messages;
+    }
+    EXPECT_EQ(messages, 2 * count + 1);
+  }
 }
 
 TEST(DirectPlan, CallsOverLl128HaveALaunchEach) {

@@ -182,7 +182,7 @@ class DirectLaunch {
     bool going = runs;
     for (int m = 0; m < arguments_.messages; m++) {
       const DirectMessage& message = arguments_.message[m];
-      if (message.peer != peer || !message.sends) continue;
+      if (!isInStream(message, peer, true)) continue;
       const uint32_t lines = linesOf(message.bytes);
       if (going && sent + lines - taken > capacity()) {
         going = waitForRoom(peer, sent + lines);
@@ -205,7 +205,7 @@ class DirectLaunch {
     bool going = runs;
     for (int m = 0; m < arguments_.messages; m++) {
       const DirectMessage& message = arguments_.message[m];
-      if (message.peer != peer || message.sends) continue;
+      if (!isInStream(message, peer, false)) continue;
       going = going && receiveMessage(message, at.received);
       at.received += linesOf(message.bytes);
       if (!isAcknowledged(at)) continue;
@@ -414,6 +414,9 @@ class DirectLaunch {
     }
   }
 
+  UNISONO_DEVICE static bool isInStream(const DirectMessage& message, int peer, bool sends) {
+    return message.peer == peer && message.sends == sends && message.blocks == 0;
+  }
   // Lines of a message that a lane moves at a time.
   static constexpr int kLinesAtATime = 4;
   UNISONO_DEVICE static bool isWhole(const DirectMessage& message) {

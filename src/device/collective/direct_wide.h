@@ -2,28 +2,27 @@
 #pragma once
 
 #include "device/collective/direct_buffers.h"
-#include "device/protocol/lines.h"
+#include "device/collective/wide_fifos.h"
 
 // The direct algorithms over LL128 (device/direct_work.h): every operation in one hop, and
 // all-reduce in two.
 namespace unisono::device::UNISONO_TARGET {
 
 // One launch on one rank, from the view of one lane.
-class WideExchange {
+class WideExchange : WideFifos {
  public:
   // Sums need registers for the accumulators of each word.
-  using CopyFormat = LowLatency128Format;
   using ReduceFormat = WideLinesFormat<kLinesPerReduction>;
 
   // `buffers`: of the block, by peer.
   UNISONO_DEVICE WideExchange(const WideArguments& arguments, const DirectLane& at,
                               PeerBuffers* buffers)
-      : arguments_(arguments),
+      : WideFifos(arguments.memory, arguments.abortFlag, arguments.rank, arguments.ranks,
+                  arguments.blocks, arguments.slotLines, at.block),
+        arguments_(arguments),
         work_(arguments.work),
         at_(at),
         buffers_(buffers),
-        me_(arguments.rank),
-        peers_(arguments.ranks - 1),
         passWords_(arguments.passLines * (kLineWords - 1)),
         passes_(((work_.inputBytes + 7) / 8 + passWords_ - 1) / passWords_),
         stepsPerPass_(arguments.twoShot ? 2 : 1),
@@ -116,52 +115,8 @@ class WideExchange {
             part.bytes, elementBytes(work_.reduction.type)};
   }
 
-  UNISONO_DEVICE int rankOf(int peer) const { return peer < me_ ? peer : peer + 1; }
   // The peers from the next rank on, so that ranks begin with different ones.
   UNISONO_DEVICE int peerAt(int i) const { return me_ + i < peers_ ? me_ + i : me_ + i - peers_; }
-
-  UNISONO_DEVICE WideSteps* stepsOf(int peer) const {
-    return arguments_.memory.steps + at_.block * peers_ + peer;
-  }
-  UNISONO_DEVICE uint64_t sentTo(int peer) const {
-    noteRead(&stepsOf(peer)->sent, sizeof(uint64_t));
-    return stepsOf(peer)->sent;
-  }
-  UNISONO_DEVICE uint64_t receivedFrom(int peer) const {
-    noteRead(&stepsOf(peer)->received, sizeof(uint64_t));
-    return stepsOf(peer)->received;
-  }
-  // What the peer `peer` has taken of what this block sends, and the reverse.
-  UNISONO_DEVICE const uint64_t* takenBy(int peer) const {
-    return reinterpret_cast<const uint64_t*>(arguments_.memory.window) +
-           at_.block * kDirectMaxRanks + rankOf(peer);
-  }
-  UNISONO_DEVICE uint64_t* takenFrom(int peer) const {
-    return reinterpret_cast<uint64_t*>(arguments_.memory.theirs[peer]) +
-           at_.block * kDirectMaxRanks + me_;
-  }
-  // The slot of a step in the window of its receiver, where the sender is peer `sender`.
-  UNISONO_DEVICE std::byte* slot(std::byte* window, int sender, uint64_t step) const {
-    const int fifo = sender * arguments_.blocks + at_.block;
-    const uint64_t index = static_cast<uint64_t>(fifo) * kWideSlots + step % kWideSlots;
-    return window + wideHeaderBytes() + index * arguments_.slotLines * kWideLineBytes;
-  }
-  UNISONO_DEVICE std::byte* slotTo(int peer, uint64_t step) const {
-    return slot(arguments_.memory.theirs[peer], peerOfRank(me_, rankOf(peer)), step);
-  }
-  UNISONO_DEVICE const std::byte* slotFrom(int peer, uint64_t step) const {
-    return slot(arguments_.memory.window, peer, step);
-  }
-  // By whole warps, which store lines together afterwards: all lanes go on, or none.
-  UNISONO_DEVICE bool awaitSlot(int peer, uint64_t step, uint64_t taken) const {
-    const uint64_t* counter = takenBy(peer);
-    return waitUntilAll(arguments_.abortFlag, {"room in the window", me_, rankOf(peer), at_.block},
-                        [&] {
-                          if (step < taken + kWideSlots) return true;
-                          taken = loadRelaxed(counter);
-                          return step < taken + kWideSlots;
-                        });
-  }
 
   // Sends a pass of the share of each peer; it is number `done` of this block. False after an
   // abort.
@@ -172,7 +127,7 @@ class WideExchange {
       const int peer = peerAt(i), rank = rankOf(peer);
       if (!covers(operandsTo_, peer)) continue;
       // On its way together with the data.
-      const uint64_t taken = loadRelaxed(takenBy(peer));
+      uint64_t taken = loadRelaxed(takenBy(peer));
       const uint64_t step = sentTo(peer) + uint64_t{done} * stepsPerPass_;
       const Part part = partOf(rank, work_.inputStride, pass);
       const UserWords from = input(rank, part);
@@ -339,8 +294,6 @@ class WideExchange {
   const DirectWork& work_;
   DirectLane at_;
   PeerBuffers* buffers_;
-  int me_;
-  int peers_;
   uint32_t passWords_, passes_, stepsPerPass_;
   // With whom lines are exchanged. Results: in two shots, after operands.
   DirectPeers operandsTo_, operandsFrom_, resultsTo_, resultsFrom_;

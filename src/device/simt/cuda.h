@@ -27,6 +27,9 @@ inline constexpr int kGroupWords = 6;
 // (Service::none). `barrier` is the first of three named barriers of the group (0 is the block's
 // own).
 enum class Service { none, warps };
+UNISONO_DEVICE void syncThreads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 class ThreadGroup {
  public:
   UNISONO_DEVICE ThreadGroup(int warps, int firstWarp, int barrier,
@@ -59,14 +62,14 @@ class ThreadGroup {
 
   // What the waiter has seen holds for the workers after this.
   UNISONO_DEVICE void syncReady() const {
-    if (rank_ < workers_ + service_) sync(barrier_, workers_ + service_);
+    if (rank_ < workers_ + service_) syncThreads(barrier_, workers_ + service_);
   }
   // What the workers have done may be posted after this.
   UNISONO_DEVICE void syncDone() const {
     const bool onlyWaits = rank_ >= workers_ && rank_ < workers_ + service_;
-    if (!onlyWaits) sync(barrier_ + 1, workers_ + service_);
+    if (!onlyWaits) syncThreads(barrier_ + 1, workers_ + service_);
   }
-  UNISONO_DEVICE void syncAll() const { sync(barrier_ + 2, workers_ + 2 * service_); }
+  UNISONO_DEVICE void syncAll() const { syncThreads(barrier_ + 2, workers_ + 2 * service_); }
 
   // Set by the waiter, seen by the workers after syncReady and by all after syncAll.
   UNISONO_DEVICE void setAborted() { *aborted_ = 1; }
@@ -81,9 +84,6 @@ class ThreadGroup {
   UNISONO_DEVICE volatile uint64_t* wordOf(int index) const {
     __shared__ volatile uint64_t words[kMaxGroups][kGroupWords];
     return &words[barrier_ / 3][index];
-  }
-  UNISONO_DEVICE static void sync(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
   }
   UNISONO_DEVICE static volatile int* abortedOf(int barrier) {
     __shared__ volatile int flags[kMaxGroups];
