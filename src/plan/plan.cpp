@@ -76,8 +76,10 @@ class ChannelPacker {
                            static_cast<double>(traffic);
       return (static_cast<uint64_t>(exact) + grain - 1) / grain * grain;
     };
-    uint64_t low = elements((begin + 1) * share_ - position_);
-    // With thousands of ranks a share may be less than what one element moves.
+    // A span may be less than what one element moves. No part may be empty: its receivers would
+    // offer their outputs, and the offers would stay until senders take them for those of later
+    // calls.
+    uint64_t low = std::max(elements((begin + 1) * share_ - position_), grain);
     const uint64_t middle = std::max(elements(share_), grain);
     uint64_t channels = end - begin + 1;
     if (channels == 1 || low >= work.count) {

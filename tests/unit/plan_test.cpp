@@ -40,6 +40,7 @@ void expectWholeCover(const CommConfig& config, const std::vector<Task>& tasks, 
       ASSERT_LE(work.high, work.count);
       const auto size = device::elementBytes(work.reduction.type);
       if (work.channels > 1) {
+        ASSERT_GT(work.low, 0u) << "the first channel has nothing to do";
         ASSERT_GT(work.high, 0u) << "the last channel has nothing to do";
         ASSERT_EQ(work.low * size % 16, 0u);
         ASSERT_EQ(work.middle * size % 16, 0u);
@@ -123,6 +124,17 @@ TEST(Plan, CallsShareChannelsByTraffic) {
   ASSERT_EQ(launch.arguments.works, 2);
   EXPECT_EQ(launch.arguments.work[0].channels, 8);
   EXPECT_EQ(launch.arguments.work[1].channels, 4);
+}
+
+// What is left of the channel after the first call is less than an element of the second one moves.
+TEST(Plan, NoChannelOfACallIsEmpty) {
+  CommConfig config = configOf(0, 6, 3);
+  testing::setModel(config, {.minBytesPerChannel = 2048});
+  const std::vector<Task> tasks{taskOf(Call::allGather, 697, DataType::int64),
+                                taskOf(Call::allGather, 1395, DataType::int64)};
+  const Plan plan = makePlan(config, tasks);
+  expectWholeCover(config, tasks, plan);
+  EXPECT_EQ(std::get<CollectiveLaunch>(plan.launches.at(0)).arguments.work[1].firstChannel, 0);
 }
 
 TEST(Plan, LargestCount) {
