@@ -65,9 +65,9 @@ void ConnectionPool::add(const Secret& communicator, User& user) {
   users_.insert_or_assign(communicator[1], &user);
 }
 
-void ConnectionPool::remove(const Secret& communicator, const std::function<bool()>& aborted) {
+void ConnectionPool::remove(const Secret& communicator, const std::function<bool()>& aborted,
+                            Lock& lock) {
   const Clock::time_point deadline = Clock::now() + kDrainTimeout;
-  Lock lock(mutex_);
   users_.erase(communicator[1]);
   if (!users_.empty()) return;
   closing_ = true;
@@ -435,13 +435,15 @@ Seat::Seat(std::shared_ptr<ConnectionPool> pool, const Secret& communicator)
 
 Seat::~Seat() {
   if (isTaken_) return;
-  // The pool answers those who come later.
-  pool_->remove(communicator_, {});
-  const ConnectionPool::Lock lock(pool_->mutex());
-  for (const auto& [peer, frame] : early_) {
-    if (!frame || frame->header.kind != FrameKind::greeting) continue;
-    pool_->send(peer, {.secret = communicator_, .kind = FrameKind::absent}, {});
+  ConnectionPool::Lock lock(pool_->mutex());
+  // Sending may read what has arrived by now. The pool answers those who come later.
+  while (!early_.empty()) {
+    for (const auto& [peer, frame] : std::exchange(early_, {})) {
+      if (!frame || frame->header.kind != FrameKind::greeting) continue;
+      pool_->send(peer, {.secret = communicator_, .kind = FrameKind::absent}, {});
+    }
   }
+  pool_->remove(communicator_, {}, lock);
 }
 
 void Seat::handOver(ConnectionPool::User& user) {

@@ -68,14 +68,14 @@ class ConnectionPool final : private Reactor::Handler {
   const Secret& session() const { return session_; }
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
-  // Guards the pool and its users. What follows is called with it held, unless it says otherwise.
+  // Guards the pool and its users. What follows is called with it held.
   std::mutex& mutex() { return mutex_; }
 
   // Replaces the user of this communicator, if there is one.
   void add(const Secret& communicator, User& user);
-  // Without the lock. The last user waits until what was sent is written, for kDrainTimeout at
-  // most and not when `aborted` returns true.
-  void remove(const Secret& communicator, const std::function<bool()>& aborted);
+  // Nothing is delivered from now on. The last user waits, without the lock, until what was sent is
+  // written, for kDrainTimeout at most and not when `aborted` returns true.
+  void remove(const Secret& communicator, const std::function<bool()>& aborted, Lock& lock);
   static constexpr std::chrono::seconds kDrainTimeout{5};
 
   bool isConnected(int peer) const;

@@ -57,12 +57,14 @@ Mailbox::Mailbox(int rank, Membership membership, const MailboxTimes& times,
               std::move(watcher)) {}
 
 Mailbox::~Mailbox() {
-  {
-    const Lock lock(mutex_);
-    leaving_ = true;
-    for (const int peer : greetedPeers()) post(peer, FrameKind::absent, 0, {});
+  // Nothing of this communicator may follow its end.
+  Lock lock(mutex_);
+  leaving_ = true;
+  for (const int peer : greetedPeers()) {
+    peerOf(peer).isGreeted = false;
+    post(peer, FrameKind::absent, 0, {});
   }
-  pool_->remove(communicator_, aborted_);
+  pool_->remove(communicator_, aborted_, lock);
 }
 
 std::optional<Failure> Mailbox::failure() const {
@@ -326,13 +328,15 @@ void Mailbox::deliver(int familyRank, Frame frame) {
         fmt::format("{} has ended this communicator without a farewell", describe(peer)));
   }
   if (kind == FrameKind::greeting) {
-    // Who was greeted by a rank that has left would take its end for a death.
-    if (left_) return post(peer, FrameKind::absent, 0, {});
+    // Who was greeted by a rank that leaves would take its end for a death.
+    if (leaving_) return post(peer, FrameKind::absent, 0, {});
     state.hasGreeted = true;
     state.gone.reset();
     greet(peer);
     return;
   }
+  // Its greeting was not taken, or the contact has ended.
+  if (!state.hasGreeted && (leaving_ || state.gone)) return;
   if (!state.hasGreeted) {
     throw Error(ErrorCode::remoteError, "it does not greet the communicator that it names");
   }

@@ -183,7 +183,7 @@ class Mailbox final : private ConnectionPool::User {
   std::optional<Departure> earliest_;  // of those who left, the one with the fewest collectives
   int uplink_ = -1;
   std::optional<Clock::time_point> seeksFrom_;  // when to look for another one
-  bool leaving_ = false, left_ = false;         // it ends; it has said so
+  bool leaving_ = false;                        // it takes part in nothing new
 };
 
 }  // namespace unisono::bootstrap

@@ -79,7 +79,7 @@ void Mailbox::tellFailedCollective(int peer, uint64_t number, const Failure& fai
 void Mailbox::leave(const std::string& text,
                     const std::function<DepartureCounts(int peer)>& counts) {
   const Lock lock(mutex_);
-  leaving_ = left_ = true;
+  leaving_ = true;
   for (const int peer : greetedPeers()) tell(peer, {rank_, counts(peer), text});
 }
 

@@ -338,6 +338,34 @@ TEST(BootstrapFamily, DepartureIsOfOneCommunicator) {
   }));
 }
 
+// The first message to a rank that has left but still exists: its sender is told, and the
+// connection, which others use, stays.
+TEST(BootstrapFamily, FirstMessageToOneThatHasLeftHarmsNothing) {
+  const Settings settings = localSettings();
+  const UniqueId id = createUniqueId(settings);
+  std::barrier<> meet(2);
+  expectNoErrors(runThreads({0, 1}, [&](int rank) {
+    const auto ofParent = std::make_shared<Watcher>(), ofChild = std::make_shared<Watcher>();
+    auto parent = Bootstrap::connect(id, rank, 2, settings, {}, ofParent);
+    auto child = split(*parent, 0, rank, ofChild);
+    if (rank == 0) child->leave("was destroyed", [](int) { return DepartureCounts{}; });
+    meet.arrive_and_wait();
+    if (rank == 1) {
+      const auto talk = [&] {
+        for (int i = 0; i < 3; i++) child->send(0, 5, std::vector<std::byte>(100'000));
+        child->receive(0, 5);
+      };
+      EXPECT_THROW(talk(), Error);
+      EXPECT_FALSE(ofChild->failure());
+    }
+    meet.arrive_and_wait();
+    expectMessages(*parent, 1);
+    expectMessages(*split(*parent, 0, rank), 2);
+    EXPECT_FALSE(ofParent->failure());
+    meet.arrive_and_wait();
+  }));
+}
+
 // What others send to a rank that has a seat and nothing else yet is kept for it.
 TEST(BootstrapFamily, EarlyMessagesAreKept) {
   const Settings settings = localSettings();

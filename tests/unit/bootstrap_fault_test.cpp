@@ -602,6 +602,41 @@ TEST(BootstrapPeer, ThatHasLeftGreetsNobody) {
   EXPECT_FALSE(pair.ranks[1]->failure());
 }
 
+// What a rank still says in a communicator that it has ended is ignored. The connection, which
+// others of the family use, stays: it answers a greeting of another one.
+TEST(BootstrapPeer, ThatHasEndedACommunicatorIsNotHeardInIt) {
+  Mailboxes pair(2);
+  Mailbox& zero = pair.start(0);
+  const Socket socket = connectRaw(pair.addresses[0]);
+  const auto say = [&](FrameKind kind, const Secret& secret, size_t payload) {
+    write(socket, frameBytes({.secret = secret, .kind = kind, .sender = 1, .tag = 1}, payload));
+  };
+  const Secret other = secretOfChild(pair.session, 3, 0);
+  say(FrameKind::hello, pair.session, 0);
+  say(FrameKind::greeting, pair.session, 0);
+  say(FrameKind::departure, pair.session, sizeof(DepartureCounts));
+  say(FrameKind::absent, pair.session, 0);
+  say(FrameKind::message, pair.session, 10);
+  say(FrameKind::failure, pair.session, 10);
+  say(FrameKind::message, other, 10);
+  say(FrameKind::greeting, other, 0);
+  FrameReader reader(
+      pair.session,
+      {{FrameKind::welcome, kLongestName}, {FrameKind::greeting, 0}, {FrameKind::absent, 0}});
+  reader.acceptFamily();
+  const auto next = [&] {
+    eventually([&] { return reader.read(socket) == FrameReader::Status::complete; });
+    return reader.take().header;
+  };
+  EXPECT_EQ(next().kind, FrameKind::welcome);
+  EXPECT_EQ(next().kind, FrameKind::greeting);
+  const FrameHeader answer = next();
+  EXPECT_EQ(answer.kind, FrameKind::absent);
+  EXPECT_EQ(answer.secret, other);
+  EXPECT_FALSE(zero.failure());
+  EXPECT_THROW(zero.receive(1, FrameKind::message, 1), Error);
+}
+
 // The one that is told sends before it reads, over a connection that is there already or a new one.
 TEST(BootstrapPeer, ThatFailedHasSaidWhyToOneThatSends) {
   for (const bool connected : {false, true}) {
