@@ -23,7 +23,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::AllOf;
-using testing::AnyOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -515,8 +514,8 @@ TEST(BootstrapFamily, AreUsedAtOnce) {
     expectNoErrors(runThreads(firstRanks(4), [&](int i) {
       Bootstrap& child = *children[static_cast<size_t>(i)];
       for (int round = 0; round < 30; round++) {
-        expectAllGather(child, static_cast<uint64_t>(i + round));
-        expectMessages(child, static_cast<uint64_t>(i * 100 + round));
+        expectAllGather(child, static_cast<uint64_t>(i) + static_cast<uint64_t>(round));
+        expectMessages(child, static_cast<uint64_t>(i) * 100 + static_cast<uint64_t>(round));
       }
       children[static_cast<size_t>(i)].reset();
     }));
