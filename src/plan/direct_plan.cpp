@@ -223,7 +223,12 @@ std::vector<DirectLaunch> DirectPacker::take() {
 
 device::DirectMessage wideMessage(const CommConfig& config, int peer, bool sends, std::byte* buffer,
                                   uint64_t bytes) {
-  const tuning::WideShape shape = tuning::wideShape(config.wide, bytes);
+  // The streams of all peers run at the same time in each block, so with more peers fewer blocks
+  // fill the links. On the host backend each stream of a block is a task with a stack of its own.
+  constexpr int kFewestBlocks = 8;
+  const int most =
+      std::max(2 * device::kDirectMaxBlocks / std::max(config.ranks - 1, 1), kFewestBlocks);
+  const tuning::WideShape shape = tuning::wideShape(config.wide, bytes, most);
   if (shape.passLines > device::kMaxPassLines) {
     throw internalError("A pass over LL128 has {} lines", shape.passLines).rank(config.rank);
   }
