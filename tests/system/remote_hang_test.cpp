@@ -125,7 +125,7 @@ TEST(RemoteHang, SaysThatAProcessOfAnotherHostIsStopped) {
 // Rank 1 stops when its call has begun.
 TEST(RemoteHang, SaysWhereAKernelIsStuck) {
   const Log log;
-  const Pipe pipe, toHelper;
+  const Pipe pipe, toHelper, done;
   expectAllPass(runChildren(4, [&](int process) {
     if (process == 3) return continueAfterReport(log, toHelper.read<pid_t>());
     onHost(process == 0 ? 0 : 1);
@@ -136,7 +136,13 @@ TEST(RemoteHang, SaysWhereAKernelIsStuck) {
     DeviceBuffer large(process, count * sizeof(int));
     check(rank.sum(kManyInts));
     check(unisonoHostStreamSynchronize(rank.stream));
-    if (process == 1) toHelper.write(::getpid());
+    // Rank 1 may end the first call before its proxy has sent all that the others need for theirs.
+    if (process != 1) done.write(process);
+    if (process == 1) {
+      done.read<int>();
+      done.read<int>();
+      toHelper.write(::getpid());
+    }
     check(ncclAllReduce(large.as(), large.as(), count, ncclInt, ncclSum, rank.comm, rank.stream));
     if (process == 1) ::raise(SIGSTOP);
     rank.finish();
@@ -152,7 +158,7 @@ TEST(RemoteHang, SaysWhereAKernelIsStuck) {
 // have for it and miss from it names it.
 TEST(RemoteHang, NamesTheTrafficOfARankThatStopsInACall) {
   const Log log;
-  const Pipe pipe, toHelper;
+  const Pipe pipe, toHelper, done;
   expectAllPass(runChildren(4, [&](int process) {
     if (process == 3) return continueAfterReport(log, toHelper.read<pid_t>());
     onHost(process);
@@ -163,7 +169,13 @@ TEST(RemoteHang, NamesTheTrafficOfARankThatStopsInACall) {
     DeviceBuffer large(process, count * sizeof(int));
     check(rank.sum(kManyInts));
     check(unisonoHostStreamSynchronize(rank.stream));
-    if (process == 1) toHelper.write(::getpid());
+    // Rank 1 may end the first call before its proxy has sent all that the others need for theirs.
+    if (process != 1) done.write(process);
+    if (process == 1) {
+      done.read<int>();
+      done.read<int>();
+      toHelper.write(::getpid());
+    }
     check(ncclBroadcast(large.as(), large.as(), count, ncclInt, 0, rank.comm, rank.stream));
     if (process == 1) ::raise(SIGSTOP);
     rank.finish();
