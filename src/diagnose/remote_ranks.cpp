@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
 // Between an answer and the next question to that rank, and before one that is not answered is
-// repeated.
-constexpr int64_t kComparePause = 200 * kMillisecond, kCompareRetry = 5000 * kMillisecond;
+// repeated. An answer may hold nothing of that rank.
+constexpr int64_t kComparePause = 200 * kMillisecond, kCompareRetry = 500 * kMillisecond;
 constexpr size_t kMostComparisons = 16;  // that are asked for at once
 // What each stage waits for answers. A report is late by three of these at most.
 constexpr int64_t kStageTime = 700 * kMillisecond;
