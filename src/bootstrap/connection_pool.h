@@ -173,7 +173,8 @@ class ConnectionPool final : private Reactor::Handler {
   std::mutex mutex_;
   std::condition_variable drained_;
   Listener listener_;
-  std::optional<Stranger> paused_;  // while there is no descriptor for a connection in the queue
+  // Set while the process has no descriptor left to accept a connection that waits.
+  std::optional<Stranger> paused_;
   std::map<int, PeerSocketPointer> connections_;  // by descriptor
   std::deque<PeerSocketPointer> strangers_;       // oldest first
   AddressTable addresses_;                        // null while it is not known
