@@ -27,8 +27,8 @@ class WireStream final : public Stream {
   StreamProgress progress() override {
     if (wire_.fails) failure_ = "was told to";
     if (!failure_.empty() || wire_.holds || !isFilled(step_)) return {};
+    wire_.sent++;  // before the test can see that the slot has left
     release(step_++);
-    wire_.sent++;
     return {.moved = true};
   }
   bool isPending() const override { return failure_.empty() && isBegun(step_); }
