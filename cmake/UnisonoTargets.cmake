@@ -20,7 +20,7 @@ endif()
 # unisono_together(TARGET): compiles the files of a target in batches, if UNISONO_UNITY is set.
 function(unisono_together target)
   if(UNISONO_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
     # A file with types of its own is taken for a header that others include.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
   endif()
@@ -44,7 +44,12 @@ function(unisono_test name)
   target_link_libraries(${name} PRIVATE unisono_options ${ARG_DEPENDS} test_support GTest::gtest
     GTest::gtest_main)
   # A test's own code runs briefly and takes long to optimize; what it tests is built as shipped.
-  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  # Others than unit tests compute or compare much data.
+  set(optimization -O1)
+  if("unit" IN_LIST ARG_LABELS)
+    set(optimization -O0)
+  endif()
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:${optimization}>)
   target_compile_definitions(${name} PRIVATE
     UNISONO_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGUMENTS})

@@ -5,6 +5,7 @@ unisono_test(topology_test
     topology_merge_test.cpp topology_paths_test.cpp
   DEPENDS unisono_topology
   LABELS unit)
+unisono_together(topology_test)
 # Machines that others published are not in the repository: their tests exist where the files do.
 set(foreign $ENV{UNISONO_TEST_TOPOLOGIES})
 if(NOT foreign)
