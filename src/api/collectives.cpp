@@ -26,10 +26,7 @@ ncclResult_t enqueue(ncclComm_t id, cudaStream_t stream, MakeTask makeTask) {
   return api::guarded([&]() -> ncclResult_t {
     CallGroup& group = CallGroup::current();
     group.start();
-    group.attempt([&] {
-      const auto communicator = comm::communicatorOf(id);
-      group.add(id, {makeTask(*communicator), stream});
-    });
+    group.attempt([&] { group.add(id, stream, makeTask); });
     return group.end() ? ncclSuccess : ncclInProgress;
   });
 }

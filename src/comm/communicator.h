@@ -45,12 +45,6 @@ struct CustomReduction {
   uint64_t scalar;  // as in device::ReductionSpec
 };
 
-// A call with the stream it was made on.
-struct StreamTask {
-  plan::Task task;
-  runtime::Stream stream;
-};
-
 // One rank of a communicator. Calls come from one thread at a time, abort() from any.
 class Communicator {
  public:
@@ -90,29 +84,35 @@ class Communicator {
     return profile_ == nullptr ? nullptr : profile_->beginGroup();
   }
 
-  // The three stages of a group of calls. A failure of the first changes nothing.
+  // The calls of a group, and what its three stages need.
   struct Prepared {
-    plan::Plan plan;
+    std::vector<plan::Task> tasks;
     std::vector<runtime::Stream> streams;  // those of the calls, each once; the first launches
+    plan::Plan plan;
     CallNeeds needs;
-    uint64_t firstCall = 0, lastCall = 0;  // in the journal, once they are entered
-    bool captured = false;                 // into a graph
-    device::LaunchMark mark{};             // of captured calls
-    std::shared_ptr<GroupProfile> profile;
+    uint64_t firstCall = 0, lastCall = 0;   // in the journal, once they are entered
+    bool captured = false;                  // into a graph
+    device::LaunchMark mark{};              // of captured calls
+    std::shared_ptr<GroupProfile> profile;  // null if nobody wants to know
     struct Copy {
       void* to;
       const void* from;
       size_t bytes;
     };
     std::vector<Copy> copies;  // before the launches: inputs that the calls would overwrite
+
+    void add(const plan::Task& task, runtime::Stream stream);
+    // Drops everything but memory of the lists, for the next group.
+    void clear();
   };
-  Prepared prepare(const std::vector<StreamTask>& tasks);
+  // A failure changes nothing.
+  void prepare(Prepared& prepared);
   // Notes for the diagnosis that ncclCommFinalize was called.
   void noteFinalize() {
     if (journal_ != nullptr) journal_->noteFinalize();
   }
   // Notes the calls for the diagnosis of hangs.
-  void enter(const std::vector<StreamTask>& tasks, Prepared& prepared);
+  void enter(Prepared& prepared);
   bool isConnected(const Prepared& prepared) const;
   void connect(const Prepared& prepared);
   void launch(Prepared& prepared);
@@ -180,7 +180,7 @@ class Communicator {
   std::shared_ptr<void> keepWindow(uint64_t window);
   std::shared_ptr<void> streamBehindLaunches();
   void findWindows(std::vector<plan::Task>& calls, bool captured);
-  void stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared);
+  void stageInPlace(Prepared& prepared);
   std::byte* stagingBuffer(size_t bytes, bool captured);
   void releaseAfterLaunches(std::shared_ptr<runtime::DeviceMemory> memory);
 

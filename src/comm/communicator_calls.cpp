@@ -12,21 +12,39 @@
 
 namespace unisono::comm {
 
-void Communicator::enter(const std::vector<StreamTask>& tasks, Prepared& prepared) {
+void Communicator::Prepared::add(const plan::Task& task, runtime::Stream stream) {
+  tasks.push_back(task);
+  if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
+}
+
+void Communicator::Prepared::clear() {
+  Prepared cleared;
+  const auto keep = [](auto& list, auto& kept) {
+    list.clear();
+    kept = std::move(list);
+  };
+  keep(tasks, cleared.tasks);
+  keep(streams, cleared.streams);
+  keep(copies, cleared.copies);
+  keep(plan.launches, cleared.plan.launches);
+  *this = std::move(cleared);
+}
+
+void Communicator::enter(Prepared& prepared) {
   if (journal_ == nullptr) return;
   if (prepared.captured) {
     std::vector<plan::Task> calls;
-    for (const StreamTask& task : tasks) {
-      if (task.task.count != 0) calls.push_back(task.task);
+    for (const plan::Task& task : prepared.tasks) {
+      if (task.count != 0) calls.push_back(task);
     }
     if (calls.empty()) return;
     journal_->noteCapture();
     prepared.mark = replays_->add(calls);
     return;
   }
-  for (const StreamTask& task : tasks) {
-    if (task.task.count == 0) continue;  // other ranks need not make calls of nothing
-    prepared.lastCall = journal_->enter(task.task);
+  for (const plan::Task& task : prepared.tasks) {
+    if (task.count == 0) continue;  // other ranks need not make calls of nothing
+    prepared.lastCall = journal_->enter(task);
     if (prepared.firstCall == 0) prepared.firstCall = prepared.lastCall;
   }
 }
@@ -66,25 +84,15 @@ void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
   }
 }
 
-Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& tasks) {
-  Prepared prepared;
-  std::vector<plan::Task> calls;
-  calls.reserve(tasks.size());
-  for (const StreamTask& task : tasks) {
-    calls.push_back(task.task);
-    if (std::find(prepared.streams.begin(), prepared.streams.end(), task.stream) ==
-        prepared.streams.end()) {
-      prepared.streams.push_back(task.stream);
-    }
-  }
+void Communicator::prepare(Prepared& prepared) {
   // Also refuses, before anything is done, what is not a stream.
   runtime::DeviceScope scope(runtime_, device_);
   for (runtime::Stream stream : prepared.streams) {
     prepared.captured |= runtime_.captureState(stream) != runtime::CaptureState::none;
   }
-  findWindows(calls, prepared.captured);
-  stageInPlace(calls, prepared);
-  prepared.plan = plan::makePlan(config_, calls);
+  findWindows(prepared.tasks, prepared.captured);
+  stageInPlace(prepared);
+  prepared.plan = plan::makePlan(config_, prepared.tasks, std::move(prepared.plan.launches));
   if (logLevel() >= LogLevel::trace) {
     for (const std::string& line : plan::describe(prepared.plan)) {
       writeLog(LogLevel::trace, fmt::format("rank {}: {}", rank(), line));
@@ -92,16 +100,15 @@ Communicator::Prepared Communicator::prepare(const std::vector<StreamTask>& task
   }
   prepared.needs.messages = prepared.plan.needs.peers;
   prepared.needs.collectives =
-      static_cast<uint64_t>(std::count_if(tasks.begin(), tasks.end(), [](const StreamTask& task) {
-        return task.task.count != 0 && task.task.call != plan::Call::send &&
-               task.task.call != plan::Call::receive;
+      static_cast<uint64_t>(std::ranges::count_if(prepared.tasks, [](const plan::Task& task) {
+        return task.count != 0 && task.call != plan::Call::send && task.call != plan::Call::receive;
       }));
-  return prepared;
 }
 
 // An all-to-all in place that is not one direct launch sends a block of the buffer in one round and
 // receives into it in another, so the input is copied first.
-void Communicator::stageInPlace(std::vector<plan::Task>& calls, Prepared& prepared) {
+void Communicator::stageInPlace(Prepared& prepared) {
+  std::vector<plan::Task>& calls = prepared.tasks;
   auto bytesOf = [&](const plan::Task& call) {
     const bool inPlace = call.call == plan::Call::allToAll && call.input == call.output &&
                          (calls.size() > 1 || !plan::canBeInPlace(config_, call));

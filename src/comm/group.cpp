@@ -50,7 +50,7 @@ class CallGroup::ProfiledReturn {
  public:
   explicit ProfiledReturn(const std::vector<Calls>& calls) {
     for (const Calls& entry : calls) {
-      if (entry.profile != nullptr) profiles_.push_back(entry.profile);
+      if (entry.prepared.profile != nullptr) profiles_.push_back(entry.prepared.profile);
     }
     for (const auto& profile : profiles_) profile->ending();
   }
@@ -73,18 +73,33 @@ void CallGroup::add(HandleId* id, Handle::InitFunction init, bool isMember) {
   initJobs_.push_back({id, *id, findHandle(*id), std::move(init), isMember});
 }
 
-void CallGroup::add(HandleId communicator, const StreamTask& task) {
-  auto entry = std::find_if(calls_.begin(), calls_.end(),
-                            [&](const Calls& calls) { return calls.id == communicator; });
-  if (entry == calls_.end()) {
-    auto handle = findHandle(communicator);
-    auto made = handle->getActive();
-    auto profile = made->beginProfile();
-    calls_.push_back({communicator, std::move(handle), std::move(made), {}, std::move(profile)});
-    entry = calls_.end() - 1;
+CallGroup::Calls& CallGroup::callsOf(HandleId communicator) {
+  const auto entry = std::ranges::find(calls_, communicator, &Calls::id);
+  if (entry != calls_.end()) return *entry;
+  auto handle = findHandle(communicator);
+  auto made = handle->getActive();
+  calls_.push_back({communicator, std::move(handle), std::move(made), std::exchange(spare_, {})});
+  return calls_.back();
+}
+
+void CallGroup::add(HandleId communicator, const plan::Task& task, runtime::Stream stream) {
+  Calls& calls = callsOf(communicator);
+  Communicator::Prepared& prepared = calls.prepared;
+  if (prepared.tasks.empty()) prepared.profile = calls.communicator->beginProfile();
+  prepared.add(task, stream);
+  if (prepared.profile != nullptr) prepared.profile->add(task, stream, depth_);
+}
+
+void CallGroup::keepMemory(std::vector<Calls> calls) {
+  constexpr size_t kMostLaunches = 16;  // of several KiB each
+  if (calls.empty() || !calls_.empty()) return;
+  Communicator::Prepared& prepared = calls.front().prepared;
+  if (prepared.plan.launches.capacity() <= kMostLaunches) {
+    prepared.clear();
+    spare_ = std::move(prepared);
   }
-  entry->tasks.push_back(task);
-  if (entry->profile != nullptr) entry->profile->add(task.task, task.stream, depth_);
+  calls.clear();
+  calls_ = std::move(calls);
 }
 
 void CallGroup::addSuspend(HandleId communicator, bool suspends) {
@@ -129,13 +144,14 @@ bool CallGroup::end() {
     // One of them may have been aborted since its call was added.
     for (const Calls& entry : calls) entry.handle->getActive();
     for (Calls& entry : calls) {
-      const GroupProfile::Step step(entry.profile.get(), "plan");
-      entry.prepared = entry.communicator->prepare(entry.tasks);
-      entry.prepared.profile = entry.profile;
+      const GroupProfile::Step step(entry.prepared.profile.get(), "plan");
+      entry.communicator->prepare(entry.prepared);
     }
     const bool initialized = initAll(initJobs);
-    for (Calls& entry : calls) entry.communicator->enter(entry.tasks, entry.prepared);
-    return runAll(std::move(calls), togetherJobs) && initialized;
+    for (Calls& entry : calls) entry.communicator->enter(entry.prepared);
+    const bool isDone = runAll(calls, togetherJobs);
+    if (isDone) keepMemory(std::move(calls));
+    return isDone && initialized;
   } catch (...) {
     drop(initJobs);
     throw;
@@ -215,7 +231,7 @@ bool CallGroup::initAll(std::vector<InitJob>& initJobs) {
   return complete;
 }
 
-bool CallGroup::runAll(std::vector<Calls> calls, const std::vector<TogetherJob>& togetherJobs) {
+bool CallGroup::runAll(std::vector<Calls>& calls, const std::vector<TogetherJob>& togetherJobs) {
   if (calls.empty() && togetherJobs.empty()) return true;
   const bool connected = std::all_of(calls.begin(), calls.end(), [](const Calls& entry) {
     return entry.communicator->isConnected(entry.prepared);

@@ -40,7 +40,12 @@ class CallGroup {
   // Adds a communicator to initialize. `id` is where the caller has its handle; it is cleared on
   // failure, and in any case if `init` returns no communicator (`isMember` false).
   void add(HandleId* id, Handle::InitFunction init, bool isMember = true);
-  void add(HandleId communicator, const StreamTask& task);
+  // Adds a call. `makeTask` checks its arguments for the communicator and returns the plan::Task.
+  template <typename MakeTask>
+  void add(HandleId communicator, runtime::Stream stream, MakeTask makeTask) {
+    const Calls& calls = callsOf(communicator);
+    add(communicator, makeTask(*calls.communicator), stream);
+  }
   // Suspends or resumes a communicator, before the calls of the group.
   void addSuspend(HandleId communicator, bool suspends);
   // Registers a buffer of each rank, before the calls of the group. `done` gets what keeps it
@@ -72,9 +77,7 @@ class CallGroup {
     HandleId id;
     std::shared_ptr<Handle> handle;
     std::shared_ptr<Communicator> communicator;
-    std::vector<StreamTask> tasks;
-    std::shared_ptr<GroupProfile> profile;  // null if nobody wants to know
-    Communicator::Prepared prepared{};
+    Communicator::Prepared prepared;
   };
 
   class ProfiledReturn;
@@ -86,6 +89,11 @@ class CallGroup {
     std::function<void()> run;
   };
 
+  // Those of a communicator, added if there are none yet.
+  Calls& callsOf(HandleId communicator);
+  void add(HandleId communicator, const plan::Task& task, runtime::Stream stream);
+  // Keeps the memory of calls that have ended for the next group of this thread.
+  void keepMemory(std::vector<Calls> calls);
   void refuse(const Error& error);
   static void drop(std::vector<InitJob>& initJobs);
   static void checkBlocking(const std::vector<InitJob>& initJobs,
@@ -95,7 +103,8 @@ class CallGroup {
                             const std::vector<TogetherJob>& togetherJobs,
                             const std::vector<Calls>& calls);
   static bool initAll(std::vector<InitJob>& initJobs);
-  static bool runAll(std::vector<Calls> calls, const std::vector<TogetherJob>& togetherJobs);
+  // Takes `calls` if it goes on in the background; then it returns false.
+  static bool runAll(std::vector<Calls>& calls, const std::vector<TogetherJob>& togetherJobs);
   static void connectAll(std::vector<Calls>& calls);
   static void launchAll(std::vector<Calls>& calls);
   static Error failAll(std::vector<Calls>& calls, const Calls& cause, const Error& error);
@@ -105,6 +114,7 @@ class CallGroup {
   std::vector<InitJob> initJobs_;
   std::vector<TogetherJob> togetherJobs_;
   std::vector<Calls> calls_;
+  Communicator::Prepared spare_;  // empty, with memory of an earlier group
 };
 
 }  // namespace unisono::comm

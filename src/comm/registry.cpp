@@ -60,8 +60,7 @@ ErrorCode Handle::state() const {
   return health_->error()->code();
 }
 
-std::shared_ptr<Communicator> Handle::communicator() const {
-  const std::lock_guard lock(mutex_);
+const std::shared_ptr<Communicator>& Handle::working(const std::lock_guard<std::mutex>&) const {
   if (inProgress()) {
     throw invalidArgument("An earlier operation on the communicator is still in progress")
         .remedy(
@@ -72,9 +71,14 @@ std::shared_ptr<Communicator> Handle::communicator() const {
   return communicator_;
 }
 
-std::shared_ptr<Communicator> Handle::getActive() const {
-  auto made = communicator();
+std::shared_ptr<Communicator> Handle::communicator() const {
   const std::lock_guard lock(mutex_);
+  return working(lock);
+}
+
+std::shared_ptr<Communicator> Handle::getActive() const {
+  const std::lock_guard lock(mutex_);
+  const std::shared_ptr<Communicator>& made = working(lock);
   if (stopped_) {
     throw invalidUsage("The communicator was revoked, or shrunk with NCCL_SHRINK_ABORT")
         .remedy("Make another communicator from it with ncclCommShrink, and destroy it");

@@ -85,6 +85,7 @@ class Handle : public std::enable_shared_from_this<Handle> {
   std::string description() const;
 
  private:
+  const std::shared_ptr<Communicator>& working(const std::lock_guard<std::mutex>& lock) const;
   std::shared_ptr<Communicator> awaitTurn(Turns::Turn& turn);
   bool inProgress() const;  // with the lock held
   bool isIdle(const std::unique_lock<std::mutex>& lock) const noexcept;

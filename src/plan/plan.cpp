@@ -348,8 +348,9 @@ tuning::Choice choiceOf(const CommConfig& config, const Task& task) {
 namespace {
 
 // The plan of one collective, without the lists that groups need.
-Plan planCollective(const CommConfig& config, const Task& task) {
+Plan planCollective(const CommConfig& config, const Task& task, std::vector<Launch> storage) {
   Plan plan;
+  plan.launches = std::move(storage);
   if (task.count == 0) return plan;
   const ChosenCall call{&task, choiceOf(config, task)};
   if (isWide(call.choice)) {
@@ -407,13 +408,18 @@ Plan planInFixedOrder(const CommConfig& config, const std::vector<Task>& tasks) 
 
 }  // namespace
 
-Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks) {
+Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks,
+              std::vector<Launch> storage) {
+  storage.clear();
   const auto isAllReduce = [](const Task& task) { return task.call == Call::allReduce; };
   if (config.fixedOrder && config.ranks > 1 && std::ranges::any_of(tasks, isAllReduce)) {
     return planInFixedOrder(config, tasks);
   }
-  if (tasks.size() == 1 && !isMessage(tasks[0].call)) return planCollective(config, tasks[0]);
+  if (tasks.size() == 1 && !isMessage(tasks[0].call)) {
+    return planCollective(config, tasks[0], std::move(storage));
+  }
   Plan plan;
+  plan.launches = std::move(storage);
   std::vector<ChosenCall> run;
   std::vector<Task> messages;
   DirectPacker direct(config);

@@ -157,7 +157,11 @@ OfferedBuffers buffersOffered(const CommConfig& config, const Task& task);
 
 // Calls with a count of 0 are left out. Throws Error(invalidUsage) for a send to oneself without a
 // matching receive in the group, and for a receive without a send.
-Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks);
+//
+// The list of launches takes the memory of `storage`: with that of an earlier plan, the plan of one
+// collective allocates nothing.
+Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks,
+              std::vector<Launch> storage = {});
 
 // What each launch runs, for the log: operation, algorithm, protocol and size.
 std::vector<std::string> describe(const Plan& plan);

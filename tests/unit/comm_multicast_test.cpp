@@ -101,7 +101,10 @@ class Multicast : public testing::Test {
     task.output = mine.output->address();
     task.count = kCount;
     task.reduction = {device::DataType::int32, device::Reduction::sum, false, 0};
-    return mine.communicator->prepare({{task, mine.stream.get()}});
+    Communicator::Prepared prepared;
+    prepared.add(task, mine.stream.get());
+    mine.communicator->prepare(prepared);
+    return prepared;
   }
   void run(int rank, plan::Call call) {
     Communicator& communicator = *ranks_[static_cast<size_t>(rank)].communicator;

@@ -58,6 +58,20 @@ void expectWholeCover(const CommConfig& config, const std::vector<Task>& tasks, 
   ASSERT_EQ(next, tasks.size()) << "calls are missing from the plan";
 }
 
+// So that eager calls in steady state allocate nothing.
+TEST(Plan, OfOneCollectiveUsesTheMemoryOfAnEarlierOne) {
+  const CommConfig config = configOf(0, 4, 8);
+  const std::vector<Task> tasks = {taskOf(Call::allReduce, 1000)};
+  Plan plan = makePlan(config, tasks);
+  const void* memory = plan.launches.data();
+  for (int i = 0; i < 3; i++) {
+    plan = makePlan(config, tasks, std::move(plan.launches));
+    EXPECT_EQ(plan.launches.size(), 1u);
+    EXPECT_EQ(plan.launches.data(), memory);
+    expectWholeCover(config, tasks, plan);
+  }
+}
+
 TEST(Plan, ChannelsCoverEveryElementOnceInRandomGroups) {
   for (unsigned seed = 0; seed < 2000; seed++) {
     SCOPED_TRACE("seed " + std::to_string(seed));
