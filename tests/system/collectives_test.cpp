@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +26,12 @@ void run(const Ranks& ranks, const Case& call) {
   }
 }
 
+// All, or the first UNISONO_TEST_CALLS of them: the other variants carry the rest the same way.
+std::span<const Call> callsToTest() {
+  const char* number = std::getenv("UNISONO_TEST_CALLS");
+  return std::span(kCalls).first(number == nullptr ? std::size(kCalls) : std::stoul(number));
+}
+
 std::vector<Operator> operatorsOf(Call call) {
   if (reduces(call)) return {std::begin(kOperators), std::end(kOperators)};
   return {Operator::sum};
@@ -31,7 +39,7 @@ std::vector<Operator> operatorsOf(Call call) {
 
 TEST_P(Collectives, EveryTypeAndOperator) {
   const Ranks ranks(GetParam());
-  for (Call call : kCalls) {
+  for (const Call call : callsToTest()) {
     for (int type = 0; type < bench::kElementTypes; type++) {
       for (Operator op : operatorsOf(call)) {
         for (bool inPlace : {false, true}) {
@@ -55,7 +63,7 @@ TEST_P(Collectives, EveryCount) {
   const std::vector<size_t> counts =
       kSanitized ? std::vector<size_t>{0, 8191}
                  : std::vector<size_t>{0, 2, 3, 7, 8, 9, 31, 255, 256, 257, 4096, 8191, 32771};
-  for (Call call : kCalls) {
+  for (const Call call : callsToTest()) {
     for (size_t count : counts) {
       for (bool inPlace : {false, true}) {
         if (inPlace && !canBeInPlace(call)) continue;
@@ -76,7 +84,7 @@ TEST_P(Collectives, EveryCount) {
 TEST_P(Collectives, LargerThanEveryBuffer) {
   const Ranks ranks(GetParam());
   const size_t count = static_cast<size_t>(scaled(400'001, 70'001));
-  for (Call call : kCalls) {
+  for (const Call call : callsToTest()) {
     for (auto type : {bench::ElementType::float32, bench::ElementType::uint8}) {
       run(ranks, {call, type, Operator::sum, false, count, ranks.size() - 1, 1});
       if (HasFailure()) return;
@@ -88,7 +96,7 @@ TEST_P(Collectives, LargerThanEveryBuffer) {
 // for.
 TEST_P(Collectives, OfMiddleSizes) {
   const Ranks ranks(GetParam());
-  for (Call call : kCalls) {
+  for (const Call call : callsToTest()) {
     for (const size_t count : {size_t{66'001}, size_t{70'000}, size_t{150'004}}) {
       for (bool inPlace : {false, true}) {
         if ((inPlace && !canBeInPlace(call)) || (kSanitized && count > 70'000)) continue;
@@ -107,7 +115,7 @@ TEST_P(Collectives, ManyInARow) {
   std::vector<std::vector<std::unique_ptr<CaseBuffers>>> calls;
   for (int i = 0; i < scaled(120, 40); i++) {
     Case call;
-    call.call = kCalls[static_cast<size_t>(i) % std::size(kCalls)];
+    call.call = callsToTest()[static_cast<size_t>(i) % callsToTest().size()];
     call.count = static_cast<size_t>(1) << (i * 7 % 15);
     call.root = i % ranks.size();
     call.op = kOperators[static_cast<size_t>(i) % 4];
