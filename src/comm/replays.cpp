@@ -31,7 +31,8 @@ device::LaunchMark Replays::add(std::span<const plan::Task> calls) {
   group.call.launch = 1;
   for (const plan::Task& call : calls) {
     if (isMessage(call)) {
-      group.messages.emplace_back(call.peer, call.call == plan::Call::send);
+      group.messages[{call.peer, call.call == plan::Call::send}].add(
+          diagnose::callOf(call).bytes());
     } else {
       group.collectives.push_back(diagnose::callOf(call));
     }
@@ -54,6 +55,8 @@ std::optional<diagnose::Replays> Replays::read(Counts& counts) {
     const std::lock_guard lock(mutex_);
     groups = groups_;
   }
+  counts = {};
+  if (groups.empty()) return diagnose::Replays{};
   std::vector<const uint64_t*> addresses;
   for (const Group& group : groups) {
     for (size_t word = 0; word < kWords; word++) addresses.push_back(group.words + word);
@@ -61,7 +64,6 @@ std::optional<diagnose::Replays> Replays::read(Counts& counts) {
   std::vector<uint64_t> values(addresses.size());
   if (!runtime_.readWords(device_, addresses, values)) return std::nullopt;
   diagnose::Replays replays;
-  counts = {};
   std::map<uint64_t, size_t> kinds;  // places in replays.kinds
   for (size_t i = 0; i < groups.size(); i++) {
     Group& group = groups[i];
@@ -80,8 +82,10 @@ std::optional<diagnose::Replays> Replays::read(Counts& counts) {
       }
       replays.kinds[known->second].replay += begun;
     }
-    for (const auto& [peer, sends] : group.messages) {
-      (sends ? counts.sends : counts.receives)[peer] += begun;
+    for (const auto& [flow, sum] : group.messages) {
+      const auto& [peer, sends] = flow;
+      (sends ? counts.sends : counts.receives)[peer] += begun * sum.count;
+      replays.messages[flow] += {begun * sum.count, begun * sum.bytes, begun * sum.hash};
     }
     if (done >= begun || replays.running) continue;
     group.call.replay = begun;

@@ -41,7 +41,8 @@ class Replays {
   struct Group {
     diagnose::Call call;  // that stands for the group
     std::vector<diagnose::Call> collectives;
-    std::vector<std::pair<int, bool>> messages;  // peer, and whether it is sent
+    // By peer, and whether they are sent.
+    std::map<std::pair<int, bool>, diagnose::MessageSum> messages;
     const uint64_t* words = nullptr;
     uint64_t marks = 0;  // 0: it is still being captured
   };

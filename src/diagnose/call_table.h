@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/work.h"
@@ -18,16 +20,17 @@ namespace unisono::diagnose {
 
 inline constexpr auto kAcquire = std::memory_order_acquire;
 
-inline constexpr uint32_t kTableLayout = 10;
+inline constexpr uint32_t kTableLayout = 11;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
-inline constexpr size_t kTableBytes = 12288;
+inline constexpr size_t kTableBytes = 20480;
 inline constexpr size_t kTables = 4096;  // pages that are never written cost nothing
 inline constexpr size_t kCalls = 64;     // the last calls of a rank
 inline constexpr size_t kLinks = 112;
 inline constexpr size_t kQuietPoints = 8;    // the last ones
 inline constexpr size_t kCapturedKinds = 8;  // of collectives in graphs that differ
+inline constexpr size_t kFlows = 64, kFlowPoints = 4;
 inline constexpr size_t kNameBytes = 64, kPortBytes = 16;
 inline constexpr size_t kSettingsBytes = 4096;
 inline constexpr int kMaxRanks = 1 << 20;  // what readers believe
@@ -112,6 +115,36 @@ struct QuietRecord {
   std::atomic<uint64_t> collectives, hash;
 };
 
+// Messages in one direction between two ranks. Both number them in the same order, so that equal
+// counts mean the same messages. The hash does not depend on their order.
+struct MessageSum {
+  uint64_t count = 0, bytes = 0, hash = 0;
+
+  void add(uint64_t messageBytes, uint64_t times = 1);
+  MessageSum& operator+=(const MessageSum& other) {
+    count += other.count;
+    bytes += other.bytes;
+    hash += other.hash;
+    return *this;
+  }
+};
+// The messages to a peer, or from one.
+struct Flow {
+  int peer = -1;
+  bool sends = false;
+  uint64_t entered = 0;               // that are no replays
+  uint64_t replayed = 0;              // in replays that have begun
+  std::vector<MessageSum> quiet = {};  // of the last quiet points, in no order
+};
+struct FlowRecord {
+  std::atomic<uint64_t> kind;  // the peer; bit 32: it is sent to
+  std::atomic<uint64_t> entered, replayed;
+  std::atomic<uint64_t> quietPoints;  // how many there were
+  struct {
+    std::atomic<uint64_t> count, bytes, hash;
+  } quiet[kFlowPoints];
+};
+
 struct CallTable {
   std::atomic<uint64_t> id;  // the same on all ranks of a communicator; 0: the table is free
   std::atomic<int32_t> rank, ranks, device;
@@ -139,6 +172,10 @@ struct CallTable {
   // The collectives in graphs that differ, with the number of times that they ran until the last
   // quiet point in `replay`.
   CallRecord captured[kCapturedKinds];
+  // Of the first peers; with more of them the rest is in none.
+  std::atomic<uint32_t> flows;
+  std::atomic<uint64_t> flowPoints;  // quiet points of all flows
+  FlowRecord flow[kFlows];
 };
 static_assert(sizeof(CallTable) <= kTableBytes);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -149,6 +186,7 @@ struct Replays {
   std::optional<Call> running;   // without the time
   uint64_t hash = 0;             // of these collectives, in any order
   std::vector<Call> kinds = {};  // that differ, with the number of times in `replay`
+  std::map<std::pair<int, bool>, MessageSum> messages = {};  // by peer, and whether they are sent
 };
 
 inline constexpr size_t kSegmentBytes = kTableBytes * (kTables + 1);

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "base/system.h"
 #include "diagnose/rank_view.h"
 
@@ -158,8 +159,6 @@ TablePlace Journal::place() {
 
 void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots,
                     std::string_view name, std::string_view network, std::string_view address) {
-  sends_.resize(static_cast<size_t>(ranks));
-  receives_.resize(static_cast<size_t>(ranks));
   // All with release order: who sees one of the new values sees that the table was free, too.
   table_.rank.store(rank, kRelease);
   table_.ranks.store(ranks, kRelease);
@@ -178,7 +177,8 @@ void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots
   table_.quietPoints.store(0, kRelease);
   for (QuietRecord& record : table_.quiet) record.collectives.store(0, kRelease);
   for (CallRecord& record : table_.captured) record.index.store(0, kRelease);
-  for (auto* flag : {&table_.captures, &table_.aborted, &table_.finalized}) {
+  table_.flowPoints.store(0, kRelease);
+  for (auto* flag : {&table_.captures, &table_.aborted, &table_.finalized, &table_.flows}) {
     flag->store(0, kRelease);
   }
   for (auto& count : table_.counts) count.store(0, kRelease);
@@ -198,18 +198,45 @@ Call callOf(const plan::Task& task) {
   return call;
 }
 
+void MessageSum::add(uint64_t messageBytes, uint64_t times) {
+  count += times;
+  bytes += times * messageBytes;
+  hash += times * mix64(messageBytes);
+}
+
+Journal::Messages& Journal::messagesOf(int peer, bool sends) {
+  const auto [entry, isNew] = messages_.try_emplace({peer, sends});
+  const uint32_t used = table_.flows.load(kRelaxed);
+  if (isNew && used < kFlows) {
+    FlowRecord& record = table_.flow[used];
+    record.kind.store(static_cast<uint32_t>(peer) | static_cast<uint64_t>(sends) << 32, kRelease);
+    for (auto* number : {&record.entered, &record.replayed, &record.quietPoints}) {
+      number->store(0, kRelease);
+    }
+    for (auto& point : record.quiet) point.count.store(0, kRelease);
+    table_.flows.store(used + 1, kRelease);
+    entry->second.record = &record;
+  }
+  return entry->second;
+}
+
 uint64_t Journal::enter(const plan::Task& task) {
-  const auto peer = static_cast<size_t>(task.peer);
-  const uint64_t sequence = task.call == plan::Call::send      ? ++sends_[peer]
-                            : task.call == plan::Call::receive ? ++receives_[peer]
-                                                               : ++collectives_;
   Call call = callOf(task);
+  std::unique_lock lock(messagesMutex_, std::defer_lock);
+  Messages* messages = nullptr;
+  if (call.isMessage()) {
+    lock.lock();
+    messages = &messagesOf(call.peer, call.call == plan::Call::send);
+  }
   const uint64_t index = call.index = ++entered_;
-  call.sequence = sequence;
+  call.sequence = messages == nullptr ? ++collectives_ : messages->entered.count + 1;
   call.entered = steadyNow();
   write(table_.calls[index % kCalls], call);
   table_.entered.store(index, kRelease);
-  if (!call.isMessage()) {
+  if (messages != nullptr) {
+    messages->entered.add(call.bytes());
+    if (messages->record != nullptr) messages->record->entered.store(call.sequence, kRelease);
+  } else {
     eagerHash_.fetch_add(hashOfKind(call), kRelease);
     eager_.fetch_add(1, kRelease);
   }
@@ -234,7 +261,10 @@ void Journal::launched(uint64_t first, uint64_t last, uint64_t number) {
 void Journal::noteQuiet(const Replays& replays, uint64_t entered) {
   const uint64_t collectives = replays.collectives + eager_.load(kAcquire);
   const uint64_t hash = replays.hash + eagerHash_.load(kAcquire);
-  if (table_.entered.load(kAcquire) != entered || !isIdle() || collectives == 0) return;
+  const std::lock_guard lock(messagesMutex_);
+  if (table_.entered.load(kAcquire) != entered || !isIdle()) return;
+  noteQuietMessages(replays);
+  if (collectives == 0) return;
   const uint64_t number = table_.quietPoints.load(kRelaxed);
   const QuietRecord& last = table_.quiet[(number + kQuietPoints - 1) % kQuietPoints];
   if (number > 0 && last.collectives.load(kRelaxed) == collectives) return;
@@ -246,6 +276,35 @@ void Journal::noteQuiet(const Replays& replays, uint64_t entered) {
   record.hash.store(hash, kRelease);
   record.collectives.store(collectives, kRelease);
   table_.quietPoints.store(number + 1, kRelease);
+}
+
+void Journal::setReplayedMessages(const Replays& replays) {
+  for (const auto& [flow, sum] : replays.messages) {
+    FlowRecord* record = messagesOf(flow.first, flow.second).record;
+    if (record != nullptr) record->replayed.store(sum.count, kRelease);
+  }
+}
+
+void Journal::noteQuietMessages(const Replays& replays) {
+  setReplayedMessages(replays);
+  for (auto& [flow, messages] : messages_) {
+    if (messages.record == nullptr) continue;
+    MessageSum sum = messages.entered;
+    if (const auto replayed = replays.messages.find(flow); replayed != replays.messages.end()) {
+      sum += replayed->second;
+    }
+    FlowRecord& record = *messages.record;
+    const uint64_t number = record.quietPoints.load(kRelaxed);
+    const auto& last = record.quiet[(number + kFlowPoints - 1) % kFlowPoints];
+    if (sum.count == 0 || last.count.load(kRelaxed) == sum.count) continue;
+    auto& point = record.quiet[number % kFlowPoints];
+    point.count.store(0, kRelease);
+    point.bytes.store(sum.bytes, kRelease);
+    point.hash.store(sum.hash, kRelease);
+    point.count.store(sum.count, kRelease);
+    record.quietPoints.store(number + 1, kRelease);
+    table_.flowPoints.fetch_add(1, kRelease);
+  }
 }
 
 bool Journal::isIdle() const {
@@ -266,6 +325,10 @@ void Journal::setProgress(uint64_t started, uint64_t finished, int64_t now) {
 
 bool Journal::setReplays(const Replays& replays, int64_t now) {
   table_.replayed.store(replays.collectives, kRelease);
+  {
+    const std::lock_guard lock(messagesMutex_);
+    setReplayedMessages(replays);
+  }
   CallRecord& record = table_.replay;
   if (!replays.running) {
     record.index.store(0, kRelease);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -71,9 +73,21 @@ class Journal {
   const uint64_t serial_;
   const int forks_;
   CallTable& table_;
+  // The messages of one direction that were entered, and the record of the flow; null: there is none
+  // left.
+  struct Messages {
+    MessageSum entered;
+    FlowRecord* record = nullptr;
+  };
+  // With the lock held, as the next two.
+  Messages& messagesOf(int peer, bool sends);
+  void setReplayedMessages(const Replays& replays);
+  void noteQuietMessages(const Replays& replays);
+
   uint64_t entered_ = 0, collectives_ = 0;
   std::atomic<uint64_t> eager_{0}, eagerHash_{0};  // collectives that were entered, and their hash
-  std::vector<uint64_t> sends_, receives_;         // by peer
+  std::mutex messagesMutex_;
+  std::map<std::pair<int, bool>, Messages> messages_;  // by peer, and whether they are sent
 };
 
 // Tells the other processes what this one's settings are, NAME and value, in place of what was told

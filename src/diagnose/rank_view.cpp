@@ -165,6 +165,23 @@ uint64_t RankView::lastMessage(plan::Call kind, int peer) const {
   return last;
 }
 
+const Flow* RankView::findFlow(int peer, bool sends) const {
+  const auto found = std::ranges::find_if(
+      flows, [&](const Flow& flow) { return flow.peer == peer && flow.sends == sends; });
+  return found == flows.end() ? nullptr : &*found;
+}
+
+uint64_t RankView::begunMessages(const Flow& flow) const {
+  const plan::Call kind = flow.sends ? plan::Call::send : plan::Call::receive;
+  const Call* now = current();
+  const auto later = static_cast<uint64_t>(std::ranges::count_if(calls, [&](const Call& call) {
+    if (call.call != kind || call.peer != flow.peer || isFinished(call) || &call == now)
+      return false;
+    return now->isReplay() || call.launch == 0 || call.launch > now->launch;
+  }));
+  return flow.replayed + flow.entered - std::min(later, flow.entered);
+}
+
 RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) {
   RankView view;
   view.isKnown = true;
@@ -213,6 +230,20 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
   std::ranges::sort(view.quietPoints, {}, &QuietPoint::collectives);
   for (const CallRecord& record : table.captured) {
     if (const auto call = readCall(record, view.ranks)) view.captured.push_back(*call);
+  }
+  const size_t flows = std::min<size_t>(table.flows.load(kAcquire), kFlows);
+  for (size_t i = 0; i < flows; i++) {
+    const FlowRecord& record = table.flow[i];
+    const uint64_t kind = record.kind.load(kAcquire);
+    const int peer = static_cast<int32_t>(kind & 0xffffffff);
+    if (peer < 0 || peer >= view.ranks) continue;
+    Flow& flow = view.flows.emplace_back(
+        Flow{peer, kind >> 32 != 0, record.entered.load(kAcquire), record.replayed.load(kAcquire)});
+    for (const auto& point : record.quiet) {
+      const MessageSum sum{point.count.load(kAcquire), point.bytes.load(kAcquire),
+                           point.hash.load(kAcquire)};
+      if (sum.count != 0 && point.count.load(kAcquire) == sum.count) flow.quiet.push_back(sum);
+    }
   }
   const size_t links = std::min<size_t>(table.links.load(kAcquire), kLinks);
   for (size_t i = 0; i < links; i++) {
@@ -295,7 +326,19 @@ uint64_t hashOfKind(const Call& call) {
 }
 
 std::optional<std::string> findReplayMismatch(const RankView& a, const RankView& b) {
-  if (a.captures == 0 || b.captures == 0) return std::nullopt;
+  if (a.captures == 0 && b.captures == 0) return std::nullopt;
+  const Flow* sent = a.rank == b.rank ? nullptr : a.findFlow(b.rank, true);
+  const Flow* received = b.findFlow(a.rank, false);
+  for (const MessageSum& sum :
+       sent == nullptr || received == nullptr ? std::vector<MessageSum>() : sent->quiet) {
+    const auto other = std::ranges::find(received->quiet, sum.count, &MessageSum::count);
+    if (other == received->quiet.end() || other->hash == sum.hash) continue;
+    return fmt::format(
+        "Messages in CUDA graphs differ between ranks {} and {}: rank {} has sent {} messages to "
+        "rank {}, of {} bytes in all, and rank {} has received as many of other sizes, of {} bytes "
+        "in all",
+        a.rank, b.rank, a.rank, sum.count, b.rank, sum.bytes, b.rank, other->bytes);
+  }
   for (const QuietPoint& point : a.quietPoints) {
     const auto other =
         std::ranges::find(b.quietPoints, point.collectives, &QuietPoint::collectives);

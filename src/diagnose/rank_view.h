@@ -42,6 +42,7 @@ struct RankView {
   std::vector<Link> links;
   std::vector<QuietPoint> quietPoints;  // the last ones, oldest first
   std::vector<Call> captured;           // see CallTable
+  std::vector<Flow> flows;              // of the first peers
   std::string elsewhere;  // the call of another communicator that the same process waits in
   std::map<std::string, std::string> settings;  // of its process, that are not the defaults
 
@@ -66,6 +67,10 @@ struct RankView {
   // The number of its last collective, or of its last message of this kind.
   uint64_t lastCollective() const;
   uint64_t lastMessage(plan::Call call, int peer) const;
+  // Null if the table has none.
+  const Flow* findFlow(int peer, bool sends) const;
+  // How many messages of the flow it has finished or is in; see current().
+  uint64_t begunMessages(const Flow& flow) const;
 };
 
 // Says whether a rank of `ranks` can have made such a call.
@@ -102,9 +107,10 @@ std::string describe(const Mismatch& mismatch);
 
 // The same for calls that fit together; the number of the call does not count.
 uint64_t hashOfKind(const Call& call);
-// Says how the collectives in graphs of two ranks differ. Nothing if they do not, or if it is not
+// Says how calls of two ranks of which at least one has captured calls into graphs differ: the
+// collectives of both, and the messages from `a` to `b`. Nothing if they do not, or if it is not
 // known: nobody sees the order of replays, so that only sums are compared, of moments when both
-// ranks had finished the same number of collectives.
+// ranks had finished the same number of collectives, or of these messages.
 std::optional<std::string> findReplayMismatch(const RankView& a, const RankView& b);
 
 }  // namespace unisono::diagnose

@@ -76,9 +76,19 @@ std::vector<RankView> RemoteRanks::compare(const RankView& own, uint64_t ownCall
   const auto lastQuiet = [](const RankView& view) {
     return view.quietPoints.empty() ? 0 : view.quietPoints.back().collectives;
   };
+  const auto lastQuietMessages = [](const Flow* flow) {
+    uint64_t last = 0;
+    if (flow == nullptr) return last;
+    for (const MessageSum& sum : flow->quiet) last = std::max(last, sum.count);
+    return last;
+  };
   for (const RankView& theirs : answers) {
     Comparison& state = comparisons_[theirs.rank];
     state.quiet = std::max(state.quiet, std::min(lastQuiet(own), lastQuiet(theirs)));
+    state.quietMessages =
+        std::max(state.quietMessages, std::min(lastQuietMessages(own.findFlow(theirs.rank, true)),
+                                               lastQuietMessages(theirs.findFlow(rank_, false))));
+    state.hasCaptures = theirs.captures != 0;
     state.collectives =
         std::max(state.collectives, std::min(own.lastCollective(), theirs.lastCollective()));
     state.messages =
@@ -86,20 +96,30 @@ std::vector<RankView> RemoteRanks::compare(const RankView& own, uint64_t ownCall
                                           theirs.lastMessage(plan::Call::receive, rank_)));
     state.due = now + kComparePause;
   }
-  std::map<int, std::pair<bool, uint64_t>> wanted;  // by rank: collectives, and the last message
-  if (uplink_ >= 0 && !peers_->isMapped(uplink_)) wanted[uplink_].first = true;
+  struct Wanted {
+    bool collectives = false;
+    uint64_t lastMessage = 0, quietMessages = 0;
+  };
+  std::map<int, Wanted> wanted;  // by rank
+  if (uplink_ >= 0 && !peers_->isMapped(uplink_)) wanted[uplink_].collectives = true;
   for (const Call& call : own.calls) {
     if (call.call != plan::Call::send || peers_->isMapped(call.peer)) continue;
-    wanted[call.peer].second = call.sequence;
+    wanted[call.peer].lastMessage = call.sequence;
+  }
+  for (const Flow& flow : own.flows) {
+    if (!flow.sends || peers_->isMapped(flow.peer)) continue;
+    wanted[flow.peer].quietMessages = lastQuietMessages(&flow);
   }
   comparedCalls_ = ownCalls;
   isPending_ = false;
   size_t asked = 0;
   for (const auto& [rank, what] : wanted) {
     Comparison& state = comparisons_[rank];
-    const bool isPending = (what.first && (own.lastCollective() > state.collectives ||
-                                           lastQuiet(own) > state.quiet)) ||
-                           what.second > state.messages;
+    const bool hasCaptures = own.captures != 0 || state.hasCaptures;
+    const bool isPending = (what.collectives && (own.lastCollective() > state.collectives ||
+                                                 (hasCaptures && lastQuiet(own) > state.quiet))) ||
+                           what.lastMessage > state.messages ||
+                           (hasCaptures && what.quietMessages > state.quietMessages);
     isPending_ = isPending_ || isPending;
     if (!isPending || now < state.due || asked == kMostComparisons) continue;
     const Question question{.kind = Question::Kind::calls,

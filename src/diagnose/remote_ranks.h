@@ -56,6 +56,8 @@ class RemoteRanks {
   struct Comparison {
     uint64_t collectives = 0, messages = 0;  // that were compared
     uint64_t quiet = 0;                      // the collectives of the last quiet point that was
+    uint64_t quietMessages = 0;              // the messages of the last one that was
+    bool hasCaptures = false;                // they, as last told
     int64_t due = 0;                         // when to ask again
   };
   struct Asked {

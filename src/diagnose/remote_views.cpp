@@ -124,6 +124,19 @@ void visitQuietPoint(Archive& archive, Q& point) {
   archive(point.hash);
 }
 
+template <typename Archive, typename F>
+void visitFlow(Archive& archive, F& flow) {
+  archive(flow.peer);
+  archive(flow.sends);
+  archive(flow.entered);
+  archive(flow.replayed);
+  archive.list(flow.quiet, kFlowPoints, [](auto& to, auto& sum) {
+    to(sum.count);
+    to(sum.bytes);
+    to(sum.hash);
+  });
+}
+
 template <typename Archive, typename View>
 void visitView(Archive& archive, View& view) {
   archive(view.rank);
@@ -157,6 +170,7 @@ void visitView(Archive& archive, View& view) {
   archive.list(view.quietPoints, kQuietPoints,
                [](auto& to, auto& point) { visitQuietPoint(to, point); });
   archive.list(view.captured, kCapturedKinds, [](auto& to, auto& call) { visitCall(to, call); });
+  archive.list(view.flows, kFlows, [](auto& to, auto& flow) { visitFlow(to, flow); });
 }
 
 using Setting = std::pair<std::string, std::string>;
@@ -193,16 +207,16 @@ bool isPossible(const RankView& view) {
     return view.hasLeft;
   }
   const auto isCall = [&](const Call& call) { return isPossible(call, view.ranks); };
+  const auto hasPeer = [&](const auto& of) { return of.peer >= 0 && of.peer < view.ranks; };
   return std::ranges::all_of(view.calls, isCall) && std::ranges::all_of(view.captured, isCall) &&
-         (!view.replay || isCall(*view.replay)) &&
-         std::ranges::all_of(view.links, [&](const Link& link) {
-           return link.peer >= 0 && link.peer < view.ranks;
-         });
+         (!view.replay || isCall(*view.replay)) && std::ranges::all_of(view.links, hasPeer) &&
+         std::ranges::all_of(view.flows, hasPeer);
 }
 
 // What clients of RAS are told of a rank.
 void keepForRas(RankView& view) {
   view.links.clear();
+  view.flows.clear();
   const Call* current = view.current();
   const uint64_t index = current == nullptr ? 0 : current->index;
   const uint64_t last = view.lastCollective();
@@ -260,6 +274,7 @@ std::optional<Answer> decodeAnswer(std::span<const std::byte> message, int64_t n
       view.calls.clear();
       view.captured.clear();
       view.links.clear();
+      view.flows.clear();
       view.replay.reset();
     }
     if (!reader.isValid() || !isPossible(view)) return std::nullopt;
@@ -293,6 +308,9 @@ std::vector<std::byte> answerQuestion(std::span<const std::byte> message, const 
                call.sequence < question.firstMessage;
       });
       view.links.clear();
+      std::erase_if(view.flows, [&](const Flow& flow) {
+        return flow.sends || flow.peer != asker;
+      });
       views.push_back(std::move(view));
       break;
     }
@@ -302,6 +320,7 @@ std::vector<std::byte> answerQuestion(std::span<const std::byte> message, const 
            rank < peers.ranks(); rank++) {
         if (!peers.isMapped(rank)) continue;
         views.push_back(peers.view(rank, now));
+        for (Flow& flow : views.back().flows) flow.quiet.clear();
         peers.addProcess(views.back(), now);
       }
       break;

@@ -48,13 +48,21 @@ class Inquiry {
     if (mine == nullptr) return std::nullopt;
     report_.call = firstOf(*mine);
     report_.rank = owner_;
+    if (report_.call.isReplay() && report_.call.isMessage()) {
+      const bool sends = report_.call.call == plan::Call::send;
+      const Flow* flow = self_.findFlow(report_.call.peer, sends);
+      if (flow != nullptr) report_.call.sequence = self_.begunMessages(*flow);
+    }
     report_.isOverrun = !report_.call.isReplay() && view(owner_).isOverrun();
     report_.seconds = secondsOf(now_ - view(owner_).waitsSince(report_.call));
     sortRanks();
     findWaits();
     findCycle();
     judge();
-    for (const int rank : report_.missing) addDetail(rank);
+    for (const int rank : report_.missing) {
+      addDetail(rank);
+      if (report_.call.isReplay() && report_.call.isMessage()) addLateMessages(rank);
+    }
     for (const int rank : report_.silent) {
       if (report_.details.size() == kMaxDetails) break;
       report_.details.push_back(fmt::format("rank {} ({}) did not answer", rank, view(rank).place));
@@ -71,7 +79,13 @@ class Inquiry {
   const RankView& view(int rank) const { return views_[static_cast<size_t>(rank)]; }
   // Who must take part in a call, the rank itself first.
   std::vector<int> participants() const {
-    if (report_.call.isMessage()) return {owner_, report_.call.peer};
+    if (report_.call.isMessage()) {
+      std::vector<int> some{owner_};
+      for (const int peer : peersOfMessage(report_.call, owner_)) {
+        if (peer != owner_) some.push_back(peer);
+      }
+      return some;
+    }
     std::vector<int> all;
     for (const RankView& each : views_) all.push_back(each.rank);
     return all;
@@ -93,14 +107,46 @@ class Inquiry {
   bool hasArrived(const Call& call, int of, int rank) const {
     const RankView& other = view(rank);
     if (!other.isKnown || other.hasLeft) return false;
-    if (call.isReplay()) {
-      // Nobody counts the messages of graphs.
-      return call.isMessage() ? other.replay.has_value() : other.replayed >= call.sequence;
+    if (!call.isMessage()) {
+      return call.isReplay() ? other.replayed >= call.sequence
+                             : other.lastCollective() >= call.sequence;
     }
-    if (!call.isMessage()) return other.lastCollective() >= call.sequence;
     if (rank == of) return true;
+    if (call.isReplay()) return lateMessages(of, rank).empty();
     const bool sends = call.call == plan::Call::send;
+    const Flow *mine = view(of).findFlow(rank, sends), *theirs = other.findFlow(of, !sends);
+    if (mine != nullptr && theirs != nullptr) {
+      return theirs->entered + theirs->replayed >= call.sequence + mine->replayed;
+    }
     return other.lastMessage(sends ? plan::Call::receive : plan::Call::send, of) >= call.sequence;
+  }
+
+  // The messages of `of` to or from `rank` that this one has not begun.
+  struct LateMessages {
+    bool sends;  // `of`
+    uint64_t begun, needed;
+  };
+  std::vector<LateMessages> lateMessages(int of, int rank) const {
+    std::vector<LateMessages> late;
+    for (const Flow& flow : view(of).flows) {
+      if (flow.peer != rank || rank == of || !view(rank).isKnown) continue;
+      const Flow* theirs = view(rank).findFlow(of, !flow.sends);
+      if (theirs == nullptr && view(rank).flows.size() >= kFlows) continue;  // nobody knows
+      const uint64_t begun = theirs == nullptr ? 0 : theirs->entered + theirs->replayed;
+      const uint64_t needed = view(of).begunMessages(flow);
+      if (begun < needed) late.push_back({flow.sends, begun, needed});
+    }
+    return late;
+  }
+  // Whom a message waits for; in a replay the first message stands for all of its group.
+  std::vector<int> peersOfMessage(const Call& call, int of) const {
+    std::vector<int> peers{call.peer};
+    if (!call.isReplay()) return peers;
+    for (const Flow& flow : view(of).flows) {
+      const bool isNew = std::ranges::find(peers, flow.peer) == peers.end();
+      if (isNew && !lateMessages(of, flow.peer).empty()) peers.push_back(flow.peer);
+    }
+    return peers;
   }
 
   // Of the collectives that ranks are in, the first is the cause: all make them in the same order.
@@ -152,7 +198,9 @@ class Inquiry {
                                           : theirs->launch == 0 && current->launch == 0);
     };
     if (current->isMessage()) {
-      if (isBehind(current->peer)) peers.push_back(current->peer);
+      for (const int peer : peersOfMessage(*current, rank)) {
+        if (isBehind(peer)) peers.push_back(peer);
+      }
     } else {
       for (const RankView& other : views_) {
         if (isBehind(other.rank)) peers.push_back(other.rank);
@@ -422,6 +470,15 @@ class Inquiry {
       for (const std::string& port : missing) {
         add(fmt::format("rank {} has no data from rank {} over {}", other.rank, rank, port));
       }
+    }
+  }
+
+  void addLateMessages(int rank) {
+    for (const LateMessages& late : lateMessages(owner_, rank)) {
+      if (report_.details.size() == kMaxDetails) return;
+      report_.details.push_back(fmt::format(
+          "rank {} has begun {} message{} {} rank {}, with those of replays; rank {} is in message {}",
+          rank, late.begun, late.begun == 1 ? "" : "s", late.sends ? "from" : "to", owner_, owner_, late.needed));
     }
   }
 

@@ -155,7 +155,8 @@ RankView PeerTables::view(int rank, int64_t now) const {
 uint64_t PeerTables::calls(int rank) const {
   const CallTable* table = tableAt(rank);
   if (table == nullptr) return 0;
-  return table->entered.load(kAcquire) + table->quietPoints.load(kAcquire);
+  return table->entered.load(kAcquire) + table->quietPoints.load(kAcquire) +
+         table->flowPoints.load(kAcquire);
 }
 
 void PeerTables::addProcess(RankView& view, int64_t now) const {
@@ -268,7 +269,7 @@ void Watched::lookAtReplays(int64_t now) {
 
 // The numbers of what has begun are of one moment only if they do not change while they are read.
 void Watched::noteQuiet(int64_t now) {
-  if (journal_->table().captures.load(kAcquire) == 0 || now < nextQuiet_) return;
+  if (now < nextQuiet_) return;
   nextQuiet_ = now + kSecond;
   const uint64_t entered = journal_->table().entered.load(kAcquire);
   if (!journal_->isIdle()) return;
@@ -309,6 +310,9 @@ void Watched::compareCalls() {
   add(questions_.uplink);
   for (const Call& call : own.calls) {
     if (call.call == plan::Call::send) add(call.peer);
+  }
+  for (const Flow& flow : own.flows) {
+    if (flow.sends && own.captures != 0) add(flow.peer);
   }
   comparedCalls_ = countCalls();
   for (const int rank : compared_) {

@@ -72,16 +72,18 @@ TEST(Replays, ThatHangAreExplained) {
   EXPECT_THAT(text, HasSubstr("\"verdict\":\"not_arrived\""));
 }
 
-// Rank 0 captures a sum where rank 1 captures a maximum, which does not hang. `hosts`: they share
-// no memory.
+// Processes that share no memory.
+void onHost(int host) {
+  ::setenv("NCCL_HOSTID", std::to_string(host).c_str(), 1);
+  ::setenv("NCCL_NET", "Socket", 1);
+}
+
+// Rank 0 captures a sum where rank 1 captures a maximum, which does not hang.
 void expectMismatchOfGraphs(bool hosts) {
   const Log log;
   const Pipe pipe;
   expectAllPass(runChildren(2, [&](int process) {
-    if (hosts) {
-      ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
-      ::setenv("NCCL_NET", "Socket", 1);
-    }
+    if (hosts) onHost(process);
     const Rank rank(log, pipe, process, 2, "30");
     const Graph same(rank.stream, [&] { check(rank.sum(kFewInts)); });
     const Graph other(rank.stream, [&] {
@@ -114,6 +116,51 @@ TEST(Replays, ThatDifferBetweenHostsAreNamed) {
   expectMismatchOfGraphs(true);
 }
 
+// Rank 0 sends 64 and 63 elements in graphs to rank 1, which receives 64 and 64, the second without
+// a graph if it does not capture it. Nothing hangs, as these take equally many lines.
+void expectMismatchOfMessages(bool hosts, bool captures) {
+  const Log log;
+  const Pipe pipe;
+  expectAllPass(runChildren(2, [&](int process) {
+    if (hosts) onHost(process);
+    const Rank rank(log, pipe, process, 2, "30");
+    const auto message = [&](size_t count) {
+      check(process == 0 ? ncclSend(rank.buffer.as(), count, ncclInt, 1, rank.comm, rank.stream)
+                         : ncclRecv(rank.buffer.as(), count, ncclInt, 0, rank.comm, rank.stream));
+    };
+    const Graph same(rank.stream, [&] { message(kFewInts); });
+    same.launch();
+    if (process == 0 || captures) {
+      const Graph other(rank.stream, [&] { message(process == 0 ? kFewInts - 1 : kFewInts); });
+      other.launch();
+      rank.synchronize();
+    } else {
+      message(kFewInts);
+      rank.synchronize();
+    }
+    milliseconds after{0};
+    const ncclResult_t state = rank.waitForError(after);
+    EXPECT_TRUE(state == ncclInvalidUsage || state == ncclRemoteError) << state;
+    EXPECT_THAT(ncclGetLastError(rank.comm),
+                HasSubstr("Messages in CUDA graphs differ between ranks 0 and 1: rank 0 has sent 2 "
+                          "messages to rank 1, of 508 bytes in all, and rank 1 has received as "
+                          "many of other sizes, of 512 bytes in all"));
+    check(ncclCommAbort(rank.comm));
+  }));
+}
+
+TEST(Replays, OfMessagesThatDifferAreNamed) {
+  expectMismatchOfMessages(false, true);
+}
+
+TEST(Replays, OfMessagesThatDifferFromCallsAreNamed) {
+  expectMismatchOfMessages(false, false);
+}
+
+TEST(Replays, OfMessagesThatDifferBetweenHostsAreNamed) {
+  expectMismatchOfMessages(true, true);
+}
+
 // Captured in another order, replayed with calls between, and at other moments.
 TEST(Replays, ThatFitAreNoMismatch) {
   const Log log;
@@ -129,10 +176,21 @@ TEST(Replays, ThatFitAreNoMismatch) {
     const Graph second(rank.stream, [&] { process == 0 ? maximum() : sum(); });
     const Graph& ofSum = process == 0 ? first : second;
     const Graph& ofMaximum = process == 0 ? second : first;
+    const auto exchange = [&](size_t count) {
+      check(ncclGroupStart());
+      check(ncclSend(rank.buffer.as(), count, ncclInt, 1 - process, rank.comm, rank.stream));
+      check(ncclRecv(rank.buffer.as<int>() + kManyInts, count, ncclInt, 1 - process, rank.comm,
+                     rank.stream));
+      check(ncclGroupEnd());
+    };
+    const Graph exchanges(rank.stream, [&] { exchange(2 * kFewInts); });
     for (int round = 0; round < 6; round++) {
       ofSum.launch();
       if (round % 2 == process) std::this_thread::sleep_for(milliseconds(500));
       ofMaximum.launch();
+      // Rank 0 replays what rank 1 calls, and the other way round.
+      process == 0 ? exchanges.launch() : exchange(2 * kFewInts);
+      process == 1 ? exchanges.launch() : exchange(2 * kFewInts);
       check(rank.sum(kFewInts));
       if (round % 3 == 0) rank.synchronize();
     }
@@ -169,6 +227,9 @@ TEST(Replays, OfMessagesThatHangAreExplained) {
   const std::string text = log.text();
   EXPECT_THAT(text, ContainsRegex("No progress for [0-9]+\\.[0-9] s: not arrived: rank 0\n"));
   EXPECT_THAT(text, HasSubstr("Recv(count 64, int32) from rank 0, replay 2 of captured call 1"));
+  EXPECT_THAT(text, HasSubstr("rank 0 has begun 1 message to rank 1, with those of replays; rank 1 "
+                              "is in message 2"));
+  EXPECT_THAT(text, HasSubstr("\"call\":\"Recv\",\"sequence\":2,"));
 }
 
 // What is captured is not compared until it hangs.

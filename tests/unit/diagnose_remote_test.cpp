@@ -91,6 +91,10 @@ RankView randomView(std::mt19937_64& random) {
     view.links.push_back({static_cast<int>(below(static_cast<uint64_t>(view.ranks))), 3,
                           below(2) == 0, random(), random(), below(2) == 0, random()});
   }
+  for (uint64_t i = below(3); i > 0; i--) {
+    view.flows.push_back({static_cast<int>(below(static_cast<uint64_t>(view.ranks))),
+                          below(2) == 0, random(), random(), {{random(), random(), random()}}});
+  }
   for (uint64_t i = below(3); i > 0; i--) view.settings[text()] = text();
   return view;
 }
@@ -121,6 +125,13 @@ TEST(RemoteViews, ArriveAsTheyWereSent) {
         EXPECT_NEAR(static_cast<double>(got.calls[c].entered - sent.calls[c].entered), 0, kSecond);
       }
       EXPECT_EQ(got.replay.has_value(), sent.replay.has_value());
+      ASSERT_EQ(got.flows.size(), sent.flows.size());
+      for (size_t f = 0; f < got.flows.size(); f++) {
+        EXPECT_EQ(got.flows[f].peer, sent.flows[f].peer);
+        EXPECT_EQ(got.flows[f].replayed, sent.flows[f].replayed);
+        ASSERT_EQ(got.flows[f].quiet.size(), 1u);
+        EXPECT_EQ(got.flows[f].quiet[0].hash, sent.flows[f].quiet[0].hash);
+      }
       ASSERT_EQ(got.links.size(), sent.links.size());
       for (size_t l = 0; l < got.links.size(); l++) {
         EXPECT_EQ(got.links[l].tail, sent.links[l].tail);
@@ -247,6 +258,46 @@ TEST(RemoteRanks, CompareEachCallOnceAndAskNoMore) {
   ASSERT_EQ(last.size(), 1u);
   EXPECT_EQ(last[0].calls.size(), 1u) << "only what was not compared";
   EXPECT_TRUE(findMismatch(own->view(1, now), last[0]));
+}
+
+// Of messages in graphs the asker gets the sums of what the other has received from it.
+TEST(RemoteRanks, CompareTheMessagesOfGraphs) {
+  Job job(2);
+  const auto own = job.tablesAt(1), theirs = job.tablesAt(0);
+  int asked = 0;
+  RemoteRanks* remote = nullptr;
+  RemoteRanks ranks(own, 1, -1, [&](int, std::span<const std::byte> question, bool) {
+    asked++;
+    remote->hear(answerQuestion(question, *theirs, 0, 1));
+    return true;
+  });
+  remote = &ranks;
+  int64_t now = steadyNow();
+  const auto look = [&] {
+    now += kSecond;
+    return ranks.compare(own->view(1, now), own->calls(1), now);
+  };
+  const auto replay = [&](int rank, uint64_t bytes) {
+    Replays replays;
+    replays.messages[{1 - rank, rank == 1}].add(bytes);
+    job.journal(rank).noteCapture();
+    job.journal(rank).setReplays(replays, now);
+    job.journal(rank).noteQuiet(replays, 0);
+  };
+  replay(1, 100);
+  look();
+  EXPECT_EQ(asked, 1);
+  EXPECT_TRUE(ranks.isComparing(own->calls(1)));
+  replay(0, 101);
+  look();  // rank 0 had received nothing when it was asked
+  look();
+  const auto answers = look();
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_TRUE(findReplayMismatch(own->view(1, now), answers[0]));
+  look();
+  const int before = asked;
+  for (int i = 0; i < 3; i++) look();
+  EXPECT_EQ(asked, before) << "everything was compared";
 }
 
 // Hosts of 4 ranks; rank 8 asks. Hosts 0 and 1 answer, of host 3 only its last rank.

@@ -276,6 +276,69 @@ TEST(Calls, OfGraphsAreComparedWhereRanksHaveFinishedAsMany) {
             "int32, sum) 3 times, rank 0 1 times");
 }
 
+// Two messages of rank 0 to rank 1, one of them in a graph. What rank 1 receives is captured, or not.
+TEST(Calls, OfGraphsAreComparedWhereAsManyMessagesHaveFinished) {
+  for (const bool bothCapture : {true, false}) {
+    const auto first = startedJournal(1, 0), second = startedJournal(1, 1);
+    const auto tables = tablesOf(1, {first, second});
+    const auto mismatch = [&] {
+      return findReplayMismatch(tables->view(0, steadyNow()), tables->view(1, steadyNow()));
+    };
+    const auto done = [](Journal& journal, const plan::Task& made) {
+      const uint64_t index = journal.enter(made);
+      journal.launched(index, index, index + 1);
+      journal.setProgress(index + 1, index + 1, steadyNow());
+      return index;
+    };
+    Replays sent, received;
+    sent.messages[{1, true}].add(400);
+    first->noteCapture();
+    first->setReplays(sent, steadyNow());
+    first->noteQuiet(sent, 0);
+    uint64_t entered = 0;
+    if (bothCapture) {
+      second->noteCapture();
+      received.messages[{0, false}].add(400);
+      second->setReplays(received, steadyNow());
+    } else {
+      entered = done(*second, task(plan::Call::receive, 100, 0));
+    }
+    EXPECT_FALSE(mismatch()) << "nothing was noted";
+    second->noteQuiet(received, entered);
+    EXPECT_FALSE(mismatch()) << "the same";
+    EXPECT_FALSE(findReplayMismatch(tables->view(1, steadyNow()), tables->view(0, steadyNow())));
+
+    const uint64_t index = done(*first, task(plan::Call::send, 8, 1));
+    first->noteQuiet(sent, index);
+    EXPECT_FALSE(mismatch()) << "not as many";
+    entered = done(*second, task(plan::Call::receive, 9, 0));
+    second->noteQuiet(received, entered);
+    EXPECT_EQ(mismatch(),
+              "Messages in CUDA graphs differ between ranks 0 and 1: rank 0 has sent 2 messages to "
+              "rank 1, of 432 bytes in all, and rank 1 has received as many of other sizes, of 436 "
+              "bytes in all");
+    const RankView view = tables->view(0, steadyNow());
+    ASSERT_NE(view.findFlow(1, true), nullptr);
+    EXPECT_EQ(view.findFlow(1, true)->entered, 1u);
+    EXPECT_EQ(view.findFlow(1, true)->replayed, 1u);
+    EXPECT_EQ(view.begunMessages(*view.findFlow(1, true)), 2u);
+  }
+}
+
+// With more peers than a table has room for, the first are compared.
+TEST(Calls, OfManyPeersAreNumbered) {
+  const auto journal = startedJournal(1, 0, 3 * static_cast<int>(kFlows));
+  for (int round = 1; round <= 2; round++) {
+    for (int peer = 0; peer < 3 * static_cast<int>(kFlows); peer++) {
+      journal->enter(task(plan::Call::send, 1, peer));
+    }
+  }
+  const RankView view = tablesOf(1, {journal})->view(0, steadyNow());
+  EXPECT_EQ(view.flows.size(), kFlows);
+  EXPECT_EQ(view.findFlow(3, true)->entered, 2u);
+  EXPECT_EQ(view.calls.back().sequence, 2u);
+}
+
 TEST(Calls, HaveTheSameHashWhereTheyFit) {
   using plan::Call;
   const diagnose::Call calls[] = {
@@ -298,6 +361,56 @@ TEST(Calls, HaveTheSameHashWhereTheyFit) {
           << describeArguments(a) << ", " << describeArguments(b);
     }
   }
+}
+
+// Rank 0 has called Send and replays a group of messages to ranks 1 and 2. Rank 2 makes the calls
+// that belong to them and is complete; rank 1 has replayed one message.
+TEST(Report, NumbersMessagesOfReplays) {
+  std::vector<std::shared_ptr<Journal>> journals;
+  for (int rank = 0; rank < 3; rank++) journals.push_back(startedJournal(1, rank, 3));
+  journals[0]->enter(task(plan::Call::send, 5, 2));
+  journals[0]->launched(1, 1, 2);
+  journals[0]->setProgress(2, 2, steadyNow());
+  journals[0]->noteCapture();
+  Call captured = callOf(task(plan::Call::send, 10, 2));
+  captured.index = captured.launch = captured.replay = 1;
+  Replays running{0, captured};
+  running.messages[{2, true}].add(40);
+  running.messages[{1, true}].add(40, 2);
+  journals[0]->setReplays(running, steadyNow());
+  journals[0]->enter(task(plan::Call::send, 6, 2));  // is behind the replay
+  for (const uint64_t count : {5, 10}) journals[2]->enter(task(plan::Call::receive, count, 0));
+  journals[2]->launched(1, 2, 2);
+  journals[2]->setProgress(2, 1, steadyNow());
+  journals[1]->noteCapture();
+  Replays ended;
+  ended.messages[{0, false}].add(40);
+  journals[1]->setReplays(ended, steadyNow());
+
+  const auto tables = tablesOf(1, journals);
+  std::vector<RankView> views;
+  for (int rank = 0; rank < 3; rank++) views.push_back(tables->view(rank, steadyNow()));
+  const int64_t later = steadyNow() + 5'000'000'000;
+  auto report = explain(views, 0, later);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict, Verdict::notArrived);
+  EXPECT_EQ(report->missing, std::vector<int>{1});
+  EXPECT_EQ(report->call.sequence, 2u);
+  EXPECT_EQ(report->waits, (std::vector<std::pair<int, int>>{{0, 1}}));
+  ASSERT_EQ(report->details.size(), 2u);
+  EXPECT_EQ(report->details[1],
+            "rank 1 has begun 1 message from rank 0, with those of replays; rank 0 is in message 2");
+  // Rank 2 waits in its second message, which rank 0 sends in the replay.
+  report = explain(views, 2, later);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->missing, std::vector<int>());
+
+  ended.messages[{0, false}].add(40);
+  journals[1]->setReplays(ended, steadyNow());
+  views[1] = tables->view(1, steadyNow());
+  report = explain(views, 0, later);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->missing, std::vector<int>());
 }
 
 // Ranks 0 and 1 run the second replay of their only captured call, rank 2 has run the first.
