@@ -247,11 +247,12 @@ Handle::InitFunction makeFromGrow(const std::shared_ptr<Communicator>& parent, i
     if (!turn->await([&] { return health->signal().raised() || parent->aborted(); })) {
       throw invalidUsage("The growth was aborted").rank(parent->rank());
     }
+    // Before the others are asked, so that a growth that fails there is not taken for the next one.
+    const Attempt attempt{parent.get(), parent->bootstrap().numberAttempts(1)};
     GrowChoice mine{ranks, own ? 1u : 0u, {}};
     if (own) mine.id = bootstrap::packUniqueId(*own);
     const bootstrap::UniqueId agreed =
         agreeOnGrowth(parent->bootstrap().allGather(mine, checkOf(health)));
-    const Attempt attempt{parent.get(), parent->bootstrap().numberAttempts(1)};
     turn->end();
     if (own) parent->dropGrowId();  // it serves one rendezvous, also if that fails
     Settings settings = parent->settings();
