@@ -125,7 +125,8 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   }
   diagnose::noteSettings(changedSettings(settings_));
   journal_->start(id_, rank(), this->ranks(), device_, decision_->slots, options_.name,
-                  network_->name(), bootstrap_->addressOf(rank()).first);
+                  network_->name(), bootstrap_->addressOf(rank()).first,
+                  usesNetwork(ranks) ? ranks[static_cast<size_t>(rank())].host : 0);
   runtime_.prepareToReadWords(device_);
   diagnose::Questions questions;
   questions.findFailure = [this]() -> std::optional<diagnose::Questions::Failure> {

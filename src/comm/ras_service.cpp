@@ -62,7 +62,7 @@ class RasService final : public Reactor::Handler {
     uint64_t number;
     std::string input, output;
     bool json = false, ends = false;
-    std::shared_ptr<diagnose::RasInquiry> inquiry = {};  // whose result it waits for
+    std::shared_ptr<diagnose::JobInquiry> inquiry = {};  // whose result it waits for
     bool verbose = false;
     bool monitors = false;      // is told of events
     bool isSubscribed = false;  // to those that are there
@@ -128,7 +128,7 @@ class RasService final : public Reactor::Handler {
   void tellStatus(Client& client) {
     const int64_t now = diagnose::steadyNow();
     if (!client.inquiry->proceed(now)) return;
-    const diagnose::RasJob job = client.inquiry->job(now);
+    const diagnose::JobState job = client.inquiry->job(now);
     client.inquiry.reset();
     client.output += client.json ? diagnose::rasJson(job, ncclVersion())
                                  : diagnose::rasText(job, ncclVersion(), client.verbose);
@@ -145,7 +145,7 @@ class RasService final : public Reactor::Handler {
     try {
       if (look_ == nullptr) {
         if (now < nextLook_) return;
-        look_ = diagnose::RasInquiry::begin(now, kLongestInquiry);
+        look_ = diagnose::JobInquiry::begin(now, kLongestInquiry);
       }
       if (!look_->proceed(now)) return;
       nextLook_ = now + kLookInterval;
@@ -232,7 +232,7 @@ class RasService final : public Reactor::Handler {
     } else if (const bool verbose = ::strcasecmp(command.c_str(), "verbose status") == 0;
                verbose || ::strcasecmp(command.c_str(), "status") == 0) {
       client.verbose = verbose;
-      client.inquiry = diagnose::RasInquiry::begin(diagnose::steadyNow(), kLongestInquiry);
+      client.inquiry = diagnose::JobInquiry::begin(diagnose::steadyNow(), kLongestInquiry);
       tellStatus(client);
       if (client.inquiry != nullptr) Reactor::ofThisProcess().requestTick();
     } else if (::strcasecmp(command.c_str(), "monitor") == 0) {
@@ -283,7 +283,7 @@ class RasService final : public Reactor::Handler {
   bool paused_ = false;       // clients are accepted from the next tick on
   diagnose::RasPeers peers_;  // as of the last look
   int64_t nextLook_ = 0;
-  std::shared_ptr<diagnose::RasInquiry> look_;  // that goes on
+  std::shared_ptr<diagnose::JobInquiry> look_;  // that goes on
   const uint32_t number_;
 };
 

@@ -15,12 +15,13 @@
 
 // What the ranks of a process are doing, in memory that the other processes of the host map and
 // that outlives the process: one head, then one table for each communicator. A process writes its
-// own tables; everybody else only reads them, at any time, so that all that changes is atomic.
+// own tables; everybody else only reads them, at any time, so that all that changes is atomic. Only
+// `inquiries` is for others to write.
 namespace unisono::diagnose {
 
 inline constexpr auto kAcquire = std::memory_order_acquire;
 
-inline constexpr uint32_t kTableLayout = 11;
+inline constexpr uint32_t kTableLayout = 12;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
@@ -46,6 +47,7 @@ struct ProcessHead {
   // version is odd while they are written.
   std::atomic<uint32_t> settingsVersion;
   std::atomic<char> settings[kSettingsBytes];
+  std::atomic<uint64_t> inquiries;  // of the ranks of all hosts: see outside_inquiries.h
 };
 static_assert(sizeof(ProcessHead) <= kTableBytes);
 
@@ -132,8 +134,8 @@ struct MessageSum {
 struct Flow {
   int peer = -1;
   bool sends = false;
-  uint64_t entered = 0;               // that are no replays
-  uint64_t replayed = 0;              // in replays that have begun
+  uint64_t entered = 0;                // that are no replays
+  uint64_t replayed = 0;               // in replays that have begun
   std::vector<MessageSum> quiet = {};  // of the last quiet points, in no order
 };
 struct FlowRecord {
@@ -149,6 +151,7 @@ struct CallTable {
   std::atomic<uint64_t> id;  // the same on all ranks of a communicator; 0: the table is free
   std::atomic<int32_t> rank, ranks, device;
   std::atomic<uint32_t> slots;  // of every FIFO
+  std::atomic<uint64_t> host;   // as RankPlace::host
   std::atomic<char> name[kNameBytes], network[kNameBytes];
   std::atomic<char> address[kNameBytes];  // of the host, where its ranks reach each other
   std::atomic<uint64_t> entered;          // the index of the last call

@@ -158,12 +158,14 @@ TablePlace Journal::place() {
 }
 
 void Journal::start(uint64_t id, int rank, int ranks, int device, uint32_t slots,
-                    std::string_view name, std::string_view network, std::string_view address) {
+                    std::string_view name, std::string_view network, std::string_view address,
+                    uint64_t host) {
   // All with release order: who sees one of the new values sees that the table was free, too.
   table_.rank.store(rank, kRelease);
   table_.ranks.store(ranks, kRelease);
   table_.device.store(device, kRelease);
   table_.slots.store(slots, kRelease);
+  table_.host.store(host, kRelease);
   storeText(table_.name, name);
   storeText(table_.network, network);
   storeText(table_.address, address);

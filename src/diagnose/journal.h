@@ -37,9 +37,10 @@ class Journal {
 
   TablePlace place();
   // From now on others find the table. `id` is the same on all ranks.
-  // `network`: what joins this host to others, over which it has `address`.
+  // `network`: what joins this host to others, over which it has `address`. `host`: as
+  // RankPlace::host.
   void start(uint64_t id, int rank, int ranks, int device, uint32_t slots, std::string_view name,
-             std::string_view network = "", std::string_view address = "");
+             std::string_view network = "", std::string_view address = "", uint64_t host = 0);
 
   // Notes a call, before anything is done for it. Returns its index.
   uint64_t enter(const plan::Task& task);
@@ -73,8 +74,8 @@ class Journal {
   const uint64_t serial_;
   const int forks_;
   CallTable& table_;
-  // The messages of one direction that were entered, and the record of the flow; null: there is none
-  // left.
+  // The messages of one direction that were entered, and the record of the flow; null: there is
+  // none left.
   struct Messages {
     MessageSum entered;
     FlowRecord* record = nullptr;

@@ -83,7 +83,7 @@ struct Overview {
   std::set<Process> answering;
 };
 
-Overview overviewOf(const RasJob& job) {
+Overview overviewOf(const JobState& job) {
   Overview overview;
   std::map<uint64_t, Group> groups;
   for (const RankView& view : job.views) {
@@ -339,7 +339,7 @@ std::string summaryText(const Overview& overview) {
 
 }  // namespace
 
-std::string rasJson(const RasJob& job, std::string_view ncclVersion) {
+std::string rasJson(const JobState& job, std::string_view ncclVersion) {
   const Overview overview = overviewOf(job);
   std::vector<std::string> communicators;
   for (const Group& group : overview.groups) {
@@ -365,7 +365,7 @@ std::string rasJson(const RasJob& job, std::string_view ncclVersion) {
       job.seconds, job.timeouts);
 }
 
-std::string rasText(const RasJob& job, std::string_view ncclVersion, bool verbose) {
+std::string rasText(const JobState& job, std::string_view ncclVersion, bool verbose) {
   const Overview overview = overviewOf(job);
   std::string text = fmt::format("NCCL version {}\n\n{}", ncclVersion, summaryText(overview));
   text += fmt::format("\nCommunicators... ({:.2f}s)\n=============\n\n", job.seconds);
@@ -431,7 +431,7 @@ std::string rasText(const RasJob& job, std::string_view ncclVersion, bool verbos
   return text;
 }
 
-RasPeers rasPeers(const RasJob& job) {
+RasPeers rasPeers(const JobState& job) {
   RasPeers peers;
   for (const auto& [process, peer] : overviewOf(job).processes) peers[process] = peer;
   return peers;

@@ -9,14 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "diagnose/ras_inquiry.h"
+#include "diagnose/job_inquiry.h"
 
 namespace unisono::diagnose {
 
 // What clients of NCCL's RAS protocol are told of a job: as JSON with NCCL's names, or as text with
 // NCCL's tables and phrases. `verbose` adds the call of each rank.
-std::string rasJson(const RasJob& job, std::string_view ncclVersion);
-std::string rasText(const RasJob& job, std::string_view ncclVersion, bool verbose);
+std::string rasJson(const JobState& job, std::string_view ncclVersion);
+std::string rasText(const JobState& job, std::string_view ncclVersion, bool verbose);
 
 // A process that has ranks, for clients that watch which ones come and go.
 struct RasPeer {
@@ -24,7 +24,7 @@ struct RasPeer {
   bool isDead = false;
 };
 using RasPeers = std::map<std::pair<std::string, int64_t>, RasPeer>;  // by address, process id
-RasPeers rasPeers(const RasJob& job);
+RasPeers rasPeers(const JobState& job);
 
 // What has happened between two looks: a process is new, or has died. Those that have destroyed
 // their communicators are forgotten.

@@ -139,6 +139,7 @@ void visitFlow(Archive& archive, F& flow) {
 
 template <typename Archive, typename View>
 void visitView(Archive& archive, View& view) {
+  archive(view.isKnown);
   archive(view.rank);
   archive(view.hasLeft);
   archive(view.ranks);
@@ -149,6 +150,7 @@ void visitView(Archive& archive, View& view) {
   archive(view.network);
   archive(view.host);
   archive(view.address);
+  archive(view.place);
   archive(view.pid);
   archive(view.processState);
   archive(view.silentFor);
@@ -188,7 +190,6 @@ void write(Writer& writer, const RankView& view) {
 
 RankView readOne(Reader& reader) {
   RankView view;
-  view.isKnown = true;
   visitView(reader, view);
   bool hasReplay = false;
   reader(hasReplay);
@@ -229,7 +230,7 @@ void keepForRas(RankView& view) {
 }  // namespace
 
 std::vector<std::byte> encodeAnswer(const Question& question, std::span<const RankView> views,
-                                    uint64_t first) {
+                                    uint64_t first, size_t longest) {
   std::vector<std::byte> message;
   Writer head(message);
   head(question.kind);
@@ -245,7 +246,7 @@ std::vector<std::byte> encodeAnswer(const Question& question, std::span<const Ra
     one.clear();
     Writer writer(one);
     write(writer, view);
-    if (message.size() + one.size() > kLongestAnswer) {
+    if (message.size() + one.size() > longest) {
       next =
           question.kind == Question::Kind::ranks ? static_cast<uint64_t>(view.rank) : first + count;
       break;
@@ -308,9 +309,7 @@ std::vector<std::byte> answerQuestion(std::span<const std::byte> message, const 
                call.sequence < question.firstMessage;
       });
       view.links.clear();
-      std::erase_if(view.flows, [&](const Flow& flow) {
-        return flow.sends || flow.peer != asker;
-      });
+      std::erase_if(view.flows, [&](const Flow& flow) { return flow.sends || flow.peer != asker; });
       views.push_back(std::move(view));
       break;
     }
@@ -324,11 +323,12 @@ std::vector<std::byte> answerQuestion(std::span<const std::byte> message, const 
         peers.addProcess(views.back(), now);
       }
       break;
-    case Question::Kind::job: {
-      views = readAllTables();
+    case Question::Kind::job:
+    case Question::Kind::everything: {
+      views = readAllTables(question.kind == Question::Kind::everything);
       views.erase(views.begin(), views.begin() + static_cast<ptrdiff_t>(std::min<uint64_t>(
                                                      question.first, views.size())));
-      std::ranges::for_each(views, keepForRas);
+      if (question.kind == Question::Kind::job) std::ranges::for_each(views, keepForRas);
       break;
     }
     default:

@@ -17,22 +17,6 @@ namespace {
 // What a report shows of what grows with the number of ranks.
 constexpr size_t kMaxDetails = 16, kMaxWaitsText = 16, kMaxWaitsJson = 1024, kMaxSettings = 16;
 
-// "none", "rank 3", "ranks 0, 1, 4-9".
-std::string rankList(const std::vector<int>& ranks) {
-  if (ranks.empty()) return "none";
-  std::vector<std::string> parts;
-  for (size_t first = 0, next = 0; first < ranks.size(); first = next) {
-    next = first + 1;
-    while (next < ranks.size() && ranks[next] == ranks[next - 1] + 1) next++;
-    if (next - first >= 3) {
-      parts.push_back(fmt::format("{}-{}", ranks[first], ranks[next - 1]));
-    } else {
-      for (size_t i = first; i < next; i++) parts.push_back(fmt::format("{}", ranks[i]));
-    }
-  }
-  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(parts, ", "));
-}
-
 double secondsOf(int64_t nanoseconds) {
   return static_cast<double>(nanoseconds) / 1e9;
 }
@@ -476,9 +460,11 @@ class Inquiry {
   void addLateMessages(int rank) {
     for (const LateMessages& late : lateMessages(owner_, rank)) {
       if (report_.details.size() == kMaxDetails) return;
-      report_.details.push_back(fmt::format(
-          "rank {} has begun {} message{} {} rank {}, with those of replays; rank {} is in message {}",
-          rank, late.begun, late.begun == 1 ? "" : "s", late.sends ? "from" : "to", owner_, owner_, late.needed));
+      report_.details.push_back(
+          fmt::format("rank {} has begun {} message{} {} rank {}, with those of replays; rank {} "
+                      "is in message {}",
+                      rank, late.begun, late.begun == 1 ? "" : "s", late.sends ? "from" : "to",
+                      owner_, owner_, late.needed));
     }
   }
 
@@ -576,6 +562,21 @@ std::string waitsText(const Report& report) {
 }
 
 }  // namespace
+
+std::string rankList(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "none";
+  std::vector<std::string> parts;
+  for (size_t first = 0, next = 0; first < ranks.size(); first = next) {
+    next = first + 1;
+    while (next < ranks.size() && ranks[next] == ranks[next - 1] + 1) next++;
+    if (next - first >= 3) {
+      parts.push_back(fmt::format("{}-{}", ranks[first], ranks[next - 1]));
+    } else {
+      for (size_t i = first; i < next; i++) parts.push_back(fmt::format("{}", ranks[i]));
+    }
+  }
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(parts, ", "));
+}
 
 std::optional<Report> explain(const std::vector<RankView>& views, int self, int64_t now) {
   return Inquiry(views, self, now).run();

@@ -45,6 +45,9 @@ struct Report {
   std::string json(const RankView& self) const;  // one line
 };
 
+// "none", "rank 3", "ranks 0, 1, 4-9".
+std::string rankList(const std::vector<int>& ranks);
+
 // `views` are by rank. Explains the call that rank `self` is in; nothing if it is in none.
 std::optional<Report> explain(const std::vector<RankView>& views, int self, int64_t now);
 

@@ -10,7 +10,7 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "diagnose/ras_inquiry.h"
+#include "diagnose/job_inquiry.h"
 #include "diagnose/report.h"
 #include "diagnose/segment_view.h"
 #include "runtime/runtime.h"
@@ -68,7 +68,7 @@ std::shared_ptr<Segment> mapTables(const RankPlace& place) {
 
 }  // namespace
 
-std::vector<RankView> readAllTables() {
+std::vector<RankView> readAllTables(bool withProcesses) {
   std::vector<std::shared_ptr<Segment>> segments{segmentOfThisProcess()};
   {
     MappedTables& mapped = MappedTables::get();
@@ -86,6 +86,9 @@ std::vector<RankView> readAllTables() {
         views.back().silentFor = 0;
         views.back().processState.clear();
       }
+      if (!withProcesses) return;
+      views.back().elsewhere = waitElsewhere(segment->address(), views.back(), now);
+      views.back().settings = readSettings(headOf(segment->address()));
     });
   }
   return views;
@@ -177,7 +180,7 @@ Watched::Watched(std::shared_ptr<Journal> journal, std::shared_ptr<PeerTables> p
       remote_(peers_, rank, questions_.uplink, questions_.ask) {}
 
 void Watched::hear(std::vector<std::byte> answer) {
-  if (!RasInquiry::hear(answer)) remote_.hear(std::move(answer));
+  if (!JobInquiry::hear(answer)) remote_.hear(std::move(answer));
 }
 
 // The watchdog may hold the lock for long while a device does not answer.
@@ -190,6 +193,11 @@ bool Watched::askNow(int rank, const Question& question) {
 bool Watched::hasDied(int rank) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   return lock && !stopped_ && questions_.hasDied && questions_.hasDied(rank);
+}
+
+bool Watched::hasLeft(int rank) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock && !stopped_ && questions_.hasLeft && questions_.hasLeft(rank);
 }
 
 void Watched::stop() {
@@ -449,8 +457,11 @@ void Watchdog::run() {
     const std::vector<std::weak_ptr<Watched>> all = watched_;
     looking_ = true;
     lock.unlock();
+    bool inquires = false;
     if (const auto segment = segmentOfThisProcess()) {
-      headOf(segment->address()).alive.store(steadyNow(), std::memory_order_release);
+      ProcessHead& head = headOf(segment->address());
+      head.alive.store(steadyNow(), std::memory_order_release);
+      inquires = inquiries_.proceed(head, steadyNow());
     }
     for (const auto& each : all) {
       const auto owned = each.lock();
@@ -466,7 +477,7 @@ void Watchdog::run() {
     lock.lock();
     looking_ = false;
     changed_.notify_all();
-    changed_.wait_for(lock, kInterval, [this] { return stopped_; });
+    changed_.wait_for(lock, inquires ? kInquiryInterval : kInterval, [this] { return stopped_; });
   }
 }
 

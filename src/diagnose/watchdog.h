@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "diagnose/journal.h"
+#include "diagnose/outside_inquiries.h"
 #include "diagnose/rank_view.h"
 #include "diagnose/remote_ranks.h"
 
@@ -104,8 +105,9 @@ struct Questions {
   int uplink = -1;
 };
 
-// The tables of this process and of all others that it has mapped for its communicators.
-std::vector<RankView> readAllTables();
+// The tables of this process and of all others that it has mapped for its communicators, with the
+// settings of their processes and what these wait in elsewhere, or without.
+std::vector<RankView> readAllTables(bool withProcesses = false);
 
 // A communicator of this process that the watchdog looks at until stop().
 class Watched {
@@ -116,9 +118,10 @@ class Watched {
   void stop();
   // The answer of another rank to a question.
   void hear(std::vector<std::byte> answer);
-  // For a RasInquiry, by any thread. Returns false, or nothing, if it may have to wait.
+  // For a JobInquiry, by any thread. They return false if they would have to wait.
   bool askNow(int rank, const Question& question);
   bool hasDied(int rank);
+  bool hasLeft(int rank);
   bool isStopped() const { return stopped_; }
   const std::shared_ptr<PeerTables>& peers() const { return peers_; }
   // The watchdog asks nothing while the returned lock is held.
@@ -167,7 +170,7 @@ class Watched {
 // the bootstrap's connections, since what it asks the device may take long when the device hangs.
 class Watchdog {
  public:
-  static constexpr std::chrono::milliseconds kInterval{250};
+  static constexpr std::chrono::milliseconds kInterval{250}, kInquiryInterval{20};
 
   static Watchdog& get();
   void add(const std::shared_ptr<Watched>& watched);
@@ -183,6 +186,7 @@ class Watchdog {
   std::condition_variable changed_;
   std::vector<std::weak_ptr<Watched>> watched_;
   bool running_ = false, stopped_ = false, looking_ = false;
+  OutsideInquiries inquiries_;  // of the thread
 };
 
 }  // namespace unisono::diagnose

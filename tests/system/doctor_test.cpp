@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "child_processes.h"
@@ -19,6 +21,7 @@ namespace {
 using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::Not;
 
 struct Output {
   int status = -1;
@@ -97,6 +100,63 @@ TEST(Doctor, ShowsWhoHoldsUpACall) {
     check(ncclCommDestroy(comm));
   });
   EXPECT_EQ(results, std::vector<int>({0, 0, 0}));
+}
+
+// Hosts of one rank each; the last process looks. Rank 1 is late or, with `stops`, stopped, so that
+// nobody tells of it. `asked` is the rank that is looked at.
+std::string doctorOfSeveralHosts(bool stops, int asked, const std::string& expected) {
+  std::string file = testing::TempDir() + "unisono_doctor_" + std::to_string(::getpid());
+  const Pipe pipe, pids[3], mayGo;
+  expectAllPass(runChildren(4, [&](int process) {
+    if (process == 3) {
+      pid_t ranks[3];
+      for (int rank = 0; rank < 3; rank++) ranks[rank] = pids[rank].read<pid_t>();
+      if (stops) {
+        // Its watchdog sees that the call is done.
+        std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        ::kill(ranks[1], SIGSTOP);
+      }
+      std::ofstream(file) << doctorUntil(expected, std::to_string(ranks[asked])).text;
+      if (stops) ::kill(ranks[1], SIGCONT);
+      mayGo.write(1);
+      return;
+    }
+    ::setenv("NCCL_HOSTID", std::to_string(process).c_str(), 1);
+    ::setenv("NCCL_NET", "Socket", 1);
+    check(unisonoHostSetDevice(process));
+    ncclComm_t comm = nullptr;
+    check(ncclCommInitRank(&comm, 3, sharedId(pipe, process, 3), process));
+    useOnce(comm);
+    pids[process].write(::getpid());
+    if (process == 1) mayGo.read<int>();
+    useOnce(comm);
+    check(ncclCommDestroy(comm));
+  }));
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  ::unlink(file.c_str());
+  return text.str();
+}
+
+TEST(Doctor, ShowsTheRanksOfSeveralHosts) {
+  const std::string text = doctorOfSeveralHosts(false, 2, "not arrived: rank 1\n");
+  EXPECT_THAT(text, AllOf(HasSubstr("not arrived: rank 1\n"),
+                          HasSubstr("waiting:      ranks 0, 2\n"), HasSubstr("0 -> 1, 2 -> 1\n"),
+                          HasSubstr("has finished AllReduce #1"), Not(HasSubstr("No answer"))));
+}
+
+TEST(Doctor, SaysWhichHostsDoNotAnswer) {
+  const std::string text = doctorOfSeveralHosts(true, 0, "waiting:      ranks 0, 2\n");
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("no answer from rank 1, for which the others may wait\n"),
+                    HasSubstr("waiting:      ranks 0, 2\n"),
+                    ContainsRegex("No answer from rank 1 \\(process [0-9]+ on host .*:[0-9]+\\)")));
+}
+
+// The process that is looked at is stopped, and has no neighbour: what can be read is shown.
+TEST(Doctor, ShowsWhatItCanReadOfAStoppedProcess) {
+  const std::string text = doctorOfSeveralHosts(true, 1, "in no call; the last was AllReduce #1");
+  EXPECT_THAT(text, HasSubstr("rank 1 of 3 on device 1: in no call; the last was AllReduce #1"));
 }
 
 // Rank 1 is late with its second replay.

@@ -63,12 +63,13 @@ RankView randomView(std::mt19937_64& random) {
   const auto below = [&](uint64_t limit) { return random() % limit; };
   const auto text = [&] { return std::string(below(30), static_cast<char>('a' + below(26))); };
   RankView view;
-  view.isKnown = true;
+  view.isKnown = below(8) != 0;
   view.ranks = 1 + static_cast<int>(below(9));
   view.rank = static_cast<int>(below(static_cast<uint64_t>(view.ranks)));
   view.id = random();
   view.name = text();
   view.host = text();
+  view.place = text();
   view.pid = static_cast<int64_t>(below(1 << 20));
   view.silentFor = static_cast<int64_t>(below(kSecond));
   view.entered = random();
@@ -93,7 +94,10 @@ RankView randomView(std::mt19937_64& random) {
   }
   for (uint64_t i = below(3); i > 0; i--) {
     view.flows.push_back({static_cast<int>(below(static_cast<uint64_t>(view.ranks))),
-                          below(2) == 0, random(), random(), {{random(), random(), random()}}});
+                          below(2) == 0,
+                          random(),
+                          random(),
+                          {{random(), random(), random()}}});
   }
   for (uint64_t i = below(3); i > 0; i--) view.settings[text()] = text();
   return view;
@@ -115,6 +119,8 @@ TEST(RemoteViews, ArriveAsTheyWereSent) {
       EXPECT_EQ(got.rank, sent.rank);
       EXPECT_EQ(got.name, sent.name);
       EXPECT_EQ(got.host, sent.host);
+      EXPECT_EQ(got.place, sent.place);
+      EXPECT_EQ(got.isKnown, sent.isKnown);
       EXPECT_EQ(got.counts, sent.counts);
       EXPECT_EQ(got.reported, sent.reported);
       EXPECT_EQ(got.settings, sent.settings);
@@ -260,7 +266,7 @@ TEST(RemoteRanks, CompareEachCallOnceAndAskNoMore) {
   EXPECT_TRUE(findMismatch(own->view(1, now), last[0]));
 }
 
-// Of messages in graphs the asker gets the sums of what the other has received from it.
+// The other rank tells sums: the messages in graphs that it has received from the asker.
 TEST(RemoteRanks, CompareTheMessagesOfGraphs) {
   Job job(2);
   const auto own = job.tablesAt(1), theirs = job.tablesAt(0);

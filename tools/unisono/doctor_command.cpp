@@ -15,10 +15,14 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
+#include "diagnose/outside_inquiries.h"
 #include "diagnose/report.h"
 #include "diagnose/segment_view.h"
 
@@ -32,13 +36,16 @@ constexpr int kExitShown = 0, kExitNoNccl = 1, kExitNoAccess = 2;
 // A file of another process, mapped for reading.
 class MappedFile {
  public:
-  explicit MappedFile(const fs::path& path) {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  enum class Access { read, write };
+  explicit MappedFile(const fs::path& path, Access access = Access::read) {
+    const bool writes = access == Access::write;
+    const int descriptor = ::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (descriptor < 0) return;
     struct stat status {};
     if (::fstat(descriptor, &status) == 0 && status.st_size > 0) {
       bytes_ = static_cast<size_t>(status.st_size);
-      address_ = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, descriptor, 0);
+      address_ = ::mmap(nullptr, bytes_, writes ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
+                        descriptor, 0);
       if (address_ == MAP_FAILED) address_ = nullptr;
     }
     ::close(descriptor);
@@ -94,11 +101,14 @@ std::vector<MappedFile> tablesOf(const std::string& pid) {
   return found;
 }
 
-// The ranks of all communicators of this host that can be read, by communicator.
-using Communicators = std::map<uint64_t, std::vector<diagnose::RankView>>;
+// A rank whose table can be read.
+struct LocalRank {
+  diagnose::RankView view;
+  uint64_t host;  // as RankPlace::host
+};
 
-Communicators communicatorsOfHost(int64_t now) {
-  Communicators all;
+std::vector<LocalRank> readHost(int64_t now) {
+  std::vector<LocalRank> all;
   std::set<std::pair<int64_t, uint64_t>> seen;  // descriptors of one table in one process
   std::error_code error;
   for (const auto& entry : fs::directory_iterator("/proc", error)) {
@@ -112,16 +122,154 @@ Communicators communicatorsOfHost(int64_t now) {
         if (view.hasLeft || !seen.emplace(view.pid, slot).second) return;
         view.elsewhere = diagnose::waitElsewhere(file.address(), view, now);
         view.settings = diagnose::readSettings(diagnose::headOf(file.address()));
-        std::vector<diagnose::RankView>& ranks = all[view.id];
-        ranks.resize(static_cast<size_t>(std::max(view.ranks, view.rank + 1)));
-        ranks[static_cast<size_t>(view.rank)] = std::move(view);
+        all.push_back({std::move(view), table.host.load(std::memory_order_acquire)});
       });
     }
   }
-  for (auto& [id, ranks] : all) {
-    for (size_t rank = 0; rank < ranks.size(); rank++) ranks[rank].rank = static_cast<int>(rank);
-  }
   return all;
+}
+
+// The communicators of a process, each with the views of its ranks. A view is not known, and has no
+// place, while nothing was read or told of a rank.
+class Communicators {
+ public:
+  // `anyHost`: also takes the tables of processes that share no memory with this one, such as those
+  // of other containers.
+  Communicators(const std::vector<LocalRank>& local, int pid, bool anyHost) : pid_(pid) {
+    std::map<uint64_t, std::set<uint64_t>> hosts;
+    for (const LocalRank& rank : local) {
+      if (rank.view.pid != pid) continue;
+      hosts[rank.view.id].insert(rank.host);
+      own_.emplace(rank.view.id, rank.view.rank);
+    }
+    for (const LocalRank& rank : local) {
+      const auto own = hosts.find(rank.view.id);
+      if (own != hosts.end() && (anyHost || own->second.contains(rank.host))) add(rank.view);
+    }
+  }
+
+  void add(const diagnose::RankView& view) {
+    const bool isOurs =
+        std::ranges::any_of(own_, [&](const auto& own) { return own.first == view.id; });
+    if (!isOurs) return;
+    std::vector<diagnose::RankView>& ranks = ranks_[view.id];
+    const size_t before = ranks.size();
+    ranks.resize(std::max(before, static_cast<size_t>(std::max(view.ranks, view.rank + 1))));
+    for (size_t rank = before; rank < ranks.size(); rank++) {
+      ranks[rank].rank = static_cast<int>(rank);
+      ranks[rank].id = view.id;
+    }
+    diagnose::RankView& known = ranks[static_cast<size_t>(view.rank)];
+    if (!known.isKnown) known = view;
+  }
+
+  const std::map<uint64_t, std::vector<diagnose::RankView>>& all() const { return ranks_; }
+  // Whether it is a rank of the process.
+  bool isOwn(const diagnose::RankView& view) const { return own_.contains({view.id, view.rank}); }
+  bool isComplete() const {
+    return std::ranges::all_of(ranks_, [](const auto& entry) {
+      return std::ranges::all_of(entry.second, &diagnose::RankView::isKnown);
+    });
+  }
+  // Processes that can be asked for the ranks that are missing: this one, then a neighbour.
+  std::vector<int64_t> informants() const {
+    std::vector<int64_t> found;
+    for (const bool own : {true, false}) {
+      for (const auto& [id, ranks] : ranks_) {
+        for (const diagnose::RankView& view : ranks) {
+          const bool isUsable = view.isKnown && !view.isSilent() && (view.pid == pid_) == own;
+          if (!isUsable || std::ranges::find(found, view.pid) != found.end()) continue;
+          found.push_back(view.pid);
+          break;
+        }
+      }
+    }
+    if (found.size() > kMostInformants) found.resize(kMostInformants);
+    return found;
+  }
+
+ private:
+  static constexpr size_t kMostInformants = 2;
+  const int pid_;
+  std::map<uint64_t, std::vector<diagnose::RankView>> ranks_;
+  std::set<std::pair<uint64_t, int>> own_;  // communicator and rank
+};
+
+int64_t steadyNow() {
+  return std::chrono::steady_clock::now().time_since_epoch().count();
+}
+
+constexpr std::chrono::milliseconds kAnswerLimit{2500}, kAnswerPause{20};
+
+// What a process says of the ranks of all hosts; nothing if it says nothing in time.
+std::optional<std::vector<diagnose::RankView>> ask(int64_t pid) {
+  const std::string descriptors = fmt::format("/proc/{}/fd", pid);
+  std::error_code error;
+  const auto forEachFile = [&](std::string_view name, const auto& visit) {
+    for (const auto& entry : fs::directory_iterator(descriptors, error)) {
+      const std::string target = fs::read_symlink(entry.path(), error).string();
+      if (target.find(fmt::format("memfd:{}", name)) == std::string::npos) continue;
+      if (visit(entry.path())) return;
+    }
+  };
+  uint64_t number = 0;
+  forEachFile(diagnose::kTableFile, [&](const fs::path& path) {
+    const MappedFile file(path, MappedFile::Access::write);
+    const bool isTable = file.address() != nullptr && file.bytes() == diagnose::kSegmentBytes &&
+                         diagnose::isTables(file.address());
+    if (isTable) number = diagnose::headOf(file.address()).inquiries.fetch_add(1) + 1;
+    return isTable;
+  });
+  if (number == 0) return std::nullopt;
+  std::optional<std::vector<diagnose::RankView>> answer;
+  const auto end = std::chrono::steady_clock::now() + kAnswerLimit;
+  while (!answer && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kAnswerPause);
+    forEachFile(diagnose::kAnswerFile, [&](const fs::path& path) {
+      const MappedFile file(path);
+      if (file.address() == nullptr) return false;
+      answer = diagnose::readAnswerFile({file.address(), file.bytes()}, number, steadyNow());
+      return answer.has_value();
+    });
+  }
+  return answer;
+}
+
+// The communicators of a process, with the ranks of other hosts as far as a process tells of them.
+// Sets `silent` to those that were asked and did not answer.
+Communicators lookAt(int pid, std::vector<int64_t>& silent) {
+  const std::vector<LocalRank> local = readHost(steadyNow());
+  Communicators communicators(local, pid, false);
+  if (communicators.isComplete()) return communicators;
+  for (const int64_t informant : communicators.informants()) {
+    if (const auto answer = ask(informant)) {
+      for (const diagnose::RankView& view : *answer) communicators.add(view);
+      return communicators;
+    }
+    silent.push_back(informant);
+  }
+  return Communicators(local, pid, true);
+}
+
+// Who did not answer, and of whom nobody has told.
+std::string describeMissing(const std::vector<diagnose::RankView>& ranks) {
+  constexpr size_t kMost = 16;
+  std::string text;
+  size_t count = 0;
+  std::vector<int> untold;
+  for (const diagnose::RankView& view : ranks) {
+    if (view.isKnown) continue;
+    if (view.place.empty()) {
+      untold.push_back(view.rank);
+    } else if (++count <= kMost) {
+      text += fmt::format("No answer from rank {} ({})\n", view.rank, view.place);
+    }
+  }
+  if (count > kMost) text += fmt::format("No answer from {} more ranks\n", count - kMost);
+  if (!untold.empty()) {
+    text += fmt::format("Not shown, as no process tells of them: {}\n", diagnose::rankList(untold));
+  }
+  return text;
 }
 
 void showRank(const std::vector<diagnose::RankView>& ranks, const diagnose::RankView& view,
@@ -184,15 +332,23 @@ int runDoctor(const DoctorArguments& arguments) {
     }
     if (libraries.size() > 1) fmt::print("More than one copy: calls may go to either of them\n");
   }
-  const int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
-  bool any = false;
-  for (const auto& [id, ranks] : communicatorsOfHost(now)) {
+  std::vector<int64_t> silent;
+  const Communicators communicators = lookAt(pid, silent);
+  const int64_t now = steadyNow();
+  std::string missing;
+  for (const auto& [id, ranks] : communicators.all()) {
     for (const diagnose::RankView& view : ranks) {
-      if (!view.isKnown || view.pid != pid) continue;
-      any = true;
-      showRank(ranks, view, now, arguments.json);
+      if (communicators.isOwn(view)) showRank(ranks, view, now, arguments.json);
     }
+    missing += describeMissing(ranks);
   }
+  for (const int64_t each : silent) {
+    missing += fmt::format(
+        "Process {} was asked for the ranks of other hosts and did not answer in {} s\n", each,
+        std::chrono::duration<double>(kAnswerLimit).count());
+  }
+  fmt::print(arguments.json ? stderr : stdout, "{}", missing);
+  const bool any = !communicators.all().empty();
   if (!any && !arguments.json) {
     fmt::print(
         "It has no communicator that can be looked at: none was made, UNISONO_HANG_SECONDS is 0, "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "diagnose/ras_inquiry.h"
+#include "diagnose/job_inquiry.h"
 
 #include <algorithm>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 struct Inquiries {
   std::mutex mutex;
   uint64_t questions = 0;
-  std::map<uint64_t, std::weak_ptr<RasInquiry>> byQuestion;
+  std::map<uint64_t, std::weak_ptr<JobInquiry>> byQuestion;
 
   static Inquiries& get() {
     static auto* instance = new Inquiries;
@@ -24,11 +24,13 @@ struct Inquiries {
 
 }  // namespace
 
-std::shared_ptr<RasInquiry> RasInquiry::begin(int64_t now, int64_t limit) {
-  auto inquiry = std::make_shared<RasInquiry>();
+std::shared_ptr<JobInquiry> JobInquiry::begin(int64_t now, int64_t limit, Question::Kind kind) {
+  auto inquiry = std::make_shared<JobInquiry>();
   inquiry->began_ = now;
   inquiry->limit_ = limit;
-  for (RankView& view : readAllTables()) inquiry->add(std::move(view));
+  inquiry->kind_ = kind;
+  for (RankView& view : readAllTables(kind == Question::Kind::everything))
+    inquiry->add(std::move(view));
   std::set<uint64_t> ids;
   for (const auto& watched : Watchdog::get().all()) {
     if (!watched->isStopped() && ids.insert(watched->peers()->id()).second)
@@ -40,23 +42,23 @@ std::shared_ptr<RasInquiry> RasInquiry::begin(int64_t now, int64_t limit) {
   return inquiry;
 }
 
-void RasInquiry::add(RankView&& view) {
+void JobInquiry::add(RankView&& view) {
   views_.try_emplace({view.id, view.rank}, std::move(view));
 }
 
-bool RasInquiry::isCovered(const Watched& communicator, int rank) const {
+bool JobInquiry::isCovered(const Watched& communicator, int rank) const {
   return communicator.peers()->isMapped(rank) ||
          views_.contains({communicator.peers()->id(), rank});
 }
 
-void RasInquiry::findTargets() {
+void JobInquiry::findTargets() {
   for (const auto& communicator : communicators_) {
     const PeerTables& peers = *communicator->peers();
     for (int rank = 0; rank < peers.ranks(); rank++) {
       if (isCovered(*communicator, rank)) continue;
       const RankPlace& place = peers.place(rank);
       if (!units_.insert(asksProcesses_ ? place.process : place.host).second) continue;
-      asked_.push_back({communicator, rank, {.kind = Question::Kind::job}});
+      asked_.push_back({communicator, rank, {.kind = kind_}});
     }
   }
   Inquiries& all = Inquiries::get();
@@ -69,7 +71,7 @@ void RasInquiry::findTargets() {
   }
 }
 
-bool RasInquiry::hear(std::span<const std::byte> answer) {
+bool JobInquiry::hear(std::span<const std::byte> answer) {
   // The head of every answer.
   struct Head {
     Question::Kind kind;
@@ -78,8 +80,8 @@ bool RasInquiry::hear(std::span<const std::byte> answer) {
   if (answer.size() < sizeof(head.kind) + sizeof(head.number)) return false;
   std::memcpy(&head.kind, answer.data(), sizeof(head.kind));
   std::memcpy(&head.number, answer.data() + sizeof(head.kind), sizeof(head.number));
-  if (head.kind != Question::Kind::job) return false;
-  std::shared_ptr<RasInquiry> inquiry;
+  if (head.kind != Question::Kind::job && head.kind != Question::Kind::everything) return false;
+  std::shared_ptr<JobInquiry> inquiry;
   {
     Inquiries& all = Inquiries::get();
     const std::lock_guard lock(all.mutex);
@@ -92,7 +94,7 @@ bool RasInquiry::hear(std::span<const std::byte> answer) {
   return true;
 }
 
-void RasInquiry::takeAnswers() {
+void JobInquiry::takeAnswers() {
   std::vector<Heard> heard;
   {
     const std::lock_guard lock(mutex_);
@@ -112,7 +114,7 @@ void RasInquiry::takeAnswers() {
   }
 }
 
-bool RasInquiry::proceed(int64_t now) {
+bool JobInquiry::proceed(int64_t now) {
   takeAnswers();
   const auto isAnswered = [](const Asked& asked) { return asked.isAnswered; };
   const bool isLate = now >= began_ + limit_ / 2;
@@ -131,8 +133,8 @@ bool RasInquiry::proceed(int64_t now) {
   return now >= began_ + limit_ || std::ranges::all_of(asked_, isAnswered);
 }
 
-RasJob RasInquiry::job(int64_t now) const {
-  RasJob job;
+JobState JobInquiry::job(int64_t now) const {
+  JobState job;
   job.seconds = static_cast<double>(now - began_) / 1e9;
   job.timeouts = static_cast<int>(
       std::ranges::count_if(asked_, [](const Asked& asked) { return !asked.isAnswered; }));
@@ -151,6 +153,9 @@ RasJob RasInquiry::job(int64_t now) const {
       view.host = place.hostName;
       view.address = place.address;
       if (communicator->hasDied(rank)) view.processState = "ended";
+      if (kind_ == Question::Kind::job) continue;
+      view.place = place.text();
+      view.isKnown = view.hasLeft = peers.isMapped(rank) || communicator->hasLeft(rank);
     }
   }
   return job;

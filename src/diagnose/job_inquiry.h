@@ -19,8 +19,8 @@ namespace unisono::diagnose {
 
 class Watched;
 
-// What is known of a job for clients of NCCL's RAS protocol.
-struct RasJob {
+// What is known of a job, for clients of NCCL's RAS protocol and for `unisono doctor`.
+struct JobState {
   // Of all communicators that are known. Not isKnown: a rank that nobody has told of, with the
   // place of its process.
   std::vector<RankView> views;
@@ -31,13 +31,15 @@ struct RasJob {
 // Gathers the ranks of all communicators of this process, and those of all communicators that the
 // processes which are asked know: one process of each host first, then each one that nobody has
 // told of. It never waits, and takes `limit` at most. Used by one thread.
-class RasInquiry : public std::enable_shared_from_this<RasInquiry> {
+class JobInquiry : public std::enable_shared_from_this<JobInquiry> {
  public:
-  static std::shared_ptr<RasInquiry> begin(int64_t now, int64_t limit);
+  // `kind`: job or everything.
+  static std::shared_ptr<JobInquiry> begin(int64_t now, int64_t limit,
+                                           Question::Kind kind = Question::Kind::job);
 
   // Asks, and takes what was answered. Returns whether it is complete.
   bool proceed(int64_t now);
-  RasJob job(int64_t now) const;
+  JobState job(int64_t now) const;
 
   // Called with an answer, by any thread. Returns whether it is one to an inquiry.
   static bool hear(std::span<const std::byte> answer);
@@ -60,6 +62,7 @@ class RasInquiry : public std::enable_shared_from_this<RasInquiry> {
   void add(RankView&& view);
 
   int64_t began_ = 0, limit_ = 0;
+  Question::Kind kind_ = Question::Kind::job;
   std::vector<std::shared_ptr<Watched>> communicators_;  // each once, the largest first
   bool asksProcesses_ = false;                           // the second stage
   std::set<uint64_t> units_;                             // hosts or processes that were asked
