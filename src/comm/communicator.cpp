@@ -15,6 +15,22 @@
 #include "comm/reaper.h"
 
 namespace unisono::comm {
+namespace {
+
+// Whether the word of a line that has its flag, as lineFlagWord() says, was stored in `step`.
+bool isOfStep(device::Protocol protocol, uint64_t word, uint64_t step) {
+  return protocol == device::Protocol::ll ? word >> 32 == device::lineFlagOf(step)
+                                          : word == step + 1;
+}
+size_t lineFlagWord(device::Protocol protocol) {
+  return protocol == device::Protocol::ll ? 0 : device::kWideLineData / sizeof(uint64_t);
+}
+// Whether only the flags in the slots of a FIFO tell which steps are there.
+bool hasFlagsOnly(const diagnose::Link& link) {
+  return link.lines && !link.network && !link.sends;
+}
+
+}  // namespace
 
 Communicator::Communicator(runtime::Runtime& runtime,
                            std::unique_ptr<bootstrap::Bootstrap> bootstrap, int device,
@@ -181,25 +197,41 @@ std::optional<diagnose::Progress> Communicator::readProgress() {
   return diagnose::Progress{started, runs ? started - 1 : started};
 }
 
+// The protocols of FIFOs that the launch which runs uses.
+Communicator::ProtocolSet Communicator::protocolsInUse() {
+  const auto progress = readProgress();
+  if (captures_ || !progress || launches_.load() >= progress->started + kLaunchesKept) {
+    return ~ProtocolSet{0};
+  }
+  return launchProtocols_[progress->started % kLaunchesKept].load();
+}
+
 std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
   std::vector<diagnose::Link> links;
-  std::vector<const uint64_t*> addresses;
+  std::vector<device::Protocol> protocols;
+  std::vector<const uint64_t*> addresses, perSlot;
+  const ProtocolSet inUse = protocolsInUse();
   {
     const std::lock_guard lock(countersMutex_);
     for (const auto& fifo : counters_) {
       if (links.size() == diagnose::kLinks) break;
+      if ((inUse >> static_cast<int>(fifo.protocol) & 1) == 0) continue;
       links.push_back(
           {fifo.peer, fifo.channel, fifo.sends, 0, 0, fifo.network, 0, fifo.lines, fifo.port});
-      addresses.push_back(fifo.tail);
+      protocols.push_back(fifo.protocol);
+      addresses.push_back(hasFlagsOnly(links.back()) ? fifo.head : fifo.tail);
       addresses.push_back(fifo.head);
-    }
-    for (size_t i = 0; i < links.size(); i++) {
-      if (!links[i].network || !links[i].sends) continue;
       for (uint32_t slot = 0; slot < decision_->slots; slot++) {
-        addresses.push_back(counters_[i].tail + device::kReportsWord + slot);
+        if (fifo.network && fifo.sends) {
+          perSlot.push_back(fifo.tail + device::kReportsWord + slot);
+        } else if (hasFlagsOnly(links.back())) {
+          const std::byte* line = fifo.slots + size_t{slot} * fifo.slotBytes;
+          perSlot.push_back(reinterpret_cast<const uint64_t*>(line) + lineFlagWord(fifo.protocol));
+        }
       }
     }
   }
+  addresses.insert(addresses.end(), perSlot.begin(), perSlot.end());
   std::vector<uint64_t> values(addresses.size());
   if (!runtime_.readWords(device_, addresses, values)) return std::nullopt;
   for (size_t i = 0; i < links.size(); i++) {
@@ -208,7 +240,18 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
   }
   // The counters and reports may have changed in between; they are those of a call that hangs.
   auto reports = values.begin() + static_cast<ptrdiff_t>(2 * links.size());
-  for (diagnose::Link& link : links) {
+  for (size_t i = 0; i < links.size(); i++) {
+    diagnose::Link& link = links[i];
+    if (hasFlagsOnly(link)) {
+      link.tail = link.head;
+      const auto isThere = [&] {
+        const uint64_t word = reports[static_cast<ptrdiff_t>(link.tail % decision_->slots)];
+        return link.tail < link.head + decision_->slots && isOfStep(protocols[i], word, link.tail);
+      };
+      while (isThere()) link.tail++;
+      reports += decision_->slots;
+      continue;
+    }
     if (!link.network || !link.sends) continue;
     if (link.lines) {
       link.tail = link.head;

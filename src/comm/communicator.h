@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -176,6 +178,9 @@ class Communicator {
   std::optional<diagnose::Progress> readProgress();
   std::optional<std::vector<diagnose::Link>> readLinks();
   std::optional<diagnose::Replays> readReplays();
+  using ProtocolSet = uint32_t;  // a bit for each device::Protocol
+  static ProtocolSet protocolsOf(std::span<const plan::Launch> launches);
+  ProtocolSet protocolsInUse();
   static void release(Communicator* communicator) noexcept;
   std::shared_ptr<void> keepWindow(uint64_t window);
   std::shared_ptr<void> streamBehindLaunches();
@@ -220,8 +225,11 @@ class Communicator {
   std::shared_ptr<diagnose::Journal> journal_;
   std::shared_ptr<diagnose::Watched> watched_;
   std::shared_ptr<CallProfile> profile_;  // null if nobody wants to know
-  uint64_t launches_ = 1;                 // the number of the last launch
+  std::atomic<uint64_t> launches_ = 1;    // the number of the last launch
   std::unique_ptr<Replays> replays_;
+  // Of the last launches, by number.
+  static constexpr uint64_t kLaunchesKept = 64;
+  std::array<std::atomic<ProtocolSet>, kLaunchesKept> launchProtocols_{};
   std::mutex countersMutex_;
   std::vector<transport::Connector::FifoCounters> counters_;  // of the FIFOs that are connected
 

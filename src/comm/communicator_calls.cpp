@@ -176,6 +176,22 @@ void Communicator::connect(const Prepared& prepared) {
   counters_ = connector_->fifoCounters();
 }
 
+Communicator::ProtocolSet Communicator::protocolsOf(std::span<const plan::Launch> launches) {
+  constexpr auto kBit = [](device::Protocol protocol) {
+    return ProtocolSet{1} << static_cast<int>(protocol);
+  };
+  ProtocolSet all = 0;
+  for (const plan::Launch& launch : launches) {
+    if (const auto* collective = std::get_if<plan::CollectiveLaunch>(&launch)) {
+      all |= kBit(collective->arguments.work[0].protocol);
+    } else if (std::holds_alternative<plan::SendReceiveLaunch>(launch) ||
+               std::holds_alternative<plan::MessagesLaunch>(launch)) {
+      all |= kBit(device::Protocol::simple) | kBit(device::Protocol::ll);
+    }
+  }
+  return all;
+}
+
 void Communicator::launch(Prepared& prepared) {
   if (prepared.captured) {
     health_->check(prepared.needs);  // replays are counted when they run
@@ -183,13 +199,16 @@ void Communicator::launch(Prepared& prepared) {
     health_->begin(prepared.needs);
   }
   const bool counts = !prepared.plan.launches.empty() && !prepared.captured;
-  const uint64_t launchNumber = counts ? ++launches_ : launches_;
+  const uint64_t launchNumber = counts ? ++launches_ : launches_.load();
   const auto note = [&] {
     if (prepared.lastCall != 0) {
       journal_->launched(prepared.firstCall, prepared.lastCall, launchNumber);
     }
   };
   if (prepared.plan.launches.empty()) return note();
+  if (counts) {
+    launchProtocols_[launchNumber % kLaunchesKept].store(protocolsOf(prepared.plan.launches));
+  }
   const GroupProfile::Step step(prepared.profile.get(), "launch");
   runtime::DeviceScope scope(runtime_, device_);
   const runtime::Stream stream = prepared.streams.front();

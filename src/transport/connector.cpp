@@ -106,11 +106,12 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
   const size_t count = group.fifos.size();
   for (size_t f = 0; f < fifos.size(); f++) {
     const device::Protocol protocol = group.fifos[f % count].protocol;
-    const bool network = fifos[f].reportsSlots != 0, lines = protocol == device::Protocol::ll;
-    if (protocol != device::Protocol::simple && !(network && lines)) continue;
+    const bool network = fifos[f].reportsSlots != 0, lines = protocol != device::Protocol::simple;
+    if (lines && !network && sends) continue;
     fifoCounters_.push_back({sends ? group.receiver : group.sender, group.channels[f / count],
                              sends, fifos[f].tail, fifos[f].head, network, lines,
-                             making.pending->portOf(f)});
+                             making.pending->portOf(f), protocol, fifos[f].slots,
+                             group.fifos[f % count].slotBytes});
   }
   return fifos;
 }

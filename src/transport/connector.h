@@ -75,15 +75,19 @@ class Connector {
   void close();
   std::vector<std::shared_ptr<Service>> handOver();
 
-  // The counters of a FIFO that this rank uses, as it addresses them: of protocol Simple, and of LL
-  // where it leads to another host.
+  // The counters of a FIFO that this rank uses, as it addresses them. Those of LL and LL128 have a
+  // tail on the receiver's side of a network only; elsewhere the flags in its slots tell which
+  // steps are there, and there is nothing for the sender.
   struct FifoCounters {
     int peer, channel;
     bool sends;
     const uint64_t *tail, *head;
     bool network;      // the sender's reports of its slots follow the tail
-    bool lines;        // protocol LL, where a sender has no tail
+    bool lines;        // protocol LL or LL128
     std::string port;  // of the network
+    device::Protocol protocol;
+    const std::byte* slots;
+    uint32_t slotBytes;
   };
   const std::vector<FifoCounters>& fifoCounters() const { return fifoCounters_; }
 

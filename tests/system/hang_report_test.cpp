@@ -130,8 +130,10 @@ TEST(HangReport, SaysThatRanksStillConnect) {
   EXPECT_THAT(text, ContainsRegex("next: +Let process [0-9]+ go on"));
 }
 
+class KernelsOf : public testing::TestWithParam<const char*> {};
+
 // A rank stops while all are in the middle of a call, or before its kernel has begun.
-TEST(HangReport, SaysWhereAKernelIsStuck) {
+TEST_P(KernelsOf, AreSaidToBeStuck) {
   const Log log;
   const Pipe pipe, toHelper;
   expectAllPass(runChildren(4, [&](int process) {
@@ -142,7 +144,7 @@ TEST(HangReport, SaysWhereAKernelIsStuck) {
       return;
     }
     ::setenv("NCCL_ALGO", "ring", 1);
-    ::setenv("NCCL_PROTO", "Simple", 1);
+    ::setenv("NCCL_PROTO", GetParam(), 1);
     const Rank rank(log, pipe, process, 3);
     // Takes far longer than the rank takes to stop itself.
     const size_t count = scaled(16'000'000, 4'000'000);
@@ -161,6 +163,9 @@ TEST(HangReport, SaysWhereAKernelIsStuck) {
   EXPECT_THAT(text, ContainsRegex("next: +Let process [0-9]+ go on"));
   EXPECT_THAT(text, HasSubstr("\"verdict\":\"in_kernel\""));
 }
+
+INSTANTIATE_TEST_SUITE_P(Protocols, KernelsOf, testing::Values("Simple", "LL", "LL128"),
+                         [](const auto& instance) { return std::string(instance.param); });
 
 // Rank 1 has put work of its own before the call: a wait for an event that is recorded later.
 TEST(HangReport, SaysThatOtherWorkIsBeforeTheCall) {
