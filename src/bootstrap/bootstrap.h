@@ -143,7 +143,7 @@ class Bootstrap {
 
   // Calls `handler` with each message of `tag` instead of keeping it for receive(), also with those
   // that have arrived already, in the order of each sender. It is called on any thread with a lock
-  // held: it must neither wait nor call this object.
+  // held: it must neither wait nor call this object. Without a handler they are kept again.
   using MessageHandler = std::function<void(int peer, std::vector<std::byte> message)>;
   void handleMessages(uint64_t tag, MessageHandler handler);
 

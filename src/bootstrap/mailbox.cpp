@@ -185,6 +185,10 @@ std::vector<std::byte> Mailbox::receive(int peer, FrameKind kind, uint64_t tag,
 
 void Mailbox::handleMessages(uint64_t tag, MessageHandler handler) {
   const Lock lock(mutex_);
+  if (!handler) {
+    handlers_.erase(tag);
+    return;
+  }
   std::vector<Key> arrived;
   for (const auto& [key, messages] : inbox_) {
     if (std::get<FrameKind>(key) == FrameKind::message && std::get<uint64_t>(key) == tag) {

@@ -20,7 +20,7 @@ using transport::TransportKind;
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 672 && bootstrap::kProtocolVersion == 17,
+static_assert(sizeof(RankFacts) == 672 && bootstrap::kProtocolVersion == 18,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {

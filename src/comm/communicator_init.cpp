@@ -41,19 +41,31 @@ void copyText(std::array<char, kSize>& to, const std::string& from) {
   to[length] = '\0';
 }
 
+// Of ranks plus 1, where 0 is none. Empty if all are none.
+template <size_t kSize>
+std::vector<int> listOf(const std::array<int32_t, kSize>& ranks) {
+  std::vector<int> list;
+  if (std::ranges::all_of(ranks, [](int32_t rank) { return rank == 0; })) return list;
+  for (const int32_t rank : ranks) list.push_back(rank - 1);
+  return list;
+}
+
 std::vector<transport::PeerPlace> placesOf(const std::vector<RankFacts>& ranks,
                                            const std::vector<topology::RankPlace>& inChannels) {
   const bool network = usesNetwork(ranks);
   std::vector<transport::PeerPlace> places;
   for (const RankFacts& peer : ranks) {
-    const auto& forwarders = inChannels[places.size()].forwarders;
+    const topology::RankPlace& inNode = inChannels[places.size()];
     Fnv device;
     device.add(std::string_view(reinterpret_cast<const char*>(peer.deviceUuid.data()),
                                 peer.deviceUuid.size()));
     transport::PeerPlace& place = places.emplace_back(
         transport::PeerPlace{peer.process, peer.device, device.value(), network ? peer.host : 0});
-    if (std::ranges::all_of(forwarders, [](int32_t rank) { return rank == 0; })) continue;
-    for (const int32_t rank : forwarders) place.forwarders.push_back(rank - 1);
+    place.forwarders = listOf(inNode.forwarders);
+    place.messageForwarders = listOf(inNode.messageForwarders);
+    for (const int32_t port : inNode.messagePorts) {
+      if (port > 0) place.messagePorts.push_back(port - 1);
+    }
   }
   return places;
 }
@@ -256,7 +268,11 @@ void Communicator::agree(AllFacts ranks) {
     const auto isKnown = [&](int port) { return port < static_cast<int>(ports->size()); };
     if (std::ranges::all_of(found.ports, isKnown)) netPorts_ = std::move(found.ports);
   }
-  if (netPorts_.empty()) found.place.forwarders = {};
+  if (netPorts_.empty()) {
+    found.place.forwarders = {};
+    found.place.messagePorts = {};
+    found.place.messageForwarders = {};
+  }
   const auto places = bootstrap_->allGatherShared(found.place);
   tuning::CostConstants constants = tuning::defaultConstants();
   const auto advisor = makeTuner(*ranks, *places, constants);

@@ -42,6 +42,8 @@ struct NodeChannels {
   std::vector<std::string> portAffinityOf;
   std::vector<std::vector<transport::DirectAccess>> direct;  // by device and number of a port
   std::vector<std::vector<int>> forwarders;                  // the same: a device, or -1 (PXN)
+  std::vector<std::vector<int>> messageForwarders;           // the same
+  std::vector<std::vector<int>> messagePorts;                // by device: numbers of ports
   std::map<std::pair<size_t, size_t>, DevicePair> pairs;     // by devices, the lower first
 };
 
@@ -112,6 +114,34 @@ std::vector<int> forwardersOf(const topology::Machine& machine, int gpu) {
   return ports;
 }
 
+// The device that sends messages of a GPU to receivers that use a port, by the port's number: may
+// be the GPU's own. -1: they leave through the GPU's own ports.
+std::vector<int> messageForwardersOf(const topology::Machine& machine, int gpu, int crossNic) {
+  std::vector<int> ports;
+  for (const int net : machine.topology.of(topology::NodeType::net)) {
+    const topology::Node& node = machine.topology.node(net);
+    if (node.host != machine.topology.node(gpu).host || node.net.dev < 0) continue;
+    const auto number = static_cast<size_t>(node.net.dev);
+    if (ports.size() <= number) ports.resize(number + 1, -1);
+    const topology::PxnVerdict verdict =
+        topology::checkMessagePxn(machine.topology, machine.paths, machine.settings, gpu, net);
+    // Rails that are not joined.
+    const int through = !verdict.used && crossNic == 0 ? gpu : verdict.through;
+    if (through >= 0) ports[number] = machine.topology.node(through).gpu.rank;
+  }
+  return ports;
+}
+
+// The numbers of the ports of a GPU for messages.
+std::vector<int> messagePortsOf(const topology::Machine& machine, int gpu) {
+  std::vector<int> ports;
+  for (const int net : topology::messagePorts(machine.topology, machine.paths, gpu)) {
+    const int number = machine.topology.node(net).net.dev;
+    if (number >= 0) ports.push_back(number);
+  }
+  return ports;
+}
+
 NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopology& file) {
   topology::Topology whole = topology::buildTopology(file);
   for (const std::string& note : file.notes) logInfo("{}: {}", file.source, note);
@@ -155,8 +185,10 @@ NodeChannels searchNode(const NodeQuestion& question, const topology::XmlTopolog
     node.affinityOf.push_back(topology::cpuAffinityOf(machine, static_cast<int>(a)));
     node.portAffinityOf.push_back(topology::portAffinityOf(machine, static_cast<int>(a)));
     node.direct.push_back(directAccess(machine, machine.topology.gpuOfRank(static_cast<int>(a))));
-    node.forwarders.push_back(
-        forwardersOf(machine, machine.topology.gpuOfRank(static_cast<int>(a))));
+    const int gpu = machine.topology.gpuOfRank(static_cast<int>(a));
+    node.forwarders.push_back(forwardersOf(machine, gpu));
+    node.messageForwarders.push_back(messageForwardersOf(machine, gpu, question.search.crossNic));
+    node.messagePorts.push_back(messagePortsOf(machine, gpu));
     for (size_t b = a + 1; b < devices.size(); b++) {
       const int gpuA = machine.topology.gpuOfRank(static_cast<int>(a));
       const int gpuB = machine.topology.gpuOfRank(static_cast<int>(b));
@@ -245,6 +277,21 @@ transport::PeerLinks linksOf(const NodeChannels& node, const Settings& settings,
   return links;
 }
 
+// Where messages of a rank, which uses the device `own`, enter and leave the node.
+void placeMessages(topology::RankPlace& place, const NodeChannels& node,
+                   const std::vector<NodeDevice>& devices, size_t own, int rank) {
+  const std::vector<int>& ports = node.messagePorts[own];
+  for (size_t i = 0; i < std::min(ports.size(), place.messagePorts.size()); i++) {
+    place.messagePorts[i] = ports[i] + 1;
+  }
+  const std::vector<int>& through = node.messageForwarders[own];
+  for (size_t port = 0; port < std::min(through.size(), place.messageForwarders.size()); port++) {
+    if (through[port] < 0) continue;
+    const auto device = static_cast<size_t>(through[port]);
+    place.messageForwarders[port] = 1 + (device == own ? rank : devices[device].ranks.front());
+  }
+}
+
 void writeDump(const std::string& file, const char* variable, const std::string& text) {
   try {
     detect::writeFile(file, text);
@@ -297,6 +344,7 @@ NodePlace findPlace(const std::vector<RankFacts>& ranks, const Hosts& hosts, int
     if (!ports || port >= byPort.size() || byPort[port] < 0) continue;
     place.forwarders[channel] = 1 + devices[static_cast<size_t>(byPort[port])].ranks.front();
   }
+  if (ports) placeMessages(place, *node, devices, own, rank);
   std::vector<int> headPorts;
   for (const topology::ChannelGraph* graph :
        {&domain.graphs.collnetDirect, &domain.graphs.collnetChain, &domain.graphs.nvls}) {

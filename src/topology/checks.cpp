@@ -205,6 +205,41 @@ PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const Path
   return first;
 }
 
+std::vector<int> messagePorts(const Topology& topology, const PathTable& paths, int gpu) {
+  const std::vector<int>& near = paths.nearest(gpu);
+  std::vector<int> ports;
+  for (const int net : near) {
+    if (topology.node(net).host == topology.node(gpu).host) ports.push_back(net);
+  }
+  if (ports.empty()) return {};
+  const std::vector<int>& sharers = paths.nearest(ports.front());
+  const auto own = std::find(sharers.begin(), sharers.end(), gpu);
+  // The ports nearest to a GPU may be nearer to others.
+  const size_t place =
+      own == sharers.end() ? static_cast<size_t>(gpu) : static_cast<size_t>(own - sharers.begin());
+  const size_t share =
+      own == sharers.end() ? 1 : (ports.size() + sharers.size() - 1) / sharers.size();
+  std::vector<int> result;
+  for (size_t i = 0; i < share; i++) {
+    result.push_back(ports[(place * share + i) % ports.size()]);
+  }
+  return result;
+}
+
+namespace {
+
+// Of the GPUs nearest to a port the one that uses it for its own messages.
+int gpuOfPort(const Topology& topology, const PathTable& paths, int net) {
+  const std::vector<int>& near = paths.nearest(net);
+  for (const int gpu : near) {
+    const std::vector<int> ports = messagePorts(topology, paths, gpu);
+    if (std::find(ports.begin(), ports.end(), net) != ports.end()) return gpu;
+  }
+  return near.empty() ? -1 : near.front();
+}
+
+}  // namespace
+
 PxnVerdict checkMessagePxn(const Topology& topology, const PathTable& paths,
                            const PathSettings& settings, int gpu, int net) {
   if (settings.pxnDisable) return {false, -1, "NCCL_PXN_DISABLE forbids it"};
@@ -216,13 +251,19 @@ PxnVerdict checkMessagePxn(const Topology& topology, const PathTable& paths,
             fmt::format("the path is {}, and NCCL_P2P_PXN_LEVEL=1 allows up to PXN",
                         nameOf(path.type))};
   }
-  const std::vector<int>& near = paths.nearest(net);
-  if (near.empty()) return {false, -1, "no GPU is near the port"};
-  const int through = near.front();
+  const int through = gpuOfPort(topology, paths, net);
+  if (through < 0) return {false, -1, "no GPU is near the port"};
+  if (topology.node(through).host != topology.node(gpu).host) {
+    return {false, -1,
+            fmt::format("{}, the GPU near the port, is on another host", topology.nameOf(through))};
+  }
   const Path wire = paths.wirePath(through, net);
   const std::string name = topology.nameOf(through);
   if (through != gpu && paths.wirePath(through, gpu).type > PathType::nvl) {
     return {false, -1, fmt::format("no NVLink leads to {}, the GPU near the port", name)};
+  }
+  if (through != gpu && !checkPeer(topology, paths, settings, gpu, through).allowed) {
+    return {false, -1, fmt::format("P2P to {}, the GPU near the port, is not allowed", name)};
   }
   if (wire.type > (settings.pxnC2c ? PathType::p2c : PathType::pxb)) {
     return {

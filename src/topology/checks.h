@@ -48,9 +48,13 @@ struct PxnVerdict {
 PxnVerdict checkPxn(const Topology& topology, const PathTable& paths, const PathSettings& settings,
                     int gpu, int net);
 
-// Whether messages of a GPU to a GPU of another machine leave through `net`, the port that the
-// receiver's place has on this machine, so that they stay on one rail. `through` is the GPU that
-// forwards them, or `gpu` itself.
+// The ports of a GPU for messages, which its channels take in turn: those nearest to it, of which
+// the GPUs that are as near have as equal a share as there can be.
+std::vector<int> messagePorts(const Topology& topology, const PathTable& paths, int gpu);
+
+// Whether messages of a GPU to a GPU of another machine leave through `net`, which on the other
+// machine is the receiver's port, so that they stay on one rail. `through` is the GPU that forwards
+// them, or `gpu` itself.
 PxnVerdict checkMessagePxn(const Topology& topology, const PathTable& paths,
                            const PathSettings& settings, int gpu, int net);
 

@@ -14,6 +14,8 @@
 namespace unisono::topology {
 
 inline constexpr int kMostChannels = 64;
+// Of one rank, for messages; and those to which messages of other ranks are aligned.
+inline constexpr int kMostMessagePorts = 8, kMostAlignedPorts = 64;
 
 // A graph but for its channels. Plain data; the meaning is that of ChannelGraph.
 struct GraphFacts {
@@ -48,6 +50,12 @@ struct RankPlace {
   uint64_t collnetHeadOf, nvlsHeadOf;  // bit c: the head of channel c
   // By channel: the rank of the node through which this one sends to others (PXN), plus 1; 0: none.
   std::array<int32_t, kMostChannels> forwarders;
+  // Of messages between hosts: the numbers of the rank's own ports plus 1, which its channels take
+  // in turn; 0 after the last one.
+  std::array<int32_t, kMostMessagePorts> messagePorts;
+  // By the number of the receiver's port: the rank of the node, plus 1, that sends through the port
+  // of the same number on this host; 0: the rank sends through its own ports.
+  std::array<int32_t, kMostAlignedPorts> messageForwarders;
 };
 
 // The place of a rank in the graphs of its node. `ranksOf` lists for each node of the topology that

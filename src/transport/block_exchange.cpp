@@ -17,6 +17,14 @@ struct BlockMessage {
   LinkCheck::Request check;
 };
 
+void checkSize(int rank, int peer, size_t bytes, size_t expected) {
+  if (bytes == expected) return;
+  throw internalError("A connection message has {} bytes instead of {}", bytes, expected)
+      .rank(rank)
+      .peer(peer)
+      .remedy("Use the same version of the library on all ranks");
+}
+
 }  // namespace
 
 uint64_t tagOf(uint64_t purpose, bool ofSender, int sender, int receiver) {
@@ -36,13 +44,7 @@ std::byte* BlockExchange::receive(int peer, uint64_t tag, uint32_t kind) {
   const std::vector<std::byte> bytes = bootstrap_.receive(peer, tag);
   const int rank = bootstrap_.rank();
   BlockMessage message;
-  if (bytes.size() != sizeof(message)) {
-    throw internalError("A connection message has {} bytes instead of {}", bytes.size(),
-                        sizeof(message))
-        .rank(rank)
-        .peer(peer)
-        .remedy("Use the same version of the library on all ranks");
-  }
+  checkSize(rank, peer, bytes.size(), sizeof(message));
   std::memcpy(&message, bytes.data(), sizeof(message));
   if (message.kind != kind) {
     throw invalidUsage("Ranks {} and {} differ on how they exchange data", rank, peer)
@@ -61,6 +63,22 @@ std::byte* BlockExchange::receive(int peer, uint64_t tag, uint32_t kind) {
     check_.throwIfWrong(peer, message.check, answer);
   }
   return address;
+}
+
+void BlockExchange::lend(int peer, uint64_t tag, std::span<const memory::Block> blocks) {
+  std::vector<memory::SharedBlock> shared;
+  for (const memory::Block& block : blocks) shared.push_back(block.shared);
+  bootstrap_.send(peer, tag, std::as_bytes(std::span(shared)));
+}
+
+std::vector<std::byte*> BlockExchange::borrow(int peer, uint64_t tag, size_t blocks) {
+  const std::vector<std::byte> bytes = bootstrap_.receive(peer, tag);
+  std::vector<memory::SharedBlock> shared(blocks);
+  checkSize(bootstrap_.rank(), peer, bytes.size(), blocks * sizeof(memory::SharedBlock));
+  std::memcpy(shared.data(), bytes.data(), bytes.size());
+  std::vector<std::byte*> addresses;
+  for (const memory::SharedBlock& block : shared) addresses.push_back(mappings_.map(block));
+  return addresses;
 }
 
 void BlockExchange::verifyLinks() {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "bootstrap/bootstrap.h"
@@ -26,6 +28,11 @@ class BlockExchange {
   // Waits for a block and maps it. Throws Error(invalidUsage) if its kind is another one, and
   // Error(systemError) if the link is found to be broken.
   std::byte* receive(int peer, uint64_t tag, uint32_t kind);
+
+  // The same with memory that its owner keeps until the other one has ended, from any thread: it
+  // need not know when it has been mapped.
+  void lend(int peer, uint64_t tag, std::span<const memory::Block> blocks);
+  std::vector<std::byte*> borrow(int peer, uint64_t tag, size_t blocks);
 
   // Waits for the other ends of links that the blocks so far are the first to use. Throws
   // Error(systemError) if a link is found to be broken.

@@ -43,10 +43,62 @@ Connector::Connector(runtime::Runtime& runtime, bootstrap::Bootstrap& bootstrap,
       context_{runtime_, bootstrap, arena_, blocks_, config_, slots_, places_, links_, options_},
       blocks_(bootstrap, mappings, context_),
       sendConnected_(static_cast<size_t>(config.ranks)),
-      receiveConnected_(static_cast<size_t>(config.ranks)) {}
+      receiveConnected_(static_cast<size_t>(config.ranks)) {
+  if (forwardsMessages()) transportOf(TransportKind::network).forwardMessages();
+}
+
+std::vector<ConnectionGroup> groupsForMessages(const plan::CommConfig& config,
+                                               const std::vector<PeerPlace>& places, int sender,
+                                               int receiver) {
+  const PeerPlace &from = places[static_cast<size_t>(sender)],
+                  &to = places[static_cast<size_t>(receiver)];
+  std::vector<ConnectionGroup::FifoShape> fifos{{device::Protocol::simple, config.peerSlotBytes}};
+  if (config.peerLineSlotBytes > 0) {
+    fifos.push_back({device::Protocol::ll, config.peerLineSlotBytes});
+  }
+  const auto take = [](const std::vector<int>& ports, int channel) {
+    return ports.empty() ? -1 : ports[static_cast<size_t>(channel) % ports.size()];
+  };
+  std::map<int, ConnectionGroup> groups;  // by forwarder
+  for (int channel = 0; channel < config.channelsPerPeer; channel++) {
+    const int in = take(to.messagePorts, channel);
+    int out = take(from.messagePorts, channel), forwarder = -1;
+    const auto aligned = static_cast<size_t>(in);
+    if (from.host != to.host && in >= 0 && aligned < from.messageForwarders.size() &&
+        from.messageForwarders[aligned] >= 0) {
+      out = in;
+      forwarder = from.messageForwarders[aligned];
+      if (forwarder == sender) forwarder = -1;
+    }
+    const auto [entry, isNew] = groups.try_emplace(
+        forwarder, ConnectionGroup{sender, receiver, kPeer, {}, fifos, forwarder, true});
+    entry->second.channels.push_back(channel);
+    entry->second.ports.push_back(config.rank == receiver ? in : out);
+  }
+  std::vector<ConnectionGroup> result;
+  for (auto& [forwarder, group] : groups) result.push_back(std::move(group));
+  return result;
+}
+
+// Whether other ranks of its host ask a rank to forward messages.
+bool Connector::forwardsMessages() const {
+  const uint64_t host = context_.own().host;
+  bool isAsked = false, hasOthers = false;
+  for (size_t rank = 0; rank < places_.size(); rank++) {
+    const PeerPlace& place = places_[rank];
+    hasOthers |= place.host != host;
+    isAsked |=
+        place.host == host && static_cast<int>(rank) != config_.rank &&
+        std::ranges::find(place.messageForwarders, config_.rank) != place.messageForwarders.end();
+  }
+  return isAsked && hasOthers;
+}
 
 Transport& Connector::transportOf(const ConnectionGroup& group) {
-  const TransportKind kind = context_.linkBetween(group.sender, group.receiver).transport;
+  return transportOf(context_.linkBetween(group.sender, group.receiver).transport);
+}
+
+Transport& Connector::transportOf(TransportKind kind) {
   auto& transport = transports_[static_cast<size_t>(kind)];
   if (transport == nullptr) transport = makeTransport(kind, context_);
   return *transport;
@@ -219,17 +271,13 @@ void Connector::connectTrees() {
   treesConnected_ = true;
 }
 
-// The group for messages that both ends will have connected.
-ConnectionGroup Connector::makeGroupForMessages(int from, int to) {
+// The groups for messages that both ends will have connected.
+void Connector::beginForMessages(int from, int to, std::vector<Making>& makings) {
   if (from == config_.rank) sendConnected_[static_cast<size_t>(to)] = true;
   if (to == config_.rank) receiveConnected_[static_cast<size_t>(from)] = true;
-  std::vector<int> channels(static_cast<size_t>(config_.channelsPerPeer));
-  std::iota(channels.begin(), channels.end(), 0);
-  std::vector<ConnectionGroup::FifoShape> fifos{{device::Protocol::simple, config_.peerSlotBytes}};
-  if (config_.peerLineSlotBytes > 0) {
-    fifos.push_back({device::Protocol::ll, config_.peerLineSlotBytes});
+  for (ConnectionGroup& group : groupsForMessages(config_, places_, from, to)) {
+    makings.push_back(begin(std::move(group)));
   }
-  return {from, to, kPeer, std::move(channels), std::move(fifos)};
 }
 
 void Connector::connectThrough() {
@@ -238,7 +286,7 @@ void Connector::connectThrough() {
     if (link.through < 0) continue;
     for (const auto& [from, to] : {pair, std::pair(pair.second, pair.first)}) {
       if (config_.rank != from && config_.rank != to && config_.rank != link.through) continue;
-      makings.push_back(begin(makeGroupForMessages(from, to)));
+      beginForMessages(from, to, makings);
     }
   }
   putInOrder(makings);
@@ -250,8 +298,11 @@ void Connector::connectPeers(const std::vector<plan::PeerUse>& uses) {
   std::vector<Making> makings;
   for (const plan::PeerUse& use : uses) {
     if ((use.sends ? sendConnected_ : receiveConnected_)[static_cast<size_t>(use.peer)]) continue;
-    makings.push_back(begin(use.sends ? makeGroupForMessages(config_.rank, use.peer)
-                                      : makeGroupForMessages(use.peer, config_.rank)));
+    if (use.sends) {
+      beginForMessages(config_.rank, use.peer, makings);
+    } else {
+      beginForMessages(use.peer, config_.rank, makings);
+    }
   }
   putInOrder(makings);
   for (const Making& making : makings) completeForMessages(making);
@@ -262,11 +313,18 @@ void Connector::completeForMessages(const Making& making) {
   const bool sends = group.sender == config_.rank;
   if (!sends && group.receiver != config_.rank) return;
   const std::vector<device::Fifo> made = complete(making);
-  for (size_t i = 0; i < group.fifos.size(); i++) {
-    std::vector<device::Fifo> ofChannels;
-    for (size_t f = i; f < made.size(); f += group.fifos.size()) ofChannels.push_back(made[f]);
-    tables_.setPeer(sends, group.fifos[i].protocol, sends ? group.receiver : group.sender,
-                    plan::firstMessageChannel(config_, group.sender, group.receiver), ofChannels);
+  const int first = plan::firstMessageChannel(config_, group.sender, group.receiver);
+  const size_t count = group.fifos.size(), channels = group.channels.size();
+  for (size_t i = 0; i < count; i++) {
+    for (size_t begin = 0, end = 0; begin < channels; begin = end) {
+      std::vector<device::Fifo> run;  // of consecutive channels
+      do {
+        run.push_back(made[end * count + i]);
+        end++;
+      } while (end < channels && group.channels[end] == group.channels[end - 1] + 1);
+      tables_.setPeer(sends, group.fifos[i].protocol, sends ? group.receiver : group.sender,
+                      first + group.channels[begin], run);
+    }
   }
 }
 

@@ -100,11 +100,13 @@ class Connector {
     ConnectionGroup group;
     std::unique_ptr<PendingConnection> pending;
   };
+  bool forwardsMessages() const;
   Transport& transportOf(const ConnectionGroup& group);
+  Transport& transportOf(TransportKind kind);
   Making begin(ConnectionGroup group);
   void putInOrder(std::vector<Making>& makings) const;
   std::vector<device::Fifo> complete(const Making& making);
-  ConnectionGroup makeGroupForMessages(int from, int to);
+  void beginForMessages(int from, int to, std::vector<Making>& makings);
   void completeForMessages(const Making& making);
 
   // Channels by sender, receiver and forwarder, in increasing order.

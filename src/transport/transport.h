@@ -48,6 +48,10 @@ struct PeerPlace {
   // By channel (from the first one again): the rank of its host that sends for it to other hosts,
   // as the port is nearer to that rank's GPU (PXN); -1: itself. Empty: always itself.
   std::vector<int> forwarders = {};
+  // Of messages between hosts (topology::RankPlace): the numbers of its own ports, which channels
+  // take in turn; empty: any. By the number of the receiver's port: who sends through the port of
+  // the same number for this rank, may be itself; -1: it sends through its own ports.
+  std::vector<int> messagePorts = {}, messageForwarders = {};
 };
 
 // How two ranks exchange data (topology::checkPeer).
@@ -113,7 +117,17 @@ struct ConnectionGroup {
   };
   std::vector<FifoShape> fifos;
   int forwarder = -1;  // as PeerPlace::forwarders
+  // Of messages, which the two ends connect in calls of theirs without the forwarder.
+  bool messages = false;
+  // Of this rank's host, for each channel; -1, or none: that of TransportOptions::ports.
+  std::vector<int> ports = {};
 };
+
+// What carries messages from one rank to another: a group for each forwarder. The same on all
+// ranks, but for the ports.
+std::vector<ConnectionGroup> groupsForMessages(const plan::CommConfig& config,
+                                               const std::vector<PeerPlace>& places, int sender,
+                                               int receiver);
 
 // What transports know of their communicator. All of it lives longer than they do.
 struct TransportContext {
@@ -171,6 +185,8 @@ class Transport {
   // connects several groups sets up all of them before it connects the first one, so that no order
   // of ranks can deadlock.
   virtual std::unique_ptr<PendingConnection> setup(const ConnectionGroup& group) = 0;
+  // Other ranks of the host will ask this one to forward messages (PXN).
+  virtual void forwardMessages() {}
   // Kernels of this communicator were enqueued.
   virtual void noteLaunch() {}
   // Waits until what kernels that have ended wanted to send needs this rank no more. Throws what

@@ -19,9 +19,10 @@ inline void inChild(const std::function<void()>& body) {
   EXPECT_EQ(runChildren(1, [&](int) { body(); }), std::vector<int>({0}));
 }
 
-// Makes each call with each count, and checks the results.
-inline void everyCall(const Ranks& ranks, std::initializer_list<size_t> counts) {
-  for (const Call call : kCalls) {
+// Makes each of the calls with each count, and checks the results.
+template <typename Calls>
+void everyCall(const Ranks& ranks, const Calls& calls, std::initializer_list<size_t> counts) {
+  for (const Call call : calls) {
     for (const size_t count : counts) {
       Case made;
       made.call = call;
@@ -40,6 +41,10 @@ inline void everyCall(const Ranks& ranks, std::initializer_list<size_t> counts) 
       for (const auto& buffer : buffers) buffer->verify();
     }
   }
+}
+
+inline void everyCall(const Ranks& ranks, std::initializer_list<size_t> counts) {
+  everyCall(ranks, kCalls, counts);
 }
 
 // Buffer, stream and communicator of a call that the plug-in does not complete.

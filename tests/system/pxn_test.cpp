@@ -44,11 +44,16 @@ class Log {
   ~Log() { ::unlink(path_.c_str()); }
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
+  std::vector<std::string> lines() const {
+    std::vector<std::string> lines;
+    std::ifstream file(path_);
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    return lines;
+  }
   // How many lines have `text`.
   int count(const std::string& text) const {
-    std::ifstream file(path_);
     int found = 0;
-    for (std::string line; std::getline(file, line);) {
+    for (const std::string& line : lines()) {
       if (line.find(text) != std::string::npos) found++;
     }
     return found;
@@ -132,6 +137,74 @@ TEST(PxnOverVerbs, MovesTheDataOfEveryCall) {
   }
   fs::remove_all(folder);
 }
+
+// Where the messages of one rank to another pass.
+struct Route {
+  int forwarder, sendPort, receivePort;  // -1: not found in the log
+};
+Route routeOf(const Log& log, int sender, int receiver) {
+  const auto portIn = [](const std::string& line) {
+    constexpr std::string_view kBefore = "through device fake";
+    const size_t place = line.find(kBefore);
+    return place == std::string::npos ? -1 : line[place + kBefore.size()] - '0';
+  };
+  const std::string from = std::to_string(sender), to = std::to_string(receiver);
+  const std::string sends = ": sends to rank " + to + " ",
+                    forOther = " for rank " + from + " (PXN)";
+  const std::string receives = "rank " + to + ": receives from rank " + from + " ";
+  Route route{-1, -1, -1};
+  for (const std::string& line : log.lines()) {
+    if (line.find(receives) != std::string::npos) route.receivePort = portIn(line);
+    const size_t place = line.find(sends);
+    if (place == std::string::npos || portIn(line) < 0) continue;
+    const size_t word = line.rfind("rank ", place);
+    const int rank = std::stoi(line.substr(word + 5));
+    const bool isForwarded = line.find(" (PXN)") != std::string::npos;
+    if (isForwarded ? line.find(forOther) == std::string::npos : rank != sender) continue;
+    route.forwarder = rank;
+    route.sendPort = portIn(line);
+  }
+  return route;
+}
+
+constexpr Call kMessages[] = {Call::allToAll, Call::gather, Call::scatter, Call::sendReceive};
+
+// Every GPU has a port of its own, and every rank exchanges data with every other one.
+struct RailCase {
+  Variables variables;
+  bool forwards;
+};
+class PxnForMessages : public ::testing::TestWithParam<RailCase> {};
+
+TEST_P(PxnForMessages, KeepsThemOnTheReceiversRail) {
+  inChild([] {
+    constexpr int kNodes = 3, kOfNode = 4;
+    usePlugin(GetParam().variables);
+    ::setenv("FAKE_NET_PORTS", "0000:65:01.0,0000:67:01.0,0000:69:01.0,0000:6b:01.0", 1);
+    const Log log;
+    {
+      const Ranks ranks(kNodes, kOfNode);
+      everyCall(ranks, kMessages, {1, 700, 60'001});
+    }
+    for (int sender = 0; sender < kNodes * kOfNode; sender++) {
+      for (int receiver = 0; receiver < kNodes * kOfNode; receiver++) {
+        const int node = sender / kOfNode;
+        if (node == receiver / kOfNode) continue;
+        const int own = sender % kOfNode, rail = receiver % kOfNode;
+        const Route route = routeOf(log, sender, receiver);
+        EXPECT_EQ(route.receivePort, rail) << sender << " to " << receiver;
+        EXPECT_EQ(route.sendPort, GetParam().forwards ? rail : own) << sender << " to " << receiver;
+        EXPECT_EQ(route.forwarder, node * kOfNode + (GetParam().forwards ? rail : own))
+            << sender << " to " << receiver;
+      }
+    }
+  });
+}
+INSTANTIATE_TEST_SUITE_P(All, PxnForMessages,
+                         ::testing::Values(RailCase{{}, true},
+                                           RailCase{{{"NCCL_P2P_PXN_LEVEL", "1"}}, true},
+                                           RailCase{{{"NCCL_P2P_PXN_LEVEL", "0"}}, false},
+                                           RailCase{{{"NCCL_PXN_DISABLE", "1"}}, false}));
 
 // A rank for each process: `nodes` of four, on the devices of a node each.
 constexpr int kPerNode = 4, kRanks = 2 * kPerNode;
@@ -228,6 +301,116 @@ TEST(PxnForwarders, EndInAnyOrder) {
     // What outlived a rank is closed soon after; at most until the alarm of the process.
     while (testing::fakeNetCounter(kPlugin, "fakeNetOpen") != 0) std::this_thread::sleep_for(1ms);
   });
+}
+
+// Sends `count` numbers from one rank to another, in a call of these two. The text of the error if
+// it fails.
+std::string sendOne(int rank, ncclComm_t comm, int sender, int receiver, size_t count) {
+  if (rank != sender && rank != receiver) return "";
+  const DeviceBuffer buffer(rank % kPerNode, count * sizeof(int));
+  const DeviceStream stream(rank % kPerNode);
+  const auto valueOf = [&](size_t i) { return static_cast<int>(i * 7919) + sender; };
+  for (size_t i = 0; i < count; i++) buffer.as<int>()[i] = rank == sender ? valueOf(i) : -1;
+  const ncclResult_t result = rank == sender
+                                  ? ncclSend(buffer.as(), count, ncclInt, receiver, comm, stream)
+                                  : ncclRecv(buffer.as(), count, ncclInt, sender, comm, stream);
+  if (result != ncclSuccess) return ncclGetLastError(comm);
+  unisonoHostStreamSynchronize(stream);
+  int wrong = 0;
+  for (size_t i = 0; i < count; i++) wrong += buffer.as<int>()[i] != valueOf(i) ? 1 : 0;
+  EXPECT_EQ(wrong, 0);
+  return "";
+}
+
+// The port of the receiver, rank 5, is near rank 1, which is busy with something else.
+constexpr int kSender = 0, kReceiver = kPerNode + kForwarders[0];
+
+TEST(PxnForwarders, ConnectMessagesOfOthers) {
+  onProcesses({}, [](int rank, ncclComm_t comm) {
+    if (rank != kSender && rank != kReceiver) std::this_thread::sleep_for(300ms);
+    EXPECT_EQ(sendOne(rank, comm, kSender, kReceiver, 50'000), "");
+    useOnce(comm, 10'000);
+    EXPECT_EQ(sendOne(rank, comm, kSender, kReceiver, 100), "");
+    for (int other = 1; other < kPerNode; other++) {
+      EXPECT_EQ(sendOne(rank, comm, other, kReceiver, 60'000), "");
+      EXPECT_EQ(sendOne(rank, comm, kReceiver, other, 60'000), "");
+    }
+    useOnce(comm, 10'000);
+    check(ncclCommDestroy(comm));
+  });
+}
+
+TEST(PxnForwarders, ConnectMessagesAfterASuspension) {
+  onProcesses({}, [](int rank, ncclComm_t comm) {
+    for (int round = 0; round < 3; round++) {
+      EXPECT_EQ(sendOne(rank, comm, kSender, kReceiver, 5000), "");
+      check(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+      if (rank != kSender && rank != kReceiver) std::this_thread::sleep_for(20ms);
+      check(ncclCommResume(comm));
+    }
+    useOnce(comm, 10'000);
+    check(ncclCommDestroy(comm));
+  });
+}
+
+// A message is the first between its ranks when the forwarder has ended.
+TEST(PxnForwarders, ThatHaveLeftAreNamed) {
+  onProcesses({}, [](int rank, ncclComm_t comm) {
+    if (rank != kSender && rank != kReceiver) {
+      check(ncclCommDestroy(comm));
+      return;
+    }
+    std::this_thread::sleep_for(200ms);
+    const std::string error = sendOne(rank, comm, kSender, kReceiver, 100);
+    if (rank == kSender) expectParts(error, {"Rank 1", "PXN"});
+    EXPECT_NE(error, "");
+    check(ncclCommAbort(comm));
+  });
+}
+
+TEST(PxnForwarders, SayWhyTheyCannotConnect) {
+  onProcesses({}, [](int rank, ncclComm_t comm) {
+    useOnce(comm, 10'000);
+    if (rank == kForwarders[0]) ::setenv("FAKE_NET", "connect fails", 1);
+    std::string error = sendOne(rank, comm, kSender, kReceiver, 100);
+    ncclResult_t state = ncclSuccess;
+    while (error.empty() && state == ncclSuccess) {
+      std::this_thread::sleep_for(1ms);
+      check(ncclCommGetAsyncError(comm, &state));
+    }
+    if (error.empty()) error = ncclGetLastError(comm);
+    expectParts(error, {"connect of the net plug-in", "ank 1"});
+    check(ncclCommAbort(comm));
+  });
+}
+
+// The host of the receiver has two ports at one GPU, and that of the sender has them at two: every
+// second channel is forwarded.
+TEST(PxnForwarders, TakeSomeOfTheChannels) {
+  const Pipe pipe;
+  const std::vector<int> results = runChildren(4, [&](int rank) {
+    usePlugin({{"NCCL_MIN_P2P_NCHANNELS", "8"}});
+    const bool isSender = rank < 2;
+    ::setenv("FAKE_NET_PORTS", isSender ? "0000:65:01.0,0000:67:01.0" : "0000:69:01.0,0000:69:01.0",
+             1);
+    ::setenv("NCCL_HOSTID", isSender ? "0" : "1", 1);
+    check(unisonoHostSetDevice(rank));
+    const Log log;
+    {
+      ncclComm_t comm = nullptr;
+      check(ncclCommInitRank(&comm, 4, sharedId(pipe, rank, 4), rank));
+      EXPECT_EQ(sendOne(rank, comm, 0, 2, 3'000'000), "");
+      EXPECT_EQ(sendOne(rank, comm, 2, 0, 3'000'000), "");
+      useOnce(comm, 100);
+      check(ncclCommDestroy(comm));
+    }
+    // Of ranks 0 and 1.
+    for (int device = 0; device < 2; device++) {
+      const std::string text = "sends to rank 2 through device fake" + std::to_string(device);
+      EXPECT_EQ(log.count(text) > 0, rank == device);
+    }
+  });
+  EXPECT_EQ(results, std::vector<int>(4, 0));
 }
 
 // Calls until one fails. The text of the error.

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "topology/machine.h"
 #include "topology/presets.h"
@@ -419,6 +421,55 @@ TEST(Checks, OfMessagesThroughTheReceiversPort) {
   cards.switchNvlinks = 0;
   EXPECT_EQ(check(cards, {}, 5),
             std::pair(false, std::string("no NVLink leads to GPU/5, the GPU near the port")));
+}
+
+// Of GPUs at one switch each has ports of its own, and all ports have as many GPUs.
+TEST(Checks, GpusShareThePortsForMessages) {
+  for (const int nics : {2, 4, 8, 16}) {
+    MachineDescription description = preset("dgx-a100");
+    description.nics = nics;
+    const Machine machine = machineOf(description);
+    std::map<int, int> uses;
+    for (int g = 0; g < 8; g++) {
+      const std::vector<int> ports = messagePorts(machine.topology, machine.paths, gpu(machine, g));
+      ASSERT_EQ(static_cast<int>(ports.size()), std::max(nics / 8, 1)) << nics;
+      for (const int port : ports) {
+        uses[port]++;
+        const std::vector<int>& near = machine.paths.nearest(gpu(machine, g));
+        EXPECT_NE(std::find(near.begin(), near.end(), port), near.end()) << nics;
+      }
+    }
+    if (nics < 4) continue;  // some switches have none
+    EXPECT_EQ(static_cast<int>(uses.size()), nics);
+    for (const auto& [port, count] : uses) EXPECT_EQ(count, std::max(8 / nics, 1)) << nics;
+  }
+}
+
+// Of two GPUs that are as near to the port, the one that uses it forwards. A GPU that is near
+// itself needs no other one at level 1.
+TEST(Checks, MessagesLeaveThroughTheGpuThatUsesThePort) {
+  const Machine machine = machineOf(preset("dgx-a100"));
+  for (int g = 0; g < 8; g++) {
+    const int port = messagePorts(machine.topology, machine.paths, gpu(machine, g)).front();
+    for (int other = 0; other < 8; other++) {
+      PathSettings settings;
+      const auto through = [&] {
+        return checkMessagePxn(machine.topology, machine.paths, settings, gpu(machine, other), port)
+            .through;
+      };
+      EXPECT_EQ(through(), gpu(machine, g)) << other << " to the port of " << g;
+      settings.p2pPxnLevel = 1;
+      const std::vector<int>& near = machine.paths.nearest(port);
+      const bool isNear = std::find(near.begin(), near.end(), gpu(machine, other)) != near.end();
+      EXPECT_EQ(through() == gpu(machine, other), isNear) << other << " to the port of " << g;
+    }
+  }
+  PathSettings settings;
+  settings.p2pDisable = true;
+  const int port = messagePorts(machine.topology, machine.paths, gpu(machine, 7)).front();
+  EXPECT_EQ(
+      checkMessagePxn(machine.topology, machine.paths, settings, gpu(machine, 0), port).reason,
+      "P2P to GPU/7, the GPU near the port, is not allowed");
 }
 
 TEST(Checks, TwoGpusOfAnAmdMachineReachAcrossSockets) {

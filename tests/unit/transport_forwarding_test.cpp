@@ -3,10 +3,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <random>
+#include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "support/seed.h"
 #include "transport/net/forwarding.h"
 
 namespace unisono::transport {
@@ -193,6 +197,75 @@ TEST(Forwarding, ReportsFailures) {
   pair.wire.fails = true;
   EXPECT_TRUE(pair.isOverSoon());
   EXPECT_EQ(failures, 1);
+}
+
+// Both ends and the forwarders find the same groups: each channel once, on the receiver's port
+// where somebody sends through it, and else through the sender's own.
+TEST(Forwarding, DividesMessagesAlikeOnAllRanks) {
+  std::mt19937_64 random(test::seed());
+  const auto below = [&](int limit) {
+    return static_cast<int>(random() % static_cast<uint64_t>(limit));
+  };
+  for (int round = 0; round < 50; round++) {
+    constexpr int kOfHost = 4, kRanks = 3 * kOfHost;
+    std::vector<PeerPlace> places;
+    for (int rank = 0; rank < kRanks; rank++) {
+      PeerPlace place{1, rank % kOfHost, 0, static_cast<uint64_t>(rank / kOfHost)};
+      for (int i = below(4); i > 0; i--) place.messagePorts.push_back(below(6));
+      for (int port = below(6); port > 0; port--) {
+        const int first = rank / kOfHost * kOfHost;
+        place.messageForwarders.push_back(below(3) == 0 ? -1 : first + below(kOfHost));
+      }
+      places.push_back(std::move(place));
+    }
+    plan::CommConfig config{};
+    config.ranks = kRanks;
+    config.channelsPerPeer = 1 << below(4);
+    config.peerSlotBytes = 4096;
+    config.peerLineSlotBytes = round % 2 == 0 ? 0 : 512;
+    for (int sender = 0; sender < kRanks; sender++) {
+      for (int receiver = 0; receiver < kRanks; receiver++) {
+        const auto& from = places[static_cast<size_t>(sender)];
+        const auto& to = places[static_cast<size_t>(receiver)];
+        const auto groupsOf = [&](int rank) {
+          config.rank = rank;
+          return groupsForMessages(config, places, sender, receiver);
+        };
+        const auto atSender = groupsOf(sender), atReceiver = groupsOf(receiver);
+        std::set<int> channels;
+        ASSERT_EQ(atSender.size(), atReceiver.size());
+        for (size_t g = 0; g < atSender.size(); g++) {
+          const ConnectionGroup &out = atSender[g], &in = atReceiver[g];
+          EXPECT_EQ(out.channels, in.channels);
+          EXPECT_EQ(out.forwarder, in.forwarder);
+          EXPECT_EQ(out.fifos.size(), round % 2 == 0 ? 1u : 2u);
+          const int sends = out.forwarder < 0 ? sender : out.forwarder;
+          EXPECT_EQ(out.ports, groupsOf(sends)[g].ports);
+          for (size_t i = 0; i < out.channels.size(); i++) {
+            const auto channel = static_cast<size_t>(out.channels[i]);
+            EXPECT_TRUE(channels.insert(out.channels[i]).second);
+            const int port =
+                to.messagePorts.empty() ? -1 : to.messagePorts[channel % to.messagePorts.size()];
+            EXPECT_EQ(in.ports[i], port);
+            const bool isAligned = from.host != to.host && port >= 0 &&
+                                   port < static_cast<int>(from.messageForwarders.size()) &&
+                                   from.messageForwarders[static_cast<size_t>(port)] >= 0;
+            const int through =
+                isAligned ? from.messageForwarders[static_cast<size_t>(port)] : sender;
+            EXPECT_EQ(sends, through);
+            if (isAligned) {
+              EXPECT_EQ(out.ports[i], port);
+            } else if (!from.messagePorts.empty()) {
+              EXPECT_EQ(out.ports[i], from.messagePorts[channel % from.messagePorts.size()]);
+            } else {
+              EXPECT_EQ(out.ports[i], -1);
+            }
+          }
+        }
+        EXPECT_EQ(static_cast<int>(channels.size()), config.channelsPerPeer);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ Forwarder::~Forwarder() {
 }
 
 uint64_t Forwarder::add(std::unique_ptr<FifoMemory> memory, const Proxy::Client& client) {
+  const std::lock_guard lock(mutex_);
   Served& served = *served_.emplace_back(std::make_unique<Served>());
   pageOf(*memory).wake = proxy_.wakeTicket();
   served.memory = std::move(memory);

@@ -36,7 +36,7 @@ class Forwarder final : public Service {
   ~Forwarder() override;
 
   // Makes a client of the proxy for the FIFOs in `memory`, and returns its number. `client` has the
-  // functions that it shares with the others of the communicator.
+  // functions that it shares with the others of the communicator. From any thread.
   uint64_t add(std::unique_ptr<FifoMemory> memory, const Proxy::Client& client);
   // From here on only the senders count, and the communicator is not used any more.
   void leaveCommunicator();
@@ -54,6 +54,7 @@ class Forwarder final : public Service {
   };
 
   Proxy& proxy_;
+  std::mutex mutex_;  // of calls of add()
   std::vector<std::unique_ptr<Served>> served_;
 };
 

@@ -11,6 +11,8 @@
 #include "base/log.h"
 #include "transport/net/fifo_memory.h"
 #include "transport/net/forwarding.h"
+#include "transport/net/group_ends.h"
+#include "transport/net/message_forwarder.h"
 #include "transport/net/network_driver.h"
 #include "transport/net/proxy.h"
 
@@ -20,71 +22,19 @@ namespace {
 // What the blocks of a forwarder are for (BlockExchange).
 constexpr uint32_t kForwarded = 1 << 16;
 
-// What the receiver of a group tells the rank that sends, before what the network adds.
-struct NetworkOffer {
-  uint32_t slots, fifos;
-  std::array<char, 64> network;  // its name
-};
-
-// Lines of LL128 have to arrive as one, and memory of the host is read in pieces of 64 bytes.
-bool carries(device::Protocol protocol) {
-  return protocol != device::Protocol::ll128;
-}
-
-// Whether the adapter of a channel accesses slots in memory of the device. Those of LL stay on the
-// host, where the proxy looks at them.
-bool isOnDevice(const TransportContext& context, const ConnectionGroup& group, int channel,
-                const ConnectionGroup::FifoShape& fifo) {
-  const auto ports = context.options.network->ports();
-  if (!ports || fifo.protocol != device::Protocol::simple) return false;
-  const auto port = static_cast<size_t>(choosePort(context, *ports, channel, fifo.slotBytes));
-  const auto& known = context.options.direct;
-  const DirectAccess access = port < known.size() ? known[port] : DirectAccess{};
-  return group.receiver == context.config.rank ? access.writes : access.reads;
-}
-
-// The memory of all FIFOs of one end of a group that the network carries, by channel.
-std::unique_ptr<FifoMemory> memoryOf(const TransportContext& context,
-                                     const ConnectionGroup& group) {
-  std::vector<FifoMemory::Shape> shapes;
-  for (const int channel : group.channels) {
-    for (const auto& fifo : group.fifos) {
-      if (!carries(fifo.protocol)) continue;
-      shapes.push_back({fifo.slotBytes, fifo.protocol, isOnDevice(context, group, channel, fifo)});
-    }
-  }
-  const bool forwards = group.forwarder == context.config.rank;
-  // What is forwarded may outlive the communicator.
-  return std::make_unique<FifoMemory>(
-      context.runtime, shapes, context.slots, context.own().device,
-      forwards ? nullptr : context.options.deviceBytes,
-      forwards ? FifoMemory::User::otherRank : FifoMemory::User::ownRank);
-}
-
-// Whose connection leads to the receiver.
-int connectedRank(const ConnectionGroup& group) {
-  return group.forwarder >= 0 ? group.forwarder : group.sender;
-}
-
-// One rank may send to another one directly and through forwarders, on different channels.
-uint64_t groupTag(const ConnectionGroup& group, bool ofSender) {
-  constexpr int kPurposeBits = 4;
-  const int channel = group.forwarder >= 0 ? group.channels.front() + 1 : 0;
-  return tagOf(group.purpose | static_cast<uint64_t>(channel) << kPurposeBits, ofSender,
-               group.sender, group.receiver);
-}
-
 class NetworkTransport final : public Transport {
  public:
   explicit NetworkTransport(const TransportContext& context);
   ~NetworkTransport() override { close(); }
 
   std::unique_ptr<PendingConnection> setup(const ConnectionGroup& group) override;
+  void forwardMessages() override;
   void noteLaunch() override {
     forwarded_.noteLaunch();
     proxy_.wake();
   }
   void close() override {
+    if (messages_ != nullptr) messages_->close();
     proxy_.remove(client_);
     forwarded_.end(isSound() ? ForwardingPage::inOrder : ForwardingPage::byAbort);
     forwarder_.reset();
@@ -96,6 +46,7 @@ class NetworkTransport final : public Transport {
     }
   }
   std::shared_ptr<Service> handOver() override {
+    if (messages_ != nullptr) messages_->close();
     if (forwarder_ == nullptr || !isSound()) return nullptr;
     forwarder_->leaveCommunicator();
     return std::move(forwarder_);
@@ -121,17 +72,16 @@ class NetworkTransport final : public Transport {
     return {[this] { return forwarded_.noteIdle(context_.options.isIdle); }, options.fail,
             options.hasLeft};
   }
-  NetworkGroup endsOf(const ConnectionGroup& group, FifoMemory& memory) const;
   void offer(const ConnectionGroup& group, const NetworkGroup& ends);
   std::vector<NetworkConnection> connect(const NetworkGroup& group, bool sends);
-  std::string networkName() const { return context_.options.network->name(); }
 
   const TransportContext context_;
   std::vector<std::unique_ptr<FifoMemory>> memory_;
   const std::unique_ptr<Network> network_;
   Proxy& proxy_;
   ForwardedSends forwarded_;
-  std::shared_ptr<Forwarder> forwarder_;  // null while this rank forwards nothing
+  std::shared_ptr<Forwarder> forwarder_;        // null while this rank forwards nothing
+  std::unique_ptr<MessageForwarder> messages_;  // the same for messages
   const uint64_t client_;
 };
 
@@ -196,12 +146,7 @@ class NetworkTransport::PendingForwarder final : public PendingConnection {
     if (forwarder == nullptr) forwarder = std::make_shared<Forwarder>(transport_.proxy_);
     const uint64_t client =
         forwarder->add(std::move(memory_), {{}, context.options.fail, context.options.hasLeft});
-    for (auto& connection : connections) {
-      connection.name += fmt::format(" for rank {} (PXN)", group_.sender);
-      logInfo("rank {}: sends to rank {} {}", rank, group_.receiver, connection.name);
-      transport_.proxy_.addStream(client, std::move(connection.stream),
-                                  {rank, {group_.receiver}, std::move(connection.name)});
-    }
+    addForwarded(transport_.proxy_, client, std::move(connections), rank, group_);
     for (const memory::Block& block : blocks) {
       context.blocks.send(group_.sender, groupTag(group_, true), kForwarded, block);
     }
@@ -230,9 +175,10 @@ class NetworkTransport::PendingForwarded final : public PendingConnection {
       }
     }
     std::vector<std::byte*> blocks;
+    const uint64_t tag = groupTag(group_, true);
+    if (group_.messages) blocks = MessageForwarder::borrow(context, group_, protocols.size() + 1);
     while (blocks.size() < protocols.size() + 1) {
-      blocks.push_back(
-          context.blocks.receive(group_.forwarder, groupTag(group_, true), kForwarded));
+      blocks.push_back(context.blocks.receive(group_.forwarder, tag, kForwarded));
     }
     std::vector<device::Fifo> fifos;
     size_t next = 0;
@@ -263,25 +209,19 @@ NetworkTransport::NetworkTransport(const TransportContext& context)
                              context.options.ignoresOwnCores)),
       client_(proxy_.add(clientOf())) {}
 
-NetworkGroup NetworkTransport::endsOf(const ConnectionGroup& group, FifoMemory& memory) const {
-  std::vector<int> channels;  // of each FIFO
-  for (const int channel : group.channels) {
-    for (const auto& fifo : group.fifos) {
-      if (carries(fifo.protocol)) channels.push_back(channel);
-    }
-  }
-  const bool receives = group.receiver == context_.config.rank;
-  return {groupTag(group, false), receives ? connectedRank(group) : group.receiver,
-          std::move(channels), &memory};
+void NetworkTransport::forwardMessages() {
+  forwarder_ = std::make_shared<Forwarder>(proxy_);
+  messages_ = std::make_unique<MessageForwarder>(context_, proxy_, *forwarder_);
 }
 
 std::unique_ptr<PendingConnection> NetworkTransport::setup(const ConnectionGroup& group) {
   const int rank = context_.config.rank;
   if (group.sender == rank && group.forwarder >= 0) {
+    if (group.messages) MessageForwarder::ask(context_, group);
     return std::make_unique<PendingForwarded>(*this, group);
   }
   auto memory = memoryOf(context_, group);
-  NetworkGroup ends = endsOf(group, *memory);
+  NetworkGroup ends = endsOf(context_, group, *memory);
   if (group.forwarder == rank) {
     return std::make_unique<PendingForwarder>(*this, group, std::move(ends), std::move(memory));
   }
@@ -291,47 +231,25 @@ std::unique_ptr<PendingConnection> NetworkTransport::setup(const ConnectionGroup
 }
 
 void NetworkTransport::offer(const ConnectionGroup& group, const NetworkGroup& ends) {
-  NetworkOffer offer{context_.slots, static_cast<uint32_t>(ends.memory->fifos()), {}};
-  const std::string name = networkName();
-  std::copy_n(name.begin(), std::min(name.size(), offer.network.size() - 1), offer.network.begin());
-  const auto bytes = std::as_bytes(std::span(&offer, 1));
-  std::vector<std::byte> message(bytes.begin(), bytes.end());
-  const std::vector<std::byte> added = network_->listen(ends);
-  message.insert(message.end(), added.begin(), added.end());
-  context_.bootstrap.send(connectedRank(group), ends.tag, message);
+  const std::vector<std::byte> message = packOffer(context_, ends, network_->listen(ends));
+  if (group.messages && group.forwarder >= 0) {
+    MessageForwarder::tell(context_, group, message);
+  } else {
+    context_.bootstrap.send(connectedRank(group), ends.tag, message);
+  }
 }
 
 std::vector<NetworkConnection> NetworkTransport::connect(const NetworkGroup& group, bool sends) {
   if (!sends) return network_->accept(group);
   const std::vector<std::byte> message = context_.bootstrap.receive(group.peer, group.tag);
-  NetworkOffer offer{};
-  if (message.size() >= sizeof(offer)) std::memcpy(&offer, message.data(), sizeof(offer));
-  offer.network.back() = '\0';
-  const std::string own = networkName().substr(0, offer.network.size() - 1);
-  if (own != offer.network.data() || offer.slots != context_.slots ||
-      offer.fifos != group.memory->fifos()) {
-    throw invalidUsage(
-        "Ranks {} and {} differ on how they exchange data: over {} with {} slots, and over {} with "
-        "{}",
-        context_.config.rank, group.peer, own, context_.slots, offer.network.data(), offer.slots)
-        .rank(context_.config.rank)
-        .peer(group.peer)
-        .remedy("Set the NCCL_* variables to the same values on all ranks");
-  }
-  return network_->connect(group, std::span(message).subspan(sizeof(offer)));
+  return network_->connect(group, unpackOffer(context_, group, message));
 }
 
 }  // namespace
 
-size_t portOfChannel(const TransportContext& context, size_t ports, int channel) {
-  const auto number = static_cast<size_t>(channel);
-  const std::vector<int>& chosen = context.options.ports;
-  return chosen.empty() ? number % ports : static_cast<size_t>(chosen[number % chosen.size()]);
-}
-
 int choosePort(const TransportContext& context, const std::vector<plugin::NetPort>& ports,
-               int channel, uint32_t slotBytes) {
-  const size_t place = portOfChannel(context, ports.size(), channel);
+               int number, uint32_t slotBytes) {
+  const size_t place = static_cast<size_t>(number) % ports.size();
   const plugin::NetPort& port = ports[place];
   if (slotBytes > port.messageBytes) {
     throw invalidUsage("Slots have {} bytes, and messages through device {} of {} at most {}",

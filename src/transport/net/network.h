@@ -20,8 +20,8 @@ namespace unisono::transport {
 struct NetworkGroup {
   uint64_t tag;  // the same at both ends
   int peer;
-  std::vector<int> channels;  // of each FIFO
-  FifoMemory* memory;         // of the FIFOs; lives longer than their streams
+  std::vector<int> ports;  // of this host, for each FIFO: modulo the number of ports that there are
+  FifoMemory* memory;      // of the FIFOs; lives longer than their streams
 };
 
 struct NetworkConnection {
@@ -43,6 +43,13 @@ class Network {
   virtual std::vector<NetworkConnection> connect(const NetworkGroup& group,
                                                  std::span<const std::byte> offer) = 0;
   virtual std::vector<NetworkConnection> accept(const NetworkGroup& group) = 0;
+  // As connect(), but waits for no receiver that does not accept: returns whether all connections
+  // are made. Else it is called again, with what it has left in `offer` and `connections`.
+  virtual bool tryConnect(const NetworkGroup& group, std::span<std::byte> offer,
+                          std::vector<NetworkConnection>& connections) {
+    connections = connect(group, offer);
+    return true;
+  }
 };
 
 // TCP. `interfaces` are what TransportOptions::ports numbers; empty: those of the settings.
@@ -51,11 +58,10 @@ std::unique_ptr<Network> makeSocketNetwork(
 std::unique_ptr<Network> makePluginNetwork(const TransportContext& context,
                                            std::shared_ptr<const plugin::Net> net);
 
-// The number of the port, of `ports`, that this rank uses for a channel.
-size_t portOfChannel(const TransportContext& context, size_t ports, int channel);
-// The same for a FIFO. Throws Error(invalidUsage) if the port's messages are smaller than slots.
+// The number of the port of a FIFO, as NetworkGroup has it, among `ports`. Throws
+// Error(invalidUsage) if the port's messages are smaller than slots.
 int choosePort(const TransportContext& context, const std::vector<plugin::NetPort>& ports,
-               int channel, uint32_t slotBytes);
+               int number, uint32_t slotBytes);
 
 // The end of a wait for the connections of a group.
 Error connectionTimeout(const TransportContext& context, const NetworkGroup& group, double seconds);

@@ -33,6 +33,8 @@ class PluginNetwork final : public Network {
   std::vector<NetworkConnection> connect(const NetworkGroup& group,
                                          std::span<const std::byte> offer) override;
   std::vector<NetworkConnection> accept(const NetworkGroup& group) override;
+  bool tryConnect(const NetworkGroup& group, std::span<std::byte> offer,
+                  std::vector<NetworkConnection>& connections) override;
 
  private:
   // The receiver's end of a FIFO that is not connected yet.
@@ -44,7 +46,7 @@ class PluginNetwork final : public Network {
 
   const plugin::NetFunctions& functions() const { return net_->functions(); }
   int portOf(const NetworkGroup& group, size_t fifo) const {
-    return choosePort(context_, net_->ports(), group.channels[fifo], group.memory->slotBytes(fifo));
+    return choosePort(context_, net_->ports(), group.ports[fifo], group.memory->slotBytes(fifo));
   }
   const plugin::NetPort& factsOf(int port) const {
     return net_->ports()[static_cast<size_t>(port)];
@@ -161,36 +163,43 @@ void PluginNetwork::waitUntil(const NetworkGroup& group, IsDone isDone) {
 
 std::vector<NetworkConnection> PluginNetwork::connect(const NetworkGroup& group,
                                                       std::span<const std::byte> offer) {
+  std::vector<std::byte> own(offer.begin(), offer.end());
+  std::vector<NetworkConnection> connections;
+  waitUntil(group, [&] { return tryConnect(group, own, connections); });
+  return connections;
+}
+
+bool PluginNetwork::tryConnect(const NetworkGroup& group, std::span<std::byte> offer,
+                               std::vector<NetworkConnection>& connections) {
   const size_t count = group.memory->fifos();
   if (offer.size() != count * sizeof(NetHandle)) {
     throw internalError("An offer of {} FIFOs has {} bytes", count, offer.size());
   }
-  std::vector<NetHandle> handles(count);
-  std::memcpy(handles.data(), offer.data(), offer.size());
-  std::vector<NetworkConnection> connections(count);
-  waitUntil(group, [&] {
-    bool done = true;
-    for (size_t fifo = 0; fifo < count; fifo++) {
-      if (connections[fifo].stream != nullptr) continue;
-      const int port = portOf(group, fifo);
-      void* sender = nullptr;
-      check(
-          "connect",
-          functions().connect(net_->context(), net_->trafficClass(), port, handles[fifo], &sender),
-          group.peer);
-      if (sender == nullptr) {
-        done = false;
-        continue;
-      }
-      std::optional<void*> region;
-      const std::string how = registerSlots(group, fifo, sender, region);
-      connections[fifo] = {
-          std::make_unique<PluginSendStream>(net_, sender, group.memory->streamOf(fifo), region),
-          nameOf(port) + how, factsOf(port).name};
+  connections.resize(count);
+  bool done = true;
+  for (size_t fifo = 0; fifo < count; fifo++) {
+    if (connections[fifo].stream != nullptr) continue;
+    const int port = portOf(group, fifo);
+    void* sender = nullptr;
+    // In it plug-ins note how far they are.
+    std::byte* const place = offer.data() + fifo * sizeof(NetHandle);
+    NetHandle handle;
+    std::memcpy(&handle, place, sizeof(handle));
+    const int result =
+        functions().connect(net_->context(), net_->trafficClass(), port, handle, &sender);
+    check("connect", result, group.peer);
+    std::memcpy(place, &handle, sizeof(handle));
+    if (sender == nullptr) {
+      done = false;
+      continue;
     }
-    return done;
-  });
-  return connections;
+    std::optional<void*> region;
+    const std::string how = registerSlots(group, fifo, sender, region);
+    connections[fifo] = {
+        std::make_unique<PluginSendStream>(net_, sender, group.memory->streamOf(fifo), region),
+        nameOf(port) + how, factsOf(port).name};
+  }
+  return done;
 }
 
 std::vector<NetworkConnection> PluginNetwork::accept(const NetworkGroup& group) {

@@ -117,7 +117,7 @@ SocketNetwork::SocketNetwork(const TransportContext& context,
 }
 
 const SocketNetwork::Port& SocketNetwork::portOfFifo(const NetworkGroup& group, size_t fifo) const {
-  return ports_[portOfChannel(context_, ports_.size(), group.channels[fifo])];
+  return ports_[static_cast<size_t>(group.ports[fifo]) % ports_.size()];
 }
 
 std::vector<std::byte> SocketNetwork::listen(const NetworkGroup& group) {

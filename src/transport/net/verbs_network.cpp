@@ -51,8 +51,7 @@ class VerbsNetwork final : public Network {
 
  private:
   const VerbsPort& portOf(const NetworkGroup& group, size_t fifo) const {
-    const int port =
-        choosePort(context_, facts_, group.channels[fifo], group.memory->slotBytes(fifo));
+    const int port = choosePort(context_, facts_, group.ports[fifo], group.memory->slotBytes(fifo));
     return ports_[static_cast<size_t>(port)];
   }
   template <typename Make>
@@ -132,8 +131,7 @@ VerbsNetwork::DirectSlots VerbsNetwork::registerSlots(const NetworkGroup& group,
 }
 
 bool VerbsNetwork::flushes(const NetworkGroup& group, size_t fifo) const {
-  const int port =
-      choosePort(context_, facts_, group.channels[fifo], group.memory->slotBytes(fifo));
+  const int port = choosePort(context_, facts_, group.ports[fifo], group.memory->slotBytes(fifo));
   return group.memory->streamOf(fifo).onDevice &&
          context_.options.direct[static_cast<size_t>(port)].flushes;
 }
