@@ -68,6 +68,7 @@ TEST_P(DirectNetPlugins, MoveTheDataOfEveryCall) {
     usePlugin(wanted.version, wanted.fault);
     ::setenv("FAKE_NET_POINTERS", wanted.pointers, 1);
     ::setenv("FAKE_NET_LATE", "1", 1);
+    ::setenv("NCCL_PROTO", "Simple", 1);  // slots of LL are in memory of the host
     ::setenv("NCCL_NET_GDR_LEVEL", wanted.level, 1);
     ::setenv("NCCL_NET_FORCE_FLUSH", wanted.version < 9 ? "1" : "0", 1);
     for (const auto& [name, value] : wanted.variables) ::setenv(name, value, 1);

@@ -137,7 +137,7 @@ TEST_P(Processes, EveryCall) {
       ::setenv("NCCL_P2P_DISABLE", "1", 1);
       ::setenv("NCCL_SHM_DISABLE", "1", 1);
     }
-    ::setenv("NCCL_ALGO", layout.algorithm, 1);
+    if (*layout.algorithm != '\0') ::setenv("NCCL_ALGO", layout.algorithm, 1);
     ::setenv("NCCL_PROTO", layout.protocol, 1);
     runRanks(layout, process, sharedId(pipe, process, layout.processes));
     // The root's process lives until all have joined; the others may go when they like.

@@ -31,6 +31,7 @@ void usePlugin(const Variables& variables = {}) {
   ::setenv("FAKE_NET_PORTS", kPorts, 1);
   ::setenv("FAKE_NET_POINTERS", "7", 1);  // memory of hosts and of GPUs
   ::setenv("FAKE_NET_LATE", "1", 1);
+  ::setenv("NCCL_PROTO", "Simple", 1);  // slots of LL are in memory of the host
   for (const auto& [name, value] : variables) ::setenv(name, value, 1);
 }
 
@@ -85,6 +86,7 @@ TEST_P(Pxn, MovesTheDataOfEveryCall) {
 INSTANTIATE_TEST_SUITE_P(
     All, Pxn,
     ::testing::Values(PxnCase{2, 4, {{"NCCL_ALGO", "ring"}}, true},
+                      PxnCase{2, 4, {{"NCCL_PROTO", "LL,Simple"}}, true},
                       PxnCase{2, 4, {{"NCCL_ALGO", "tree"}}, true},
                       PxnCase{3, 3, {{"NCCL_ALGO", "tree"}, {"NCCL_PROTO", "LL"}}, true},
                       PxnCase{2, 4, {{"NCCL_ALGO", "tree"}, {"NCCL_PXN_DISABLE", "1"}}, false},
@@ -125,6 +127,7 @@ TEST(PxnOverVerbs, MovesTheDataOfEveryCall) {
       ::setenv("FAKE_VERBS_DELAY", "100", 1);
       ::setenv("UNISONO_HOST_TOPOLOGY", UNISONO_TOPOLOGY, 1);
       ::setenv("NCCL_ALGO", algorithm, 1);
+      ::setenv("NCCL_PROTO", "Simple", 1);
       const Log log;
       {
         const Ranks ranks(2, 4);

@@ -104,6 +104,7 @@ TEST_P(DirectVerbs, MoveTheDataOfEveryCall) {
   inChild([] {
     useVerbs({{"FAKE_VERBS_LATE", "1"},
               {"FAKE_VERBS_DELAY", "100"},
+              {"NCCL_PROTO", "Simple"},  // slots of LL are in memory of the host
               {"NCCL_NET_GDR_LEVEL", "SYS"},
               {"NCCL_NET_FORCE_FLUSH", "1"}});
     useVerbs(GetParam().variables);
