@@ -363,6 +363,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
     return (transports >> static_cast<int>(kind) & 1) != 0;
   };
   input.facts.network = usesNetwork(ranks) || isUsed(TransportKind::network);
+  input.facts.sockets = ranks.front().networkName.data() == std::string_view("Socket");
   input.facts.slotsOfHost = isUsed(TransportKind::hostMemory);
   decision.graphs.multicast = multicastGraphOf(decision.joined);
   const auto nvlsHeads = static_cast<int>(decision.graphs.multicast.heads.size());

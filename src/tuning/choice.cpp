@@ -69,35 +69,25 @@ Exclusion callExclusion(const CostModel& model, const Question& question, Algori
   return Exclusion::none;
 }
 
-// Why the library would carry the call with something else.
-Exclusion preferenceOf(const CostModel& model, const Question& question,
-                       const CostModel::Candidate& candidate) {
-  if (!candidate.preferred) return Exclusion::onlyForced;
-  const bool low =
-      candidate.algorithm == Algorithm::ring && candidate.protocol == Protocol::ll &&
-      model.of(question.operation, candidate.algorithm, candidate.protocol).measured.empty();
-  return low && trafficOf(question, candidate.algorithm) > model.facts.lowLatencyTraffic
-             ? Exclusion::slowHere
-             : Exclusion::none;
+// The part of its bandwidth that a tree reaches with sizes from 64 << log on.
+double treeCorrection(const CostModel& model, const Question& question, Algorithm algorithm,
+                      Protocol protocol, int log) {
+  const auto& machine = model.facts.machine;
+  const bool blackwellOnX86 =
+      machine.lowestSm >= 100 &&
+      machine.cpuArchitecture == static_cast<int>(topology::CpuArchitecture::x86);
+  const bool isCorrected = question.operation == Operation::allReduce && log >= 0 &&
+                           ((algorithm == Algorithm::tree && log < 23) ||
+                            (algorithm == Algorithm::nvlsTree && log < 24 && blackwellOnX86));
+  return isCorrected ? kTreeCorrection[costColumn(protocol)][log] : 1;
 }
 
 double modelTime(const CostModel& model, const Question& question, Algorithm algorithm,
                  Protocol protocol, const Estimate& estimate) {
-  double bandwidth = estimate.bandwidth, latency = estimate.latencyUs;
   const auto& facts = model.facts;
-  const bool allReduce = question.operation == Operation::allReduce;
-  const int log = std::bit_width(question.bytes >> 6) - 1;
-  const auto& correction = kTreeCorrection[costColumn(protocol)];
-  const bool blackwellOnX86 =
-      facts.machine.lowestSm >= 100 &&
-      facts.machine.cpuArchitecture == static_cast<int>(topology::CpuArchitecture::x86);
-  if (allReduce && log >= 0 &&
-      ((algorithm == Algorithm::tree && log < 23) ||
-       (algorithm == Algorithm::nvlsTree && log < 24 && blackwellOnX86))) {
-    bandwidth *= correction[log];
-  }
+  double latency = estimate.latencyUs;
   if (algorithm == Algorithm::ring && protocol == Protocol::simple && facts.nodes > 1 &&
-      allReduce &&
+      question.operation == Operation::allReduce &&
       question.bytes /
               (static_cast<uint64_t>(facts.channels) * static_cast<uint64_t>(facts.ranks)) >=
           64) {
@@ -105,9 +95,19 @@ double modelTime(const CostModel& model, const Question& question, Algorithm alg
   }
   const int rounds =
       algorithm == Algorithm::ring ? question.calls : ceilDivide(question.calls, kCallsPerBatch);
-  const double transfer =
-      bandwidth > 0 ? static_cast<double>(question.bytes) / (1000 * bandwidth) : 0;
-  return latency * rounds + transfer;
+  latency *= rounds;
+  if (estimate.bandwidth <= 0) return latency;
+  const int log = std::bit_width(question.bytes >> 6) - 1;
+  const double part = treeCorrection(model, question, algorithm, protocol, log);
+  double transfer = static_cast<double>(question.bytes) / (1000 * estimate.bandwidth * part);
+  // The parts are steps, but no call takes longer than a larger one.
+  const double nextPart =
+      model.formulasOnly ? part : treeCorrection(model, question, algorithm, protocol, log + 1);
+  if (nextPart > part) {
+    const auto next = static_cast<double>(uint64_t{64} << (log + 1));
+    transfer = std::min(transfer, next / (1000 * estimate.bandwidth * nextPart));
+  }
+  return latency + transfer;
 }
 
 // The predicted time, whether or not the candidate is excluded.
@@ -167,8 +167,7 @@ void chooseByModel(const CostModel& model, const Question& question, Choice& cho
        {Respects::both, Respects::algorithm, Respects::protocol, Respects::nothing}) {
     choice.allowed = settings == Respects::both;
     const auto preferred = [&](const CostModel::Candidate& candidate) {
-      return respects(candidate, settings) &&
-             preferenceOf(model, question, candidate) == Exclusion::none;
+      return respects(candidate, settings) && candidate.preferred;
     };
     const auto any = [&](const CostModel::Candidate& candidate) {
       return respects(candidate, settings);
@@ -200,8 +199,7 @@ bool chooseByAdvice(const CostModel& model, const Question& question, const Time
     const auto p = static_cast<size_t>(candidate.protocol);
     const bool isKnown = isAdvised(candidate.algorithm, candidate.protocol);
     if (isKnown && advised[a][p] < 0) return false;
-    return (isKnown && advised[a][p] != before[a][p]) ||
-           preferenceOf(model, question, candidate) == Exclusion::none;
+    return (isKnown && advised[a][p] != before[a][p]) || candidate.preferred;
   };
   return before != advised && chooseFrom(model, question, isIn, time, choice);
 }
@@ -348,10 +346,9 @@ Explanation explain(const CostModel& model, const Question& question, const Advi
         row.timeUs = timeOf(model, question, algorithm, protocol);
       }
       row.chosen = algorithm == choice.algorithm && protocol == choice.protocol;
-      if (!row.chosen && row.exclusion == Exclusion::none &&
+      if (!row.chosen && row.exclusion == Exclusion::none && !estimate.preferred &&
           (estimate.allowed || !choice.allowed)) {
-        row.exclusion =
-            preferenceOf(model, question, {algorithm, protocol, estimate.preferred, true, true});
+        row.exclusion = Exclusion::onlyForced;
       }
       if (row.chosen) {
         if (!choice.allowed) row.reason = "NCCL_ALGO and NCCL_PROTO leave nothing else";

@@ -114,12 +114,30 @@ std::vector<MeasuredPoint> interpolate(const MeasuredCurve& a, const MeasuredCur
   return points;
 }
 
+// Hops between ranks from the first to the last step of a call over FIFOs.
+int hopsOf(Operation operation, Algorithm algorithm, int ranks) {
+  const bool returns = operation == Operation::allReduce || algorithm == Algorithm::tree;
+  return (returns ? 2 : 1) * (ranks - 1);
+}
+
+// What `ranks` ranks take longer than those of `curve` for the same traffic.
+double addedUs(const MeasuredCurve& curve, int ranks) {
+  // Of a hop: all-reduce less all-gather of 8 KB on 2 H200 (docs/results/2026-11-23-steps.md).
+  constexpr double kHopUs[device::kProtocols] = {1.4, 1.7, 4.3};
+  constexpr double kRankUs = 0.17;  // direct all-reduce of 1 KB, from 2 to 4 H200
+  if (curve.algorithm != Algorithm::ring && curve.algorithm != Algorithm::tree) {
+    return std::max(kRankUs * (ranks - curve.ranks), 0.0);
+  }
+  const int hops = hopsOf(curve.operation, curve.algorithm, ranks) -
+                   hopsOf(curve.operation, curve.algorithm, curve.ranks);
+  return kHopUs[static_cast<size_t>(curve.protocol)] * hops;
+}
+
 // The points of `curve` for another number of ranks.
 std::vector<MeasuredPoint> scale(const MeasuredCurve& curve, int ranks) {
-  constexpr double kRankUs = 0.17;  // all-reduce of 1 KB, from 2 to 4 H200
-  const double factor = directTraffic(curve.operation, curve.algorithm, curve.ranks) /
-                        directTraffic(curve.operation, curve.algorithm, ranks);
-  const double more = std::max(kRankUs * (ranks - curve.ranks), 0.0);
+  const double factor = linkTraffic(curve.operation, curve.algorithm, curve.ranks) /
+                        linkTraffic(curve.operation, curve.algorithm, ranks);
+  const double more = addedUs(curve, ranks);
   std::vector<MeasuredPoint> points = curve.points;
   for (MeasuredPoint& point : points) {
     point.bytes = static_cast<uint64_t>(static_cast<double>(point.bytes) * factor);
@@ -130,22 +148,33 @@ std::vector<MeasuredPoint> scale(const MeasuredCurve& curve, int ranks) {
 
 }  // namespace
 
-double directTraffic(Operation operation, Algorithm algorithm, int ranks) {
+double linkTraffic(Operation operation, Algorithm algorithm, int ranks) {
   const bool scatters = operation == Operation::allGather || operation == Operation::reduceScatter;
-  if (algorithm == Algorithm::twoShot) return 2 * (ranks - 1.0) / ranks;
-  return scatters ? (ranks - 1.0) / ranks : ranks - 1.0;
+  const bool reducesAll = operation == Operation::allReduce;
+  const double others = ranks - 1.0;
+  switch (algorithm) {
+    case Algorithm::ring:
+      return scatters ? others / ranks : reducesAll ? 2 * others / ranks : 1;
+    case Algorithm::tree:
+      return ranks == 2 ? 1 : 2;  // of two ranks each is a root and a leaf
+    case Algorithm::twoShot:
+      return 2 * others / ranks;
+    default:
+      return scatters ? others / ranks : others;
+  }
 }
 
 const MeasuredTable& builtinMeasurements() {
   // H200, CUDA graphs, float sum, one process per GPU. Over LL, all-reduce on 2 and 4 GPUs of one
   // run (docs/results/2026-11-21-h200.md, 256 KB from the ratio to NCCL there), so that they
   // compare, and the others in 2026-11-22-direct.md; over LL128 in 2026-11-22-wide.md,
-  // and from 64 MB on in 2026-11-22-in-place.md.
+  // and from 64 MB on in 2026-11-23-steps.md (bfloat16, the library's own choice), but all-reduce
+  // in one shot in 2026-11-22-in-place.md.
   struct Times {
     Operation operation;
     Algorithm algorithm;
     int ranks;
-    std::vector<double> us;  // of 1, 4, 16, 64 and 256 KiB; over LL128 of 64 KiB to 256 MiB
+    std::vector<double> us;  // of 1, 4, 16, 64 and 256 KiB; over LL128 of 64 KiB to 1 GiB
   };
   constexpr Algorithm kDirect = Algorithm::direct, kTwoShot = Algorithm::twoShot;
   static const Times kLowLatency[] = {
@@ -158,11 +187,14 @@ const MeasuredTable& builtinMeasurements() {
   };
   static const Times kLowLatency128[] = {
       {Operation::allReduce, kDirect, 2, {4.148, 4.534, 7.152, 19.63, 62.23, 233.6, 923.9}},
-      {Operation::allReduce, kTwoShot, 2, {5.504, 6.299, 6.922, 18.21, 57.14, 222.5, 809.3}},
-      {Operation::allGather, kDirect, 2, {3.916, 4.43, 4.994, 10.88, 32.47, 111.7, 390.3}},
-      {Operation::reduceScatter, kDirect, 2, {4.191, 4.247, 5.057, 12.59, 33.57, 124.5, 427.4}},
-      {Operation::broadcast, kDirect, 2, {3.264, 3.279, 5.364, 16.05, 54.63, 204.5, 754.7}},
-      {Operation::reduce, kDirect, 2, {3.656, 3.699, 5.003, 14.38, 51.96, 206.2, 734.8}},
+      {Operation::allReduce, kTwoShot, 2, {5.504, 6.299, 6.922, 18.21, 57.14, 222.5, 809.3, 3186}},
+      {Operation::allGather, kDirect, 2, {3.916, 4.43, 4.994, 10.88, 32.47, 109.9, 378.9, 1479}},
+      {Operation::reduceScatter,
+       kDirect,
+       2,
+       {4.191, 4.247, 5.057, 12.59, 33.57, 122.3, 418.9, 1617}},
+      {Operation::broadcast, kDirect, 2, {3.264, 3.279, 5.364, 16.05, 54.63, 194, 734.9, 2906}},
+      {Operation::reduce, kDirect, 2, {3.656, 3.699, 5.003, 14.38, 51.96, 188.9, 738.4, 2901}},
   };
   // Never destroyed: the process may exit while another thread makes a communicator.
   static const MeasuredTable& table = *[] {
@@ -183,36 +215,51 @@ const MeasuredTable& builtinMeasurements() {
   return table;
 }
 
-const MeasuredTable& ringMeasurements(const topology::MachineFacts& machine) {
-  // As above, on 2 GPUs (docs/results/2026-11-22-lines.md and 2026-11-22-wide.md).
+std::vector<MeasuredPoint> fifoPoints(Operation operation, Algorithm algorithm, Protocol protocol,
+                                      int ranks) {
   struct Times {
     Operation operation;
-    double us[6];  // of 1, 4, 16, 64, 256 and 1024 MiB
+    Algorithm algorithm;
+    Protocol protocol;
+    double us[8];  // by kBytes
   };
+  static constexpr uint64_t kBytes[] = {8 << 10, 64 << 10, 512 << 10, 1 << 20,
+                                        4 << 20, 32 << 20, 256 << 20, 1 << 30};
+  constexpr Algorithm kRing = Algorithm::ring, kTree = Algorithm::tree;
+  constexpr Protocol kLl = Protocol::ll, kLl128 = Protocol::ll128, kSimple = Protocol::simple;
+  // As above, on 2 GPUs (docs/results/2026-11-23-steps.md).
+  // clang-format off
   static constexpr Times kTimes[] = {
-      {Operation::allReduce, {20.0, 35.1, 73.4, 244, 885, 3418}},
-      {Operation::allGather, {15.2, 25.2, 46.6, 138, 480, 1834}},
-      {Operation::reduceScatter, {12.5, 23.0, 49.6, 146, 465, 1809}},
-      {Operation::broadcast, {14.6, 27.5, 69.3, 242, 922, 3632}},
-      {Operation::reduce, {9.5, 21.8, 57.4, 206, 793, 3234}},
+      {Operation::allReduce, kRing, kLl, {6.24, 6.621, 8.952, 12.89, 34.42, 226.1, 1643, 6507}},
+      {Operation::allReduce, kRing, kLl128, {6.99, 7.381, 7.688, 9.044, 20.64, 130.5, 847, 3216}},
+      {Operation::allReduce, kRing, kSimple, {12.13, 14.58, 19.66, 20.07, 34.91, 112.8, 788.6, 3030}},
+      {Operation::allReduce, kTree, kLl, {7.415, 8.236, 13.05, 17.02, 43.3, 261.5, 1997, 7947}},
+      {Operation::allReduce, kTree, kLl128, {7.029, 7.452, 9.747, 11.98, 24.12, 143.5, 1171, 4704}},
+      {Operation::allReduce, kTree, kSimple, {15.04, 18.11, 18.97, 20.2, 30.39, 119.9, 794.8, 3068}},
+      {Operation::allGather, kRing, kLl, {4.827, 5.186, 6.931, 9.258, 22.44, 128.7, 920, 3637}},
+      {Operation::allGather, kRing, kLl128, {5.265, 5.575, 5.92, 6.99, 14.43, 82.02, 541, 2086}},
+      {Operation::allGather, kRing, kSimple, {7.829, 10.86, 16.11, 16.11, 25.28, 66.12, 423.5, 1624}},
+      {Operation::reduceScatter, kRing, kLl, {4.919, 5.285, 7.04, 9.562, 23.22, 143.9, 1037, 4104}},
+      {Operation::reduceScatter, kRing, kLl128, {5.464, 5.788, 5.984, 7.008, 14.89, 85.94, 513.7, 1939}},
+      {Operation::reduceScatter, kRing, kSimple, {8.416, 10.6, 11.75, 13, 21.4, 79.57, 530.8, 1941}},
+      {Operation::broadcast, kRing, kLl, {3.645, 3.923, 5.902, 9.02, 27.23, 189, 1475, 5870}},
+      {Operation::broadcast, kRing, kLl128, {3.822, 4.096, 4.979, 6.849, 16.42, 102.7, 784.4, 3127}},
+      {Operation::broadcast, kRing, kSimple, {5.11, 8.247, 14.54, 15.98, 26.66, 106.4, 747.7, 2929}},
+      {Operation::reduce, kRing, kLl, {3.838, 4.138, 5.852, 8.956, 27, 187.3, 1495, 5992}},
+      {Operation::reduce, kRing, kLl128, {3.839, 4.13, 4.728, 6.69, 15.82, 100.1, 775.1, 3095}},
+      {Operation::reduce, kRing, kSimple, {5.333, 7.893, 8.624, 10.19, 19.1, 98.65, 728.1, 2884}},
   };
-  static const MeasuredTable& hopper = *[] {
-    auto* made = new MeasuredTable;
-    for (const Times& times : kTimes) {
-      MeasuredCurve& curve = made->emplace_back(
-          MeasuredCurve{times.operation, Algorithm::ring, Protocol::simple, 1, 2, {}});
-      uint64_t bytes = 1 << 20;
-      for (const double us : times.us) {
-        curve.points.push_back({bytes, us});
-        bytes *= 4;
-      }
+  // clang-format on
+  for (const Times& times : kTimes) {
+    if (times.operation != operation || times.algorithm != algorithm ||
+        times.protocol != protocol) {
+      continue;
     }
-    return made;
-  }();
-  static const MeasuredTable& none = *new MeasuredTable;
-  const bool isHopper =
-      machine.lowestSm == topology::kHopper && machine.highestSm == topology::kHopper;
-  return isHopper && machine.switches > 0 ? hopper : none;
+    MeasuredCurve curve{operation, algorithm, protocol, 1, 2, {}};
+    for (size_t i = 0; i < std::size(kBytes); i++) curve.points.push_back({kBytes[i], times.us[i]});
+    return scale(curve, ranks);
+  }
+  return {};
 }
 
 MeasuredTable parseMeasurements(std::string_view text, std::string_view source) {

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include "topology/join.h"
 #include "tuning/names.h"
 
 // Measured times of calls. They replace the estimates of the cost model, and are all that is known
@@ -16,6 +15,8 @@ namespace unisono::tuning {
 struct MeasuredPoint {
   uint64_t bytes;  // the larger of a rank's input and output, as nccl-tests counts
   double timeUs;
+
+  bool operator==(const MeasuredPoint&) const = default;
 };
 
 // The times of one operation by one algorithm and protocol, by ascending bytes.
@@ -31,9 +32,11 @@ using MeasuredTable = std::vector<MeasuredCurve>;
 // The times of the direct algorithms on NVSwitch machines (docs/results).
 const MeasuredTable& builtinMeasurements();
 
-// The times of rings with Simple on a machine with Hopper GPUs on NVSwitch, which the formulas
-// of the cost model underestimate. Empty for all other machines.
-const MeasuredTable& ringMeasurements(const topology::MachineFacts& machine);
+// The times of rings and trees inside a node of `ranks` GPUs on NVSwitches, derived from 2 H200:
+// the formulas of the cost model are far from them, and would not compare with those of the direct
+// algorithms. Empty for what does not use FIFOs.
+std::vector<MeasuredPoint> fifoPoints(Operation operation, Algorithm algorithm, Protocol protocol,
+                                      int ranks);
 
 // Parses the text of UNISONO_TUNING_FILE: lines of "operation algorithm protocol nodes ranks bytes
 // microseconds", in any order; # starts a comment. Throws Error(invalidUsage) that names the line
@@ -50,9 +53,9 @@ void limitToLargerSizes(std::vector<MeasuredPoint>& points);
 // `base`, in which the curves of `table` replace all of the same operation, algorithm and protocol.
 MeasuredTable replaceCurves(const MeasuredTable& base, const MeasuredTable& table);
 
-// The bytes that a rank sends or receives in a call of the direct family, as a multiple of the
-// call's bytes.
-double directTraffic(Operation operation, Algorithm algorithm, int ranks);
+// The most bytes that a rank sends or receives inside a node, as a multiple of the call's bytes: of
+// the direct family, rings and trees (where the ranks of a node are chains).
+double linkTraffic(Operation operation, Algorithm algorithm, int ranks);
 
 // The points for a communicator, empty if there are none. Those of the direct algorithms inside one
 // node are interpolated between numbers of ranks, and extrapolated beyond them: each rank talks to

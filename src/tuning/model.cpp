@@ -129,7 +129,7 @@ class Formulas {
     const bool allReduce = operation == Operation::allReduce;
     switch (algorithm) {
       case Algorithm::ring:
-        if (protocol == Protocol::ll) return std::min(llMax(), bus * 0.5);
+        if (protocol == Protocol::ll) return std::min({llMax(), bus * 0.5, proxyLines(graph)});
         if (protocol == Protocol::ll128) {
           return std::min(bus * 0.92,
                           channels * constants_.ringLl128PerChannel[generation_][scale_]);
@@ -139,7 +139,7 @@ class Formulas {
         if (allReduce) {
           bus = std::min(bus * 0.92, channels * constants_.treePerChannel[generation_][scale_]);
         }
-        if (protocol == Protocol::ll) bus = std::min(bus / 3.8, llMax());
+        if (protocol == Protocol::ll) bus = std::min({bus / 3.8, llMax(), proxyLines(graph)});
         if (protocol == Protocol::ll128) {
           bus = std::min(bus * (facts_.nodes == 1 ? 7.0 / 9.0 : 120.0 / 128.0),
                          channels * constants_.treeLl128PerChannel[generation_][scale_]);
@@ -181,6 +181,16 @@ class Formulas {
                      facts_.machine.cpuVendor == MachineFacts::kMixed;
     const size_t row = facts_.nodes == 1 ? generation_ : amd ? 1 : 0;
     return constants_.llMax[row][scale_];
+  }
+
+  // What the proxies of a node move over LL through sockets, in GB/s: they take the data out of
+  // lines and put them into others. Measured (docs/results/2026-11-23-clusters.md, all-reduces of 4
+  // and 32 KB).
+  double proxyLines(const GraphFacts& graph) const {
+    constexpr double kOfOneRank = 0.9;
+    if (!facts_.network || !facts_.sockets) return std::numeric_limits<double>::max();
+    const double ranks = facts_.nodes == 1 ? 1 : std::min<double>(ranksPerNode_, graph.channels);
+    return kOfOneRank * ranks;
   }
 
   double networkOverhead() const {
@@ -327,23 +337,51 @@ bool isAllPairs(Algorithm algorithm) {
   return algorithm == Algorithm::direct || algorithm == Algorithm::twoShot;
 }
 
-// The points of the direct algorithms were measured on H200: what the ring's links are slower than
-// NVLink there is added.
+// The points were measured on H200: what the channels are slower than those of NVLink there is
+// added.
 void adaptToLinks(const CommFacts& facts, Operation operation, Algorithm algorithm,
                   Protocol protocol, std::vector<MeasuredPoint>& points) {
   constexpr double kMeasuredBus = 360;  // GB/s
+  // Of a byte of data: lines of LL are twice as long, those of LL128 a fifteenth longer.
+  constexpr double kBytesOnLink[device::kProtocols] = {2, 16.0 / 15, 1};
   if (facts.ring.speedIntra <= 0 || facts.ring.channels == 0) return;
   const bool nvlink = facts.ring.typeIntra <= static_cast<int>(PathType::nvl);
-  const double bus = toGigabytes(facts.ring.speedIntra) * facts.ring.channels;
+  // The direct algorithms do not follow the channels.
+  const int channels =
+      isAllPairs(algorithm) ? facts.ring.channels : std::min(facts.ring.channels, facts.channels);
+  const double bus = toGigabytes(facts.ring.speedIntra) * channels;
   const double slower = 1 / bus - (nvlink ? 1 / kMeasuredBus : 0);
   if (slower <= 0) return;
-  // Lines of LL are twice as long as their data, those of LL128 a fifteenth longer.
-  const double bytesOnLink = (protocol == Protocol::ll ? 2.0 : 16.0 / 15) *
-                             directTraffic(operation, algorithm, facts.ranks);
+  const double bytesOnLink =
+      kBytesOnLink[at(protocol)] * linkTraffic(operation, algorithm, facts.ranks);
   for (MeasuredPoint& point : points) {
     point.timeUs +=
         (nvlink ? 0.0 : 1.0) + bytesOnLink * static_cast<double>(point.bytes) / 1000 * slower;
   }
+}
+
+// Whether rings and trees take as long as inside a node of H200, but for slower links.
+bool hasMeasuredFifos(const CommFacts& facts) {
+  return facts.nodes == 1 && !facts.network && !facts.slotsOfHost && facts.machine.switches > 0 &&
+         facts.ring.typeIntra <= static_cast<int>(PathType::nvl);
+}
+
+// What the user has measured here, or what was measured for this library.
+std::vector<MeasuredPoint> measuredPoints(const ModelInput& input, Operation operation,
+                                          Algorithm algorithm, Protocol protocol) {
+  const CommFacts& facts = input.facts;
+  const auto pointsOf = [&](const MeasuredTable& table) {
+    return pointsFor(table, operation, algorithm, protocol, facts.nodes, facts.ranks);
+  };
+  std::vector<MeasuredPoint> points = pointsOf(input.measured);
+  if (points.empty() && !input.registry->formulasOnly && hasMeasuredFifos(facts)) {
+    points = fifoPoints(operation, algorithm, protocol, facts.ranks);
+  } else if (points != pointsOf(builtinMeasurements())) {
+    return points;
+  }
+  adaptToLinks(facts, operation, algorithm, protocol, points);
+  limitToLargerSizes(points);
+  return points;
 }
 
 Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation operation,
@@ -375,13 +413,8 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
       !input.registry->hasForced(operation, algorithm, protocol)) {
     estimate.exclusion = Exclusion::notImplemented;
   }
-  estimate.measured =
-      pointsFor(input.measured, operation, algorithm, protocol, facts.nodes, facts.ranks);
-  if (estimate.measured.empty()) {
-    estimate.measured = pointsFor(ringMeasurements(facts.machine), operation, algorithm, protocol,
-                                  facts.nodes, facts.ranks);
-  }
-  // What runs only where it is forced does so because its predicted times are too good.
+  estimate.measured = measuredPoints(input, operation, algorithm, protocol);
+  // What runs only where it is forced was never measured, unless the user has done so.
   estimate.preferred = has || !estimate.measured.empty();
   if (!isAllPairs(algorithm)) {
     formulas.estimate(operation, algorithm, protocol, estimate);
@@ -389,10 +422,8 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
         estimate.measured.empty()) {
       estimate.exclusion = Exclusion::noChannels;
     }
-  } else if (estimate.measured.empty()) {
-    if (estimate.exclusion == Exclusion::none) estimate.exclusion = Exclusion::notMeasured;
-  } else {
-    adaptToLinks(facts, operation, algorithm, protocol, estimate.measured);
+  } else if (estimate.measured.empty() && estimate.exclusion == Exclusion::none) {
+    estimate.exclusion = Exclusion::notMeasured;
   }
   return estimate;
 }
@@ -512,8 +543,6 @@ CommFacts factsOf(const topology::Joined& joined) {
 }
 
 void setLimits(bool reachAll, CommFacts& facts, int mostBlocks) {
-  // LL has half of its predicted speed so far (docs/status.md, D2).
-  facts.lowLatencyTraffic = 64 << 10;
   facts.reachAll = reachAll && facts.nodes == 1 && facts.ranks <= device::kDirectMaxRanks;
   if (!facts.reachAll) return;
   facts.direct = directLimits(directLineBits(facts.ranks));
@@ -526,6 +555,7 @@ CostModel makeModel(const ModelInput& input) {
   model.facts = input.facts;
   model.constants = input.constants;
   model.allowed = input.allowed;
+  model.formulasOnly = input.registry->formulasOnly;
   const Formulas formulas(input);
   for (size_t o = 0; o < kCollectives; o++) {
     for (size_t a = 0; a < device::kAlgorithms; a++) {
@@ -622,7 +652,6 @@ uint64_t hashOf(const CostModel& model) {
   hash.add(static_cast<uint64_t>(model.facts.wide.blocks));
   hash.add(model.facts.wide.slotLines);
   hash.add(model.facts.wide.offerBytes);
-  hash.add(model.facts.lowLatencyTraffic);
   for (const uint64_t bytes : model.facts.chunkBytes) hash.add(bytes);
   return hash.value();
 }

@@ -12,7 +12,9 @@
 #include "tuning/registry.h"
 
 // The cost model: what each algorithm and protocol costs on a communicator. The formulas and the
-// numbers are those of NCCL 2.30, so that our choices can be compared with its. Pure.
+// numbers are those of NCCL 2.30, so that our choices can be compared with its. Where times were
+// measured (measured.h), these replace the formulas, and else no call is predicted to take longer
+// than a larger one, as NCCL's formulas do in places. Pure.
 namespace unisono::tuning {
 
 // The numbers of the model that a tuner plug-in may change (ABI v5 and later): the layout is that
@@ -75,12 +77,10 @@ struct CommFacts {
   // All ranks are on one node and map each other's memory, and there are not too many.
   bool reachAll = false;
   bool network = false;      // some ranks exchange data over the network, which LL128 cannot pass
+  bool sockets = false;      // that network is TCP sockets
   bool slotsOfHost = false;  // some connections have their slots in memory of the host
   DirectLimits direct;
   WideGeometry wide;
-  // The bytes that a ring moves over a connection up to which LL is chosen. It can be forced
-  // beyond.
-  uint64_t lowLatencyTraffic = ~uint64_t{0};
   // The payload of a chunk, by protocol; 0: unknown.
   std::array<uint64_t, device::kProtocols> chunkBytes{};
 };
@@ -129,6 +129,7 @@ struct CostModel {
   int maxThreads[device::kAlgorithms][device::kProtocols] = {};  // that move data
   int64_t bytesPerThread[device::kAlgorithms][device::kProtocols] = {};
   Allowed allowed;
+  bool formulasOnly = false;  // of NCCL: its choices, with all their steps
   // By operation, what the communicator can run, of descending preference where times are equal.
   struct Candidate {
     Algorithm algorithm;

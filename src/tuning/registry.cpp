@@ -18,20 +18,20 @@ struct Implemented {
 };
 // clang-format off
 constexpr Implemented kImplemented[] = {
-    //                                   AllReduce AllGather ReduceScatter Broadcast Reduce
-    {Algorithm::ring,   Protocol::ll,     {true,    true,     true,         true,     true}},
-    {Algorithm::ring,   Protocol::simple, {true,    true,     true,         true,     true}},
-    {Algorithm::direct, Protocol::ll,     {true,    true,     true,         true,     true}},
-    {Algorithm::direct, Protocol::ll128,  {true,    true,     true,         true,     true}},
-    {Algorithm::twoShot, Protocol::ll128, {true,    false,    false,        false,    false}},
+    //                                    AllReduce AllGather ReduceScatter Broadcast Reduce
+    {Algorithm::ring,    Protocol::ll,     {true,    true,     true,         true,     true}},
+    {Algorithm::ring,    Protocol::ll128,  {true,    true,     true,         true,     true}},
+    {Algorithm::ring,    Protocol::simple, {true,    true,     true,         true,     true}},
+    {Algorithm::tree,    Protocol::ll,     {true,    false,    false,        false,    false}},
+    {Algorithm::tree,    Protocol::ll128,  {true,    false,    false,        false,    false}},
+    {Algorithm::tree,    Protocol::simple, {true,    false,    false,        false,    false}},
+    {Algorithm::direct,  Protocol::ll,     {true,    true,     true,         true,     true}},
+    {Algorithm::direct,  Protocol::ll128,  {true,    true,     true,         true,     true}},
+    {Algorithm::twoShot, Protocol::ll128,  {true,    false,    false,        false,    false}},
 };
 // What runs only where the user's lists leave none of the above.
 constexpr Implemented kOnlyForced[] = {
-    {Algorithm::tree,   Protocol::ll,     {true,    false,    false,        false,    false}},
-    {Algorithm::tree,   Protocol::ll128,  {true,    false,    false,        false,    false}},
-    {Algorithm::tree,   Protocol::simple, {true,    false,    false,        false,    false}},
-    {Algorithm::ring,   Protocol::ll128,  {true,    true,     true,         true,     true}},
-    {Algorithm::nvls,   Protocol::simple, {true,    true,     true,         false,    false}},
+    {Algorithm::nvls, Protocol::simple, {true,      true,     true,         false,    false}},
     {Algorithm::nvlsTree, Protocol::simple, {true,  false,    false,        false,    false}},
     {Algorithm::collNetChain, Protocol::simple, {true, false, false,        false,    false}},
     {Algorithm::collNetDirect, Protocol::simple, {true, true, true,         false,    false}},
@@ -70,8 +70,6 @@ std::string_view reasonOf(Exclusion exclusion) {
       return "not implemented yet";
     case Exclusion::onlyForced:
       return "runs only where NCCL_ALGO and NCCL_PROTO leave nothing else";
-    case Exclusion::slowHere:
-      return "too slow at this size; runs only where NCCL_ALGO and NCCL_PROTO leave nothing else";
     case Exclusion::oneRank:
       return "one rank has nothing to transfer";
     case Exclusion::oneNode:
@@ -97,7 +95,7 @@ std::string_view reasonOf(Exclusion exclusion) {
     case Exclusion::unreachable:
       return "some ranks cannot access each other's memory";
     case Exclusion::network:
-      return "its lines cannot pass memory of the host, which the network uses";
+      return "not implemented over networks, where its lines have to stay in GPU memory";
     case Exclusion::splitLines:
       return "stores of 128 bytes may be split on this path";
     case Exclusion::tooLarge:
@@ -167,6 +165,7 @@ const Registry& libraryRegistry() {
 const Registry& ncclRegistry() {
   static const Registry registry = [] {
     Registry result;
+    result.formulasOnly = true;
     for (const Operation operation : kOperations) {
       for (int a = 0; a < device::kNcclAlgorithms; a++) {
         for (int p = 0; p < device::kProtocols; p++) {

@@ -17,7 +17,6 @@ enum class Exclusion : uint8_t {
   protocol,        // the algorithm does not use this protocol
   notImplemented,  // the library does not have it yet
   onlyForced,      // the library has it, but does not choose it
-  slowHere,        // it chooses it for other sizes
   oneRank,         // there is nothing to transfer
   oneNode,         // it joins nodes, and there is one
   severalNodes,    // it works inside one node
@@ -30,7 +29,7 @@ enum class Exclusion : uint8_t {
   tooManyRanks,      // on a node
   noChannels,        // the search found none
   unreachable,       // some ranks cannot map each other's memory
-  network,           // LL128: memory of the host, which networks use, splits its lines
+  network,           // LL128: memory of the host splits its lines, and networks use that
   splitLines,        // LL128: stores of 128 bytes may arrive in pieces
   tooLarge,          // for its buffers
   type,              // multicast does not reduce this type
@@ -47,6 +46,7 @@ struct Registry {
   Table implemented = {};
   // Carries calls where nothing in `implemented` is allowed, or where its times were measured.
   Table onlyForced = {};
+  bool formulasOnly = false;  // of the cost model, without what was measured for this library
 
   bool has(Operation operation, Algorithm algorithm, Protocol protocol) const {
     return implemented[static_cast<int>(operation)][static_cast<int>(algorithm)]

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "base/math.h"
 #include "plan/plan.h"
@@ -12,13 +13,39 @@ namespace unisono::testing {
 
 struct ModelOptions {
   uint64_t minBytesPerChannel = 4096;  // of every algorithm and protocol
-  uint64_t lowLatencyTraffic = 0;      // LL is only forced
-  int nodes = 1, ranksPerNode = 0;     // of the largest node; 0: as many on each
+  // Rings carry everything that is not forced: with LL up to as much traffic of a connection, with
+  // Simple beyond. Without a value the cost model chooses.
+  std::optional<uint64_t> lowLatencyTraffic = 0;
+  int nodes = 1, ranksPerNode = 0;  // of the largest node; 0: as many on each
   bool collnet = false;
   bool network = false;  // between the nodes
   const char* algorithms = "";
   const char* protocols = "";
 };
+
+// Times by which rings carry everything, with LL as far as ModelOptions say.
+inline tuning::MeasuredTable ringTimes(int nodes, int ranks, uint64_t lowLatencyTraffic) {
+  constexpr uint64_t kLargest = uint64_t{1} << 50;
+  constexpr double kFast = 1e3, kUsual = 2e3, kSlow = 4e3;
+  tuning::MeasuredTable table;
+  for (int o = 0; o < tuning::kCollectives; o++) {
+    const auto operation = static_cast<tuning::Operation>(o);
+    const auto add = [&](tuning::Algorithm algorithm, tuning::Protocol protocol,
+                         std::vector<tuning::MeasuredPoint> points) {
+      table.push_back({operation, algorithm, protocol, nodes, ranks, std::move(points)});
+    };
+    for (int p = 0; p < device::kProtocols; p++) {
+      const auto protocol = static_cast<tuning::Protocol>(p);
+      add(tuning::Algorithm::tree, protocol, {{0, kSlow}, {kLargest, kSlow}});
+    }
+    const uint64_t bytes = lowLatencyTraffic / (operation == tuning::Operation::allReduce ? 2 : 1);
+    add(tuning::Algorithm::ring, tuning::Protocol::ll,
+        {{bytes, kFast}, {bytes + 1, kSlow}, {kLargest, kSlow}});
+    add(tuning::Algorithm::ring, tuning::Protocol::ll128, {{0, kSlow}, {kLargest, kSlow}});
+    add(tuning::Algorithm::ring, tuning::Protocol::simple, {{0, kUsual}, {kLargest, kUsual}});
+  }
+  return table;
+}
 
 inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
                                        const ModelOptions& options = {}) {
@@ -35,7 +62,6 @@ inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
   facts.ring.speedIntra = facts.tree.speedIntra = 30'000;
   facts.machine.lowestSm = facts.machine.highestSm = 90;
   facts.machine.switches = 1;
-  facts.lowLatencyTraffic = options.lowLatencyTraffic;
   facts.chunkBytes = plan::chunkBytesOf(config);
   facts.collnet = options.collnet;
   facts.network = options.network;
@@ -54,6 +80,10 @@ inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
   facts.wide = config.wide;
   if (config.wide.blocks == 0) {
     facts.direct.shareBytes[static_cast<size_t>(device::Protocol::ll128)] = 0;
+  }
+  if (options.lowLatencyTraffic) {
+    input.measured = tuning::replaceCurves(
+        input.measured, ringTimes(options.nodes, config.ranks, *options.lowLatencyTraffic));
   }
   input.allowed = tuning::parseAllowed(options.algorithms, options.protocols);
   input.settings.thresholds.fill(

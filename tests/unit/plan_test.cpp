@@ -206,7 +206,7 @@ TEST(Plan, DoesWhatExplainSays) {
         config.wide.offerBytes = 32 << 20;
       }
       testing::setModel(config, {.minBytesPerChannel = 32 << 10,
-                                 .lowLatencyTraffic = 64 << 10,
+                                 .lowLatencyTraffic = std::nullopt,
                                  .algorithms = lists.algorithms,
                                  .protocols = lists.protocols});
       for (const Call call : kCollectives) {
@@ -277,7 +277,7 @@ TEST(Plan, OfOneCallIsMadeQuickly) {
   for (const int ranks : {2, 8, 64, 1024}) {
     CommConfig config = configOf(0, ranks, 24);
     config.directLineBits = ranks <= device::kDirectMaxRanks ? tuning::directLineBits(ranks) : 0;
-    testing::setModel(config, {.lowLatencyTraffic = 64 << 10});
+    testing::setModel(config, {.lowLatencyTraffic = std::nullopt});
     for (const uint64_t bytes : {uint64_t{1} << 10, uint64_t{64} << 20}) {
       const std::vector<Task> tasks = {taskOf(Call::allReduce, bytes)};
       constexpr int kCalls = 20'000;

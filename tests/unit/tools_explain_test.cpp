@@ -93,10 +93,12 @@ TEST_F(ExplainProgram, KnowsWhatJoinsTheNodes) {
   const std::string call = node + "--nodes 2 ";
   const json plain = explainJson(call, "NCCL_NET_PLUGIN=none");
   EXPECT_EQ(plain["network"], "InfiniBand, RoCE or sockets");
+  EXPECT_EQ(plain["choice"]["algorithm"], "Tree");
   EXPECT_EQ(plain["choice"]["protocol"], "LL");
   for (const json& row : plain["candidates"]) {
     if (row["algorithm"] != "Ring" || row["protocol"] != "LL128") continue;
-    EXPECT_EQ(row["reason"], "its lines cannot pass memory of the host, which the network uses");
+    EXPECT_EQ(row["reason"],
+              "not implemented over networks, where its lines have to stay in GPU memory");
   }
   EXPECT_EQ(explainJson(node)["network"], "");
   EXPECT_EQ(explainJson(call, "NCCL_NET_PLUGIN=none NCCL_NET=Socket")["network"], "Socket");
@@ -145,7 +147,7 @@ TEST_F(ExplainProgram, DrawsThePlot) {
   ASSERT_EQ(run.status, 0) << run.err;
   const std::string svg = read(at("plot.svg"));
   EXPECT_THAT(svg, AllOf(HasSubstr("<svg"), HasSubstr("Ring Simple"), HasSubstr("the choice"),
-                         HasSubstr("Tree LL (cannot run)"), HasSubstr("</svg>")));
+                         HasSubstr("NVLS Simple (cannot run)"), HasSubstr("</svg>")));
   EXPECT_THAT(svg, Not(HasSubstr("nan")));
   EXPECT_THAT(svg, Not(HasSubstr("inf,")));
 }

@@ -81,6 +81,7 @@ std::string choicesOf(const topology::XmlTopology& file) {
     ModelInput input;
     input.facts = factsOf(joined);
     setLimits(true, input.facts);
+    input.facts.network = nodes > 1;
     const CostModel ours = makeModel(input);
     text += " this library\n" + rangesOf(ours);
     input.registry = &ncclRegistry();

@@ -103,11 +103,43 @@ TEST(Measured, OneDirectCurveIsScaledByTraffic) {
     ASSERT_EQ(two.size(), eight.size());
     for (size_t i = 0; i < two.size(); i++) {
       EXPECT_NEAR(
-          static_cast<double>(eight[i].bytes) * directTraffic(operation, Algorithm::direct, 8),
-          static_cast<double>(two[i].bytes) * directTraffic(operation, Algorithm::direct, 2), 8);
+          static_cast<double>(eight[i].bytes) * linkTraffic(operation, Algorithm::direct, 8),
+          static_cast<double>(two[i].bytes) * linkTraffic(operation, Algorithm::direct, 2), 8);
       EXPECT_NEAR(eight[i].timeUs, two[i].timeUs + 6 * 0.17, 1e-9);
     }
   }
+}
+
+// More ranks of a node have other traffic and more hops.
+TEST(Measured, FifosAreScaledByTrafficAndHops) {
+  struct Case {
+    Operation operation;
+    Algorithm algorithm;
+    double traffic;  // of 8 ranks, as a multiple of that of 2
+    int hops;        // more than with 2 ranks
+  };
+  for (const Case& of : {Case{Operation::allReduce, Algorithm::ring, 1.75, 12},
+                         Case{Operation::allReduce, Algorithm::tree, 2, 12},
+                         Case{Operation::allGather, Algorithm::ring, 1.75, 6},
+                         Case{Operation::broadcast, Algorithm::ring, 1, 6}}) {
+    for (const Protocol protocol : {Protocol::ll, Protocol::ll128, Protocol::simple}) {
+      const auto two = fifoPoints(of.operation, of.algorithm, protocol, 2);
+      const auto eight = fifoPoints(of.operation, of.algorithm, protocol, 8);
+      ASSERT_EQ(two.size(), 8u);
+      ASSERT_EQ(eight.size(), 8u);
+      const double hopUs = (eight[0].timeUs - two[0].timeUs) / of.hops;
+      EXPECT_GT(hopUs, 1);
+      EXPECT_LT(hopUs, 5);
+      for (size_t i = 0; i < two.size(); i++) {
+        EXPECT_NEAR(static_cast<double>(eight[i].bytes) * of.traffic,
+                    static_cast<double>(two[i].bytes), 2);
+        EXPECT_NEAR(eight[i].timeUs - two[i].timeUs, of.hops * hopUs, 1e-9);
+        EXPECT_GE(two[i].timeUs, two[i > 0 ? i - 1 : 0].timeUs);
+      }
+    }
+  }
+  EXPECT_TRUE(fifoPoints(Operation::allGather, Algorithm::tree, Protocol::ll, 2).empty());
+  EXPECT_TRUE(fifoPoints(Operation::allReduce, Algorithm::nvls, Protocol::simple, 2).empty());
 }
 
 TEST(Measured, AFileReplacesTheCurvesThatItHas) {

@@ -156,6 +156,46 @@ TEST(Model, Ll128OnlyWhereItsLinesArriveWhole) {
   EXPECT_EQ(exclusionOf(input, Algorithm::ring, ll128), Exclusion::splitLines);
 }
 
+// Of rings and trees on NVSwitches too. Slower links take longer; what a user has measured stays.
+TEST(Model, MeasuredTimesFollowTheLinks) {
+  ModelInput input = inputOf("hgx-h200x8", 1);
+  const auto points = [&](Algorithm algorithm, Protocol protocol) {
+    return makeModel(input).of(Operation::allReduce, algorithm, protocol).measured;
+  };
+  constexpr Algorithm kEach[] = {Algorithm::ring, Algorithm::tree, Algorithm::direct};
+  const topology::Bandwidth speed = input.facts.ring.speedIntra;
+  for (const Algorithm algorithm : kEach) {
+    input.facts.ring.speedIntra = speed;
+    const auto usual = points(algorithm, Protocol::ll128);
+    ASSERT_FALSE(usual.empty());
+    input.facts.ring.speedIntra = speed / 4;
+    const auto slower = points(algorithm, Protocol::ll128);
+    ASSERT_EQ(slower.size(), usual.size());
+    EXPECT_GT(slower.back().timeUs, 2 * usual.back().timeUs);
+  }
+  // A user's limit of the channels limits the bandwidth.
+  const double slow = points(Algorithm::ring, Protocol::simple).back().timeUs;
+  input.facts.channels = 1;
+  EXPECT_GT(points(Algorithm::ring, Protocol::simple).back().timeUs, 2 * slow);
+  input.measured = parseMeasurements(
+      "AllReduce Direct LL128 1 8 1048576 5.0\n"
+      "AllReduce Ring LL128 1 8 1048576 6.0\n",
+      "file");
+  EXPECT_EQ(points(Algorithm::direct, Protocol::ll128).front().timeUs, 5);
+  EXPECT_EQ(points(Algorithm::ring, Protocol::ll128).front().timeUs, 6);
+  // Elsewhere rings and trees have NCCL's formulas.
+  const auto isMeasured = [&] { return !points(Algorithm::tree, Protocol::ll).empty(); };
+  EXPECT_TRUE(isMeasured());
+  input.facts.slotsOfHost = true;
+  EXPECT_FALSE(isMeasured());
+  input.facts.slotsOfHost = false;
+  input.facts.machine.switches = 0;
+  EXPECT_FALSE(isMeasured());
+  input.facts.machine.switches = 1;
+  input.registry = &ncclRegistry();
+  EXPECT_FALSE(isMeasured());
+}
+
 TEST(Model, WarnsOfOperationsWithoutACandidate) {
   ModelInput input = inputOf("dgx-h100", 1);
   EXPECT_TRUE(warningsOf(input, makeModel(input)).empty());

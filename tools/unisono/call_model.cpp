@@ -56,6 +56,7 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
     tuning::setLimits(reach.all, input.facts);
     input.facts.slotsOfHost = reach.hostMemory;
     input.facts.network = input.facts.nodes > 1 && assumptions.network;
+    input.facts.sockets = assumptions.sockets;
   }
   if (!settings.tuningFile.empty()) {
     input.measured = tuning::replaceCurves(

@@ -12,6 +12,7 @@ struct Assumptions {
   bool asNccl = false;     // NCCL's algorithms, as if all were implemented, and none of ours
   bool multicast = false;  // NVLink multicast is there
   bool network = false;    // nodes exchange data over a network, not through shared memory
+  bool sockets = false;    // that network is TCP sockets
   bool collnet = false;    // the network reduces
   // What it can do, as tuning::CommFacts::collnetReductions and the members after it.
   uint64_t collnetReductions = ~uint64_t{0};

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <strings.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -149,6 +150,7 @@ void findNetwork(const ExplainArguments& arguments, const Settings& settings, As
       plugin::Net::open(settings.netPlugin, settings.network, {.communicator = 1},
                         [&](const std::string& warning) { report.warnings.push_back(warning); });
   assumed.network = net != nullptr || !settings.network.empty() || !simulated;
+  assumed.sockets = net == nullptr && ::strcasecmp(settings.network.c_str(), "Socket") == 0;
   if (!assumed.network) return;
   report.network = net != nullptr             ? net->name()
                    : settings.network.empty() ? "InfiniBand, RoCE or sockets"
