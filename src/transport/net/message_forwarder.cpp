@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kPurpose = 13;  // of tagOf(): no purpose of the connector has this number
 // Between two looks at receivers that have not accepted yet.
-constexpr std::chrono::microseconds kPollInterval{200};
+constexpr std::chrono::microseconds kForwarderPoll{200};
 
 struct Ends {
   int32_t sender, receiver;
@@ -96,7 +96,7 @@ void MessageForwarder::run() {
   bool waits = false;  // for receivers
   while (!closed_) {
     if (waits) {
-      changed_.wait_for(lock, kPollInterval);
+      changed_.wait_for(lock, kForwarderPoll);
     } else {
       changed_.wait(lock, [this] { return closed_ || !inbox_.empty(); });
     }
