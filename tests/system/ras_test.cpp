@@ -23,17 +23,20 @@ namespace {
 
 using nlohmann::json;
 
-// A port that nobody else uses at the moment.
+// A port that nobody else uses: below those that the system gives to connections, which other tests
+// make by the thousand.
 int freePort() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  const bool bound = ::bind(socket, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-                     ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) == 0;
-  ::close(socket);
-  return bound ? ntohs(address.sin_port) : 0;
+  static int last = 20'000 + ::getpid() % 10'000;
+  for (;;) {
+    const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(++last));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const bool bound = ::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+    ::close(socket);
+    if (bound) return last;
+  }
 }
 
 const int port = freePort();
