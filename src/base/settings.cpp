@@ -308,6 +308,8 @@ constexpr Row kRows[] = {
      "not need that"},
     {"NCCL_DMABUF_ENABLE", Flag{&S::dmaBuf}, "1",
      "make GPU memory known to NICs as DMA-BUFs where that is possible"},
+    {"NCCL_NET_SHARED_BUFFERS", Flag{&S::netSharedBuffers}, "1",
+     "bound the memory of all connections for messages between hosts; 0: no bound"},
     {"NCCL_PXN_DISABLE", Flag{&S::pxnDisable}, "0",
      "disable sending to a distant NIC through a GPU that is closer to it (PXN)"},
     {"NCCL_PXN_C2C", Flag{&S::pxnC2c}, "1", "allow PXN through a CPU attached by C2C"},

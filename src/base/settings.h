@@ -115,6 +115,7 @@ struct Settings {
   bool gdrC2c = true;                  // NCCL_NET_GDR_C2C
   bool forceFlush = false;             // NCCL_NET_FORCE_FLUSH
   bool dmaBuf = true;                  // NCCL_DMABUF_ENABLE
+  bool netSharedBuffers = true;        // NCCL_NET_SHARED_BUFFERS
   bool pxnDisable = false;             // NCCL_PXN_DISABLE
   bool pxnC2c = true;                  // NCCL_PXN_C2C
   int64_t p2pPxnLevel = 2;             // NCCL_P2P_PXN_LEVEL

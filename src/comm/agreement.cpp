@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/fnv.h"
+#include "base/math.h"
 #include "bootstrap/frame.h"
 #include "device/multicast.h"
 
@@ -20,7 +21,7 @@ using transport::TransportKind;
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 672 && bootstrap::kProtocolVersion == 18,
+static_assert(sizeof(RankFacts) == 672 && bootstrap::kProtocolVersion == 19,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -37,19 +38,23 @@ struct Defaults {
   int64_t ringBytesPerThread;  // a channel with less is not worth its start
   uint64_t minBytesPerPart;
   uint64_t wideOfferBytes;  // shares over LL128 from which on peers' buffers are used
+  uint64_t remoteBytes;     // most of the slots for messages to other hosts, and from them
 };
 
 // CUDA: as many rings as H200 needs to fill its links with one block each, and slices long enough
 // that what happens between two of them does not count; lines fill a slot in passes of whole
 // blocks. Below 32 MiB of a share LL128 is faster than the exchange of buffers
-// (docs/results/2026-11-22-in-place.md). Host: small, so that hundreds of ranks fit.
+// (docs/results/2026-11-22-in-place.md). Host: small, so that hundreds of ranks fit. For
+// remoteBytes see docs/decisions/0020-memory-of-messages.md.
 constexpr Defaults kCuda{24, 512 << 10, 112 << 10, 224 << 10, 256 << 10, 32 << 10, 64 << 10,
-                         4,  32,        16,        64,        64 << 10,  32 << 20};
+                         4,  32,        16,        64,        64 << 10,  32 << 20, 192 << 20};
 constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8 << 10, 8 << 10,
-                         8, 4,        2,       128,      64 << 10, 1 << 20};
+                         8, 4,        2,       128,      64 << 10, 1 << 20, 4 << 20};
 
 constexpr uint32_t kSlicesPerChunk = 2;
 constexpr int64_t kSlotGrain = 512;
+// Slots for messages between hosts are not made smaller, and those over LL are this part of them.
+constexpr uint32_t kLeastRemoteSlotBytes = 4 << 10, kDataPerLineBytes = 8;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
 // Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
 constexpr uint64_t kDirectBytes = 256 << 10;
@@ -287,6 +292,34 @@ static void setPeerChannels(const std::vector<RankFacts>& ranks, const Defaults&
                                       std::min(config.peerChannels, defaults.mostChannelsPerPeer));
 }
 
+// Sets the slots for messages between hosts: as many connections as a rank can have to others share
+// a budget.
+static void setRemoteSlots(const std::vector<RankFacts>& ranks, const Defaults& defaults,
+                           plan::CommConfig& config) {
+  if (!usesNetwork(ranks)) return;
+  auto hosts = std::make_shared<std::vector<uint64_t>>();
+  std::map<uint64_t, uint64_t> ranksOf;
+  for (const RankFacts& facts : ranks) {
+    hosts->push_back(facts.host);
+    ranksOf[facts.host]++;
+  }
+  config.hosts = std::move(hosts);
+  config.remoteSlots = config.peerSlots;
+  const auto shares = [](const RankFacts& facts) { return facts.sharesNetBuffers != 0; };
+  if (!std::ranges::all_of(ranks, shares)) return;
+  const auto fewest =
+      std::ranges::min_element(ranksOf, {}, [](const auto& entry) { return entry.second; });
+  const uint64_t fifos =
+      (ranks.size() - fewest->second) * static_cast<uint64_t>(config.channelsPerPeer);
+  plan::MessageSlots& slots = config.remoteSlots;
+  while (fifos * defaults.slots * (slots.bytes + slots.lineBytes) > defaults.remoteBytes &&
+         slots.bytes / 2 >= kLeastRemoteSlotBytes) {
+    slots.bytes =
+        static_cast<uint32_t>(ceilDivide<int64_t>(slots.bytes / 2, kSlotGrain) * kSlotGrain);
+    slots.lineBytes = std::min<uint32_t>(slots.lineBytes, slots.bytes / kDataPerLineBytes);
+  }
+}
+
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
                 const TuningChanges& changes) {
   const bool cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
@@ -404,14 +437,15 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
   decision.warnings = tuning::warningsOf(input, *config.model);
 
-  config.peerSlotBytes = std::min(simple, defaults.peerSlotBytes);
+  config.peerSlots.bytes = std::min(simple, defaults.peerSlotBytes);
   const bool hasSlowLinks = input.facts.network || input.facts.slotsOfHost;
   if (hasSlowLinks && allowed.allows(device::Operation::allReduce, device::Protocol::ll)) {
     const int64_t threshold = input.settings.p2pLlThreshold;
-    config.peerLineSlotBytes =
+    config.peerSlots.lineBytes =
         std::min(config.slotBytes[plan::indexOf(device::Protocol::ll)], defaults.peerLineSlotBytes);
     config.peerLineBytes = threshold < 0 ? kMessageLineBytes : static_cast<uint64_t>(threshold);
   }
+  setRemoteSlots(ranks, defaults, config);
   config.minBytesPerPart = defaults.minBytesPerPart;
   config.directBytes = kDirectBytes;
   decision.slots = defaults.slots;
@@ -429,7 +463,8 @@ DecisionSummary summarize(const Decision& decision) {
   const plan::CommConfig& config = decision.config;
   return {config.channels,
           config.slotBytes[plan::indexOf(device::Protocol::simple)],
-          config.peerSlotBytes,
+          config.peerSlots.bytes,
+          config.remoteSlots.bytes,
           decision.slots,
           config.slicesPerChunk,
           config.peerChannels,
@@ -457,6 +492,7 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
       {"channels", &DecisionSummary::channels},
       {"bytes of a slot", &DecisionSummary::slotBytes},
       {"bytes of a slot for messages", &DecisionSummary::peerSlotBytes},
+      {"bytes of a slot for messages between hosts", &DecisionSummary::remoteSlotBytes},
       {"slots", &DecisionSummary::slots},
       {"slices of a chunk", &DecisionSummary::slicesPerChunk},
       {"point-to-point channels", &DecisionSummary::peerChannels},

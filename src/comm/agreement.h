@@ -55,6 +55,7 @@ struct RankFacts {
   std::array<char, 64> hostName;
   std::array<char, 32> busId;
   int32_t multiRankDevice;
+  int32_t sharesNetBuffers;  // NCCL_NET_SHARED_BUFFERS
   // The settings that shape the communicator, 0 where automatic.
   int64_t minPeerChannels, maxPeerChannels;
   int64_t minChannels, maxChannels, bufferBytes, llBufferBytes, ll128BufferBytes;
@@ -73,7 +74,7 @@ struct RankFacts {
   Reach reach;  // second look
 };
 
-inline constexpr uint32_t kRankFactsLayout = 12 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 13 << 16 | sizeof(RankFacts);
 
 // The ranks of each host, by its hash, and how many devices all ranks use.
 struct Hosts {
@@ -112,8 +113,8 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 
 // A summary for the check that all ranks decided alike, field by field.
 struct DecisionSummary {
-  int64_t channels, slotBytes, peerSlotBytes, slots, slicesPerChunk, peerChannels, channelsPerPeer,
-      directLineBits, nodes, advised, costModel;
+  int64_t channels, slotBytes, peerSlotBytes, remoteSlotBytes, slots, slicesPerChunk, peerChannels,
+      channelsPerPeer, directLineBits, nodes, advised, costModel;
   topology::JoinedHash joined;
 };
 // Differs where any field does.

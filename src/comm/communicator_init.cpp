@@ -197,6 +197,7 @@ RankFacts Communicator::facts() {
   facts.collnet.reductions = ~uint64_t{0};
   facts.collnet.allGather = facts.collnet.reduceScatter = 1;
   facts.multiRankDevice = settings_.multiRankDevice ? 1 : 0;
+  facts.sharesNetBuffers = settings_.netSharedBuffers ? 1 : 0;
   const ChannelBounds bounds =
       channelBounds(settings_, {options_.minChannels, options_.maxChannels});
   facts.minChannels = bounds.min;
@@ -388,8 +389,7 @@ void Communicator::makeConnector() {
   head.rank = config.rank;
   head.ranks = config.ranks;
   std::copy(config.slotBytes.begin(), config.slotBytes.end(), head.slotBytes);
-  head.peerSlotBytes = config.peerSlotBytes;
-  head.peerLineSlotBytes = config.peerLineSlotBytes;
+  head.peerLineSlotBytes = config.peerSlots.lineBytes;
   head.slots = decision_->slots;
   head.abortFlag = abort_->waitFlag();
   head.windows = windows_ == nullptr ? nullptr : windows_->table();

@@ -135,6 +135,7 @@ struct alignas(16) Fifo {
   uint64_t agreed;        // of the last offer: where the sender writes, or kStagedOffer
   MappedWindow* pinned;   // sender: the window that it writes to, or null
   uint64_t acquired;      // of the peer's counter, which this end has seen; kept between launches
+  uint32_t slotBytes;     // of messages; those of collectives are DeviceCommunicator::slotBytes
 };
 
 // Counters of different FIFOs are in different lines, so that polling one does not slow down stores
@@ -237,8 +238,7 @@ struct DeviceCommunicator {
   int32_t rank;
   int32_t ranks;
   uint32_t slotBytes[kProtocols];  // of connections for collectives
-  uint32_t peerSlotBytes;          // of FIFOs for messages
-  uint32_t peerLineSlotBytes;      // of those over LL
+  uint32_t peerLineSlotBytes;      // of FIFOs for messages over LL; 0: there are none
   uint32_t slots;                  // of every FIFO: a power of two
   int32_t peerChannels;            // channels of the send and receive tables
   uint32_t stopped;                // set permanently when an abort has ended a launch

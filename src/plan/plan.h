@@ -56,6 +56,14 @@ struct HeadShape {
   int heads = 0;  // of each node
 };
 
+// Of FIFOs for messages.
+struct MessageSlots {
+  uint32_t bytes = 0;
+  uint32_t lineBytes = 0;  // over LL; 0: there are none
+
+  bool operator==(const MessageSlots&) const = default;
+};
+
 // Everything that plans depend on. All fields except `rank` are the same on every rank.
 struct CommConfig {
   int rank = 0;
@@ -65,8 +73,9 @@ struct CommConfig {
   std::shared_ptr<const tuning::CostModel> model;
   std::shared_ptr<const tuning::Advisor> advisor;        // of a tuner plug-in; null without
   std::array<uint32_t, device::kProtocols> slotBytes{};  // of collectives, by protocol
-  uint32_t peerSlotBytes = 0;                            // of FIFOs for messages
-  uint32_t peerLineSlotBytes = 0;                        // of those over LL; 0: there are none
+  MessageSlots peerSlots;
+  MessageSlots remoteSlots;                            // between ranks of different hosts
+  std::shared_ptr<const std::vector<uint64_t>> hosts;  // by rank; null: all are on one
   uint64_t peerLineBytes = 0;  // parts of messages of up to so many bytes go over LL
   uint32_t slicesPerChunk = 1;
   int peerChannels = 1;          // channels of point-to-point messages, all peers together
@@ -84,6 +93,14 @@ struct CommConfig {
   // the same rank on.
   bool fixedOrder = false;
 };
+
+// The slots of FIFOs for messages between two ranks.
+inline MessageSlots messageSlots(const CommConfig& config, int from, int to) {
+  if (config.hosts == nullptr) return config.peerSlots;
+  const std::vector<uint64_t>& hosts = *config.hosts;
+  const bool isRemote = hosts[static_cast<size_t>(from)] != hosts[static_cast<size_t>(to)];
+  return isRemote ? config.remoteSlots : config.peerSlots;
+}
 
 // The payload of a chunk, by protocol. The data of the protocols with lines arrive piece by piece,
 // so that their chunks are one slot.

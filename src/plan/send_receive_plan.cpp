@@ -84,11 +84,11 @@ void enqueueMessages(const CommConfig& config, const Task& task, MessageQueues& 
 }
 
 // Cuts a part into slices: at least two, unless they were too small.
-uint32_t sliceOf(const CommConfig& config, uint64_t part) {
+uint32_t sliceOf(uint32_t slotBytes, uint64_t part) {
   constexpr uint64_t kSmallestSlice = 16 << 10;
   const uint64_t slice =
       std::max(roundUp(ceilDivide(part, uint64_t{2}), kGrainBytes), kSmallestSlice);
-  return static_cast<uint32_t>(std::min<uint64_t>(slice, config.peerSlotBytes));
+  return static_cast<uint32_t>(std::min<uint64_t>(slice, slotBytes));
 }
 
 // How a message between two ranks `delta` apart is split; the same at both ends.
@@ -96,16 +96,17 @@ Message split(const CommConfig& config, int delta, int peer, const PendingMessag
   const uint64_t most = std::clamp<uint64_t>(letter.bytes / config.minBytesPerPart, 1,
                                              static_cast<uint64_t>(config.channelsPerPeer));
   const uint64_t part = roundUp(ceilDivide(letter.bytes, most), kGrainBytes);
-  const bool asLines = delta != 0 && config.peerLineSlotBytes > 0 &&
-                       std::min(part, letter.bytes) <= config.peerLineBytes;
+  const MessageSlots slots = messageSlots(config, config.rank, peer);
+  const bool asLines =
+      delta != 0 && slots.lineBytes > 0 && std::min(part, letter.bytes) <= config.peerLineBytes;
   return {.peer = peer,
           .firstChannel = static_cast<uint16_t>(firstMessageChannel(config, 0, delta)),
           .channels = static_cast<uint16_t>((letter.bytes + part - 1) / part),
           .buffer = letter.buffer,
           .bytes = letter.bytes,
           .part = part,
-          .slice = asLines ? device::payloadOf(device::Protocol::ll, config.peerLineSlotBytes)
-                           : sliceOf(config, part),
+          .slice = asLines ? device::payloadOf(device::Protocol::ll, slots.lineBytes)
+                           : sliceOf(slots.bytes, part),
           .offered = delta != 0 && !asLines && letter.bytes >= config.directBytes,
           .asLines = asLines};
 }

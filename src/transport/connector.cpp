@@ -52,10 +52,9 @@ std::vector<ConnectionGroup> groupsForMessages(const plan::CommConfig& config,
                                                int receiver) {
   const PeerPlace &from = places[static_cast<size_t>(sender)],
                   &to = places[static_cast<size_t>(receiver)];
-  std::vector<ConnectionGroup::FifoShape> fifos{{device::Protocol::simple, config.peerSlotBytes}};
-  if (config.peerLineSlotBytes > 0) {
-    fifos.push_back({device::Protocol::ll, config.peerLineSlotBytes});
-  }
+  const plan::MessageSlots slots = plan::messageSlots(config, sender, receiver);
+  std::vector<ConnectionGroup::FifoShape> fifos{{device::Protocol::simple, slots.bytes}};
+  if (slots.lineBytes > 0) fifos.push_back({device::Protocol::ll, slots.lineBytes});
   const auto take = [](const std::vector<int>& ports, int channel) {
     return ports.empty() ? -1 : ports[static_cast<size_t>(channel) % ports.size()];
   };
@@ -320,6 +319,7 @@ void Connector::completeForMessages(const Making& making) {
       std::vector<device::Fifo> run;  // of consecutive channels
       do {
         run.push_back(made[end * count + i]);
+        run.back().slotBytes = group.fifos[i].slotBytes;
         end++;
       } while (end < channels && group.channels[end] == group.channels[end - 1] + 1);
       tables_.setPeer(sends, group.fifos[i].protocol, sends ? group.receiver : group.sender,

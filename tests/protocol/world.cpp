@@ -184,11 +184,12 @@ void World::visitFifos(Visit visit) const {
         if (tables(rank).send[to].slots == nullptr) continue;
         const std::string name =
             fmt::format("connection for messages {} -> {}, channel {}", rank, peer, channel);
-        visit({tables(rank).send[to], tables(peer).receive[from], size_t{geometry_.slotBytes},
-               false, false, name});
+        device::Fifo& simple = tables(rank).send[to];
+        visit({simple, tables(peer).receive[from], size_t{simple.slotBytes}, false, false, name});
         if (tables(rank).sendLines == nullptr) continue;
-        visit({tables(rank).sendLines[to], tables(peer).receiveLines[from],
-               size_t{geometry_.slotBytes / 2}, true, false, name + " over LL"});
+        device::Fifo& lines = tables(rank).sendLines[to];
+        visit({lines, tables(peer).receiveLines[from], size_t{lines.slotBytes}, true, false,
+               name + " over LL"});
       }
     }
   }
@@ -346,8 +347,15 @@ void World::makeMember(int rank, int ranks) {
   }
   if (geometry_.collnet && nodesOf(ranks) > 1) config.collnetDirect = shape;
   config.slotBytes.fill(geometry_.slotBytes);
-  config.peerSlotBytes = geometry_.slotBytes;
-  config.peerLineSlotBytes = geometry_.peerLineBytes > 0 ? geometry_.slotBytes / 2 : 0;
+  config.peerSlots = {geometry_.slotBytes,
+                      geometry_.peerLineBytes > 0 ? geometry_.slotBytes / 2 : 0};
+  if (geometry_.network) {
+    auto hosts = std::make_shared<std::vector<uint64_t>>();
+    for (int r = 0; r < ranks; r++) hosts->push_back(static_cast<uint64_t>(nodeOf(r)));
+    config.hosts = std::move(hosts);
+    config.remoteSlots = std::exchange(
+        config.peerSlots, {2 * config.peerSlots.bytes, 2 * config.peerSlots.lineBytes});
+  }
   config.peerLineBytes = geometry_.peerLineBytes;
   config.slicesPerChunk = geometry_.slicesPerChunk;
   config.peerChannels = geometry_.peerChannels;
@@ -368,8 +376,7 @@ void World::makeMember(int rank, int ranks) {
   head.rank = rank;
   head.ranks = ranks;
   std::copy(config.slotBytes.begin(), config.slotBytes.end(), head.slotBytes);
-  head.peerSlotBytes = geometry_.slotBytes;
-  head.peerLineSlotBytes = config.peerLineSlotBytes;
+  head.peerLineSlotBytes = config.peerSlots.lineBytes;
   head.slots = geometry_.slots;
   head.abortFlag = abortFlag(rank);
   member.arena = std::make_unique<memory::Arena>(runtime, rank, 1 << 20);

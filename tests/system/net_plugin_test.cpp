@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -101,6 +102,36 @@ INSTANTIATE_TEST_SUITE_P(
         DirectCase{11, "7", "", "SYS", {{"NCCL_DMABUF_ENABLE", "0"}}, false, true, true},
         DirectCase{11, "5", "", "SYS", {{"NCCL_DMABUF_ENABLE", "0"}}, false, false, false},
         DirectCase{11, "7", "", "SYS", {{"NCCL_NET_GDR_READ", "0"}}, true, false, true}));
+
+// What an all-to-all between 8 hosts takes of the memory of a GPU.
+TEST(NetPluginMemory, OfMessagesIsSharedByConnections) {
+  const auto measure = [](const char* shares) {
+    const Pipe pipe;
+    inChild([&] {
+      usePlugin(11);
+      ::setenv("FAKE_NET_POINTERS", "7", 1);
+      ::setenv("NCCL_NET_GDR_LEVEL", "SYS", 1);
+      ::setenv("NCCL_NET_SHARED_BUFFERS", shares, 1);
+      const Ranks ranks(8, 2);
+      const auto bytes = [&] {
+        uint64_t value = 0;
+        check(ncclCommMemStats(ranks.comm(0), ncclStatGpuMemTotal, &value));
+        return value;
+      };
+      const uint64_t before = bytes();
+      everyCall(ranks, std::array{Call::allToAll}, {1, 4099, 60'001});
+      pipe.write(bytes() - before);
+    });
+    return pipe.read<uint64_t>();
+  };
+  const uint64_t shared = measure("1"), separate = measure("0");
+  std::printf("an all-to-all took %.1f MB, with NCCL_NET_SHARED_BUFFERS=0 %.1f MB\n",
+              static_cast<double>(shared) / 1e6, static_cast<double>(separate) / 1e6);
+  // Of 14 others, in both directions.
+  constexpr uint64_t kSlots = 8, kSlotBytes = 32 << 10;
+  EXPECT_GE(separate, 2 * 14 * kSlots * kSlotBytes);
+  EXPECT_LE(shared, separate - 14 * kSlots * kSlotBytes);
+}
 
 // Runs `body` in two processes, each a node of one rank, once both have joined. `fault` is what the
 // plug-in of rank 1 does wrong.

@@ -276,10 +276,52 @@ TEST(Decision, SlotsInHostMemoryExcludeLl128) {
 
 TEST(Decision, SmallMessagesThroughHostMemoryGoOverLl) {
   auto ranks = factsOf(2);
-  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 0u) << "the direct family is faster";
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerSlots.lineBytes, 0u) << "the direct family is faster";
   ranks[1].reach.transports = 1u << static_cast<int>(transport::TransportKind::hostMemory);
-  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 8192u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerSlots.lineBytes, 8192u);
   EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 2048u);
+}
+
+// Of all connections that a rank can have for messages to and from other hosts.
+TEST(Decision, MemoryOfMessagesBetweenHostsIsBounded) {
+  constexpr int kOfHost = 8;
+  struct Backend {
+    runtime::Backend backend;
+    uint64_t most;
+  };
+  for (const auto& [backend, most] : {Backend{runtime::Backend::cuda, 2 * (uint64_t{192} << 20)},
+                                      Backend{runtime::Backend::host, 2 * (uint64_t{4} << 20)}}) {
+    for (const int count : {16, 32, 64, 256, 1024}) {
+      auto ranks = factsOf(count);
+      for (size_t rank = 0; rank < ranks.size(); rank++) {
+        ranks[rank].host = 100 + rank / kOfHost;
+        ranks[rank].backend = static_cast<int32_t>(backend);
+        ranks[rank].network = 1;
+        ranks[rank].sharesNetBuffers = 1;
+      }
+      const auto bytesOf = [&](const plan::MessageSlots& slots, const Decision& decision) {
+        const auto fifos =
+            static_cast<uint64_t>((count - kOfHost) * decision.config.channelsPerPeer);
+        return 2 * fifos * decision.slots * (slots.bytes + slots.lineBytes);
+      };
+      const Decision decision = decideFrom(ranks, 0);
+      const plan::CommConfig& config = decision.config;
+      const bool isFloor = config.remoteSlots.bytes < 2 * 4096;
+      EXPECT_TRUE(isFloor || bytesOf(config.remoteSlots, decision) <= most) << count;
+      EXPECT_TRUE(config.remoteSlots == config.peerSlots ||
+                  4 * bytesOf(config.remoteSlots, decision) > most)
+          << "smaller than needed for " << count;
+      std::printf("%d ranks: slots of %u and %u bytes, %.1f MB in place of %.1f MB\n", count,
+                  config.remoteSlots.bytes, config.remoteSlots.lineBytes,
+                  static_cast<double>(bytesOf(config.remoteSlots, decision)) / 1e6,
+                  static_cast<double>(bytesOf(config.peerSlots, decision)) / 1e6);
+      EXPECT_EQ(plan::messageSlots(config, 0, 1), config.peerSlots);
+      EXPECT_EQ(plan::messageSlots(config, 0, kOfHost), config.remoteSlots);
+      // Where one rank wants it, all of them have large ones.
+      ranks[3].sharesNetBuffers = 0;
+      EXPECT_EQ(decideFrom(ranks, 0).config.remoteSlots, config.peerSlots);
+    }
+  }
 }
 
 TEST(Decision, TheNetworkCarriesNoLinesOf128Bytes) {
@@ -293,19 +335,19 @@ TEST(Decision, TheNetworkCarriesNoLinesOf128Bytes) {
         .exclusion;
   };
   EXPECT_NE(exclusion(device::Protocol::ll128), tuning::Exclusion::network);
-  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 0u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerSlots.lineBytes, 0u);
   ranks[1].network = 1;
   EXPECT_TRUE(usesNetwork(ranks));
   EXPECT_EQ(exclusion(device::Protocol::ll128), tuning::Exclusion::network);
   EXPECT_EQ(exclusion(device::Protocol::ll), tuning::Exclusion::none);
   EXPECT_EQ(exclusion(device::Protocol::simple), tuning::Exclusion::none);
   // So do messages.
-  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 8192u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerSlots.lineBytes, 8192u);
   EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 2048u);
   ranks[0].tuning.p2pLlThreshold = ranks[1].tuning.p2pLlThreshold = 0;
   EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 0u);
   ranks[0].allowed = tuning::parseAllowed("", "Simple");
-  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineSlotBytes, 0u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerSlots.lineBytes, 0u);
   ranks[0].allowed = ranks[1].allowed;
   ranks[1].network = 0;
   ranks[1].machine = 8;

@@ -133,6 +133,8 @@ class Model {
     ASSERT_EQ(send.part, receive.part);
     ASSERT_EQ(send.channels, receive.channels);
     ASSERT_EQ(send.firstChannel, receive.firstChannel);
+    ASSERT_EQ(send.slice, receive.slice);
+    ASSERT_EQ(send.asLines, receive.asLines);
   }
 
   void count(const Message& send, int channel) {
@@ -153,7 +155,14 @@ std::vector<Plan> plansOf(const std::vector<std::vector<Task>>& tasks, int peerC
   std::vector<Plan> plans;
   const int ranks = static_cast<int>(tasks.size());
   for (int rank = 0; rank < ranks; rank++) {
-    const CommConfig config = configOf(rank, ranks, 4, peerChannels, channelsPerPeer);
+    CommConfig config = configOf(rank, ranks, 4, peerChannels, channelsPerPeer);
+    // Two ranks to a host.
+    config.peerSlots.lineBytes = 1024;
+    config.peerLineBytes = 2048;
+    config.remoteSlots = {2048, 512};
+    auto hosts = std::make_shared<std::vector<uint64_t>>();
+    for (int other = 0; other < ranks; other++) hosts->push_back(static_cast<uint64_t>(other / 2));
+    config.hosts = std::move(hosts);
     plans.push_back(makePlan(config, tasks[static_cast<size_t>(rank)]));
     for (const Launch& launch : plans.back().launches) {
       EXPECT_LE(roundsOf(launch).blocks, peerChannels);
@@ -318,6 +327,23 @@ TEST(PlanMessages, OffersNameThePlaceOfEachPart) {
       EXPECT_EQ(work.receive.offered, work.receive.peer != config.rank);
     }
   }
+}
+
+// Slices fit into the slots of the connection.
+TEST(Messages, ToOtherHostsHaveTheirSlots) {
+  CommConfig config = configOf(1, 4);
+  config.peerSlots = {8192, 1024};
+  config.remoteSlots = {1024, 256};
+  config.peerLineBytes = 2048;
+  config.hosts = std::make_shared<const std::vector<uint64_t>>(std::vector<uint64_t>{5, 5, 6, 6});
+  const auto sliceTo = [&](int peer, uint64_t count) {
+    const Plan plan = makePlan(config, {taskOf(Call::send, count, device::DataType::uint8, peer)});
+    return roundsOf(plan.launches.front()).works.front().send.slice;
+  };
+  EXPECT_EQ(sliceTo(0, 1 << 20), 8192u);
+  EXPECT_EQ(sliceTo(2, 1 << 20), 1024u);
+  EXPECT_EQ(sliceTo(0, 100), device::payloadOf(device::Protocol::ll, 1024));
+  EXPECT_EQ(sliceTo(3, 100), device::payloadOf(device::Protocol::ll, 256));
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ inline CommConfig configOf(int rank, int ranks, int channels = 4, int peerChanne
   config.ranks = ranks;
   config.channels = channels;
   config.slotBytes.fill(8192);
-  config.peerSlotBytes = 8192;
+  config.peerSlots.bytes = 8192;
   config.slicesPerChunk = 2;
   config.peerChannels = peerChannels;
   config.channelsPerPeer = channelsPerPeer;

@@ -221,8 +221,7 @@ TEST(Forwarding, DividesMessagesAlikeOnAllRanks) {
     plan::CommConfig config{};
     config.ranks = kRanks;
     config.channelsPerPeer = 1 << below(4);
-    config.peerSlotBytes = 4096;
-    config.peerLineSlotBytes = round % 2 == 0 ? 0 : 512;
+    config.peerSlots = {4096, round % 2 == 0 ? 0u : 512u};
     for (int sender = 0; sender < kRanks; sender++) {
       for (int receiver = 0; receiver < kRanks; receiver++) {
         const auto& from = places[static_cast<size_t>(sender)];

@@ -28,11 +28,11 @@ UNISONO_DEVICE void loadMessage(ThreadGroup& group, Block& block, bool sends,
                                 const DeviceCommunicator& communicator, const Message& message) {
   if (group.isLoader(0)) {
     const bool lines = message.asLines;
-    block.slotBytes = lines ? communicator.peerLineSlotBytes : communicator.peerSlotBytes;
     Fifo* table = sends ? (lines ? communicator.sendLines : communicator.send)
                         : (lines ? communicator.receiveLines : communicator.receive);
-    loadEnd(sends ? block.send[0] : block.receive[0],
-            table + message.peer * communicator.peerChannels + block.channel, message.peer);
+    End& end = sends ? block.send[0] : block.receive[0];
+    loadEnd(end, table + message.peer * communicator.peerChannels + block.channel, message.peer);
+    block.slotBytes = end.fifo.slotBytes;
   }
   group.syncAll();
 }
