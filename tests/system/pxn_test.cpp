@@ -372,9 +372,11 @@ TEST(PxnForwarders, ThatHaveLeftAreNamed) {
 }
 
 TEST(PxnForwarders, SayWhyTheyCannotConnect) {
-  onProcesses({}, [](int rank, ncclComm_t comm) {
-    useOnce(comm, 10'000);
-    if (rank == kForwarders[0]) ::setenv("FAKE_NET", "connect fails", 1);
+  const Pipe ready;
+  onProcesses({{"FAKE_NET", "connect fails"}}, [&](int rank, ncclComm_t comm) {
+    ready.write(rank);
+    for (int i = 0; rank == kSender && i < kRanks; i++)
+      ready.read<int>();  // all have a communicator
     std::string error = sendOne(rank, comm, kSender, kReceiver, 100);
     ncclResult_t state = ncclSuccess;
     while (error.empty() && state == ncclSuccess) {

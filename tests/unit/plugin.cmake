@@ -13,7 +13,10 @@ foreach(version 2 3 4 5 6)
 endforeach()
 target_compile_definitions(plugin_tuner_test PRIVATE
   UNISONO_FAKE_TUNERS="${CMAKE_BINARY_DIR}/tests/tuner")
+# For plug-ins by name. Sanitizers open libraries in the name of their own, whose RPATH counts then.
 set_target_properties(plugin_tuner_test PROPERTIES BUILD_RPATH ${CMAKE_BINARY_DIR}/tests/tuner)
+set_tests_properties(plugin_tuner_test PROPERTIES
+  ENVIRONMENT LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/tuner)
 
 # Network plug-ins of every version of the interface, also for system_net_plugin_test.
 unisono_test(plugin_net_test SOURCES plugin_net_test.cpp DEPENDS unisono_plugin LABELS unit)
@@ -28,5 +31,6 @@ foreach(version RANGE 6 12)
   add_dependencies(plugin_net_test fake_net_${version})
 endforeach()
 target_compile_definitions(plugin_net_test PRIVATE UNISONO_FAKE_NETS="${CMAKE_BINARY_DIR}/tests/net")
-# For plug-ins by name.
 set_target_properties(plugin_net_test PROPERTIES BUILD_RPATH ${CMAKE_BINARY_DIR}/tests/net)
+set_tests_properties(plugin_net_test PROPERTIES
+  ENVIRONMENT LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/net)
