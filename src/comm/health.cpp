@@ -79,11 +79,15 @@ Error Health::fail(const Error& error) {
 
 void Health::abort() {
   abortedByUser_.store(true, std::memory_order_release);
+  {
+    // Before the waits end: who has waited looks here for the reason.
+    const std::lock_guard lock(mutex_);
+    if (!error_) {
+      error_ = invalidUsage("The communicator was aborted").remedy("Make another communicator");
+      failed_.store(true, std::memory_order_release);
+    }
+  }
   raise();
-  const std::lock_guard lock(mutex_);
-  if (error_) return;
-  error_ = invalidUsage("The communicator was aborted").remedy("Make another communicator");
-  failed_.store(true, std::memory_order_release);
 }
 
 void Health::raiseLater() {
