@@ -222,7 +222,8 @@ std::vector<NetworkConnection> SocketNetwork::connect(const NetworkGroup& group,
     for (uint32_t i = 1; i <= lanesOf(group.memory->streamOf(fifo), offer.lanes); i++) {
       sockets.lanes.push_back(call(offer, group.peer, group.tag, fifo, i));
     }
-    std::string port = interfaceOf(sockets.first), name = nameOf(sockets.first, port);
+    std::string port = interfaceOf(sockets.first);
+    std::string name = nameOf(sockets.first, port);
     connections.push_back(
         {std::make_unique<SendStream>(std::move(sockets), group.memory->streamOf(fifo)),
          std::move(name), std::move(port)});
@@ -261,7 +262,8 @@ std::vector<NetworkConnection> SocketNetwork::accept(const NetworkGroup& group) 
     for (uint32_t i = 1; i <= lanesOf(group.memory->streamOf(fifo), lanes); i++) {
       sockets.lanes.push_back(waitFor(group, fifo, i, wait));
     }
-    std::string port = interfaceOf(sockets.first), name = nameOf(sockets.first, port);
+    std::string port = interfaceOf(sockets.first);
+    std::string name = nameOf(sockets.first, port);
     connections.push_back(
         {std::make_unique<ReceiveStream>(std::move(sockets), group.memory->streamOf(fifo)),
          std::move(name), std::move(port)});
