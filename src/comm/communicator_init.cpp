@@ -306,8 +306,11 @@ void Communicator::agree(AllFacts ranks) {
     for (const std::string& warning : decision_->warnings) warnOnce(warning);
   }
 
-  // Blocks of clusters move data between GPUs faster (docs/results/2026-11-23-clusters.md).
-  if (runtime_.properties(device_).computeCapability >= 90) {
+  // Blocks of clusters move data between GPUs faster (docs/results/2026-11-23-clusters.md). But a
+  // GPU holds fewer of them at once, as a cluster does not extend over parts of it (GPCs), and
+  // ranks that share a GPU wait for each other's blocks.
+  const bool shareDevices = static_cast<size_t>(hosts->devices) < ranks->size();
+  if (runtime_.properties(device_).computeCapability >= 90 && !shareDevices) {
     const int64_t blocks =
         settings_.clusterBlocks >= 0 ? settings_.clusterBlocks : options_.clusterBlocks;
     clusterBlocks_ = static_cast<int>(std::clamp<int64_t>(blocks, 1, kMostClusterBlocks));
