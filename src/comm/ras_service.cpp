@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <map>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -45,6 +47,20 @@ bool beginsWith(const std::string& command, const char* word, std::string& rest)
   return true;
 }
 
+// For processes that do not answer, in ns. Some clients that set none wait for a second.
+constexpr int64_t kDefaultTimeout = 700'000'000;
+
+// The nanoseconds of a number of seconds. 0, which is none in NCCL, is a year, as is all above.
+std::optional<int64_t> parseTimeout(const std::string& seconds) {
+  constexpr int64_t kMost = 365 * 86'400;
+  const char* end = seconds.data() + seconds.size();
+  int64_t value = 0;
+  const auto [read, error] = std::from_chars(seconds.data(), end, value);
+  if (read != end || error == std::errc::invalid_argument || value < 0) return std::nullopt;
+  if (error == std::errc::result_out_of_range || value == 0) value = kMost;
+  return std::min(value, kMost) * 1'000'000'000;
+}
+
 class RasService final : public Reactor::Handler {
  public:
   explicit RasService(const std::string& address)
@@ -62,6 +78,7 @@ class RasService final : public Reactor::Handler {
     uint64_t number;
     std::string input, output;
     bool json = false, ends = false;
+    int64_t timeout = kDefaultTimeout;                   // in ns
     std::shared_ptr<diagnose::JobInquiry> inquiry = {};  // whose result it waits for
     bool verbose = false;
     bool monitors = false;      // is told of events
@@ -145,7 +162,7 @@ class RasService final : public Reactor::Handler {
     try {
       if (look_ == nullptr) {
         if (now < nextLook_) return;
-        look_ = diagnose::JobInquiry::begin(now, kLongestInquiry);
+        look_ = diagnose::JobInquiry::begin(now, kDefaultTimeout);
       }
       if (!look_->proceed(now)) return;
       nextLook_ = now + kLookInterval;
@@ -221,9 +238,9 @@ class RasService final : public Reactor::Handler {
     if (beginsWith(command, "client protocol ", rest)) {
       client.output += fmt::format("SERVER PROTOCOL {}\n", kProtocol);
     } else if (beginsWith(command, "timeout ", rest)) {
-      const bool isNumber =
-          !rest.empty() && rest.find_first_not_of("0123456789") == std::string::npos;
-      client.output += isNumber ? "OK\n" : fmt::format("ERROR: Invalid timeout value {}\n", rest);
+      const std::optional<int64_t> timeout = parseTimeout(rest);
+      client.timeout = timeout.value_or(client.timeout);
+      client.output += timeout ? "OK\n" : fmt::format("ERROR: Invalid timeout value {}\n", rest);
     } else if (beginsWith(command, "set format ", rest)) {
       const bool text = ::strcasecmp(rest.c_str(), "text") == 0;
       const bool json = ::strcasecmp(rest.c_str(), "json") == 0;
@@ -232,7 +249,7 @@ class RasService final : public Reactor::Handler {
     } else if (const bool verbose = ::strcasecmp(command.c_str(), "verbose status") == 0;
                verbose || ::strcasecmp(command.c_str(), "status") == 0) {
       client.verbose = verbose;
-      client.inquiry = diagnose::JobInquiry::begin(diagnose::steadyNow(), kLongestInquiry);
+      client.inquiry = diagnose::JobInquiry::begin(diagnose::steadyNow(), client.timeout);
       tellStatus(client);
       if (client.inquiry != nullptr) Reactor::ofThisProcess().requestTick();
     } else if (::strcasecmp(command.c_str(), "monitor") == 0) {
@@ -272,9 +289,6 @@ class RasService final : public Reactor::Handler {
   }
 
   static constexpr int64_t kLookInterval = 500'000'000;
-  // For processes that do not answer. Some clients wait for a second.
-  static constexpr int64_t kLongestInquiry = 700'000'000;
-
   const std::function<bool()> notAborted_;
   const Listener listener_;
   // Of the reactor's thread.

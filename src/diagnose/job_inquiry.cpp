@@ -22,6 +22,9 @@ struct Inquiries {
   }
 };
 
+// After this time, in ns, each process of a host that has not answered is asked itself.
+constexpr int64_t kPatienceWithHosts = 350'000'000;
+
 }  // namespace
 
 std::shared_ptr<JobInquiry> JobInquiry::begin(int64_t now, int64_t limit, Question::Kind kind) {
@@ -117,7 +120,7 @@ void JobInquiry::takeAnswers() {
 bool JobInquiry::proceed(int64_t now) {
   takeAnswers();
   const auto isAnswered = [](const Asked& asked) { return asked.isAnswered; };
-  const bool isLate = now >= began_ + limit_ / 2;
+  const bool isLate = now >= began_ + std::min(limit_ / 2, kPatienceWithHosts);
   if (!asksProcesses_ && (isLate || std::ranges::all_of(asked_, isAnswered))) {
     asksProcesses_ = true;
     units_.clear();
