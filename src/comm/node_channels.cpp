@@ -81,55 +81,52 @@ void reportRefusal(const topology::Machine& machine, int rankA, int rankB) {
   }
 }
 
-// Of several hosts in one file, only one has each bus id: files of the host backend are checked.
-// What each port, by its number, does with the memory of a GPU.
-std::vector<transport::DirectAccess> directAccess(const topology::Machine& machine, int gpu) {
-  std::vector<transport::DirectAccess> ports;
+// What `valueOf` says of each port of a GPU's host, by the port's number; `none` where there is no
+// port. Of several hosts in one file, only one has each bus id: files of the host backend are
+// checked.
+template <typename Value, typename ValueOf>
+std::vector<Value> byPort(const topology::Machine& machine, int gpu, Value none, ValueOf valueOf) {
+  std::vector<Value> ports;
   for (const int net : machine.topology.of(topology::NodeType::net)) {
     const topology::Node& node = machine.topology.node(net);
     if (node.host != machine.topology.node(gpu).host || node.net.dev < 0) continue;
     const auto number = static_cast<size_t>(node.net.dev);
-    if (ports.size() <= number) ports.resize(number + 1);
-    const auto check = [&](bool read) {
-      return topology::checkGdr(machine.topology, machine.paths, machine.settings, gpu, net, read);
-    };
-    const topology::GdrVerdict write = check(false);
-    ports[number] = {check(true).allowed, write.allowed, write.flush};
+    if (ports.size() <= number) ports.resize(number + 1, none);
+    ports[number] = valueOf(net);
   }
   return ports;
 }
 
+// What each port, by its number, does with the memory of a GPU.
+std::vector<transport::DirectAccess> directAccess(const topology::Machine& machine, int gpu) {
+  return byPort(machine, gpu, transport::DirectAccess{}, [&](int net) {
+    const auto check = [&](bool read) {
+      return topology::checkGdr(machine.topology, machine.paths, machine.settings, gpu, net, read);
+    };
+    const topology::GdrVerdict write = check(false);
+    return transport::DirectAccess{check(true).allowed, write.allowed, write.flush};
+  });
+}
+
 // The device through which a GPU sends to each port, by its number: -1 for itself.
 std::vector<int> forwardersOf(const topology::Machine& machine, int gpu) {
-  std::vector<int> ports;
-  for (const int net : machine.topology.of(topology::NodeType::net)) {
-    const topology::Node& node = machine.topology.node(net);
-    if (node.host != machine.topology.node(gpu).host || node.net.dev < 0) continue;
-    const auto number = static_cast<size_t>(node.net.dev);
-    if (ports.size() <= number) ports.resize(number + 1, -1);
+  return byPort(machine, gpu, -1, [&](int net) {
     const topology::Path& path = machine.paths.path(gpu, net);
-    if (path.type != topology::PathType::pxn) continue;
-    ports[number] = machine.topology.node(path.via).gpu.rank;
-  }
-  return ports;
+    const bool isForwarded = path.type == topology::PathType::pxn;
+    return isForwarded ? machine.topology.node(path.via).gpu.rank : -1;
+  });
 }
 
 // The device that sends messages of a GPU to receivers that use a port, by the port's number: may
 // be the GPU's own. -1: they leave through the GPU's own ports.
 std::vector<int> messageForwardersOf(const topology::Machine& machine, int gpu, int crossNic) {
-  std::vector<int> ports;
-  for (const int net : machine.topology.of(topology::NodeType::net)) {
-    const topology::Node& node = machine.topology.node(net);
-    if (node.host != machine.topology.node(gpu).host || node.net.dev < 0) continue;
-    const auto number = static_cast<size_t>(node.net.dev);
-    if (ports.size() <= number) ports.resize(number + 1, -1);
+  return byPort(machine, gpu, -1, [&](int net) {
     const topology::PxnVerdict verdict =
         topology::checkMessagePxn(machine.topology, machine.paths, machine.settings, gpu, net);
     // Rails that are not joined.
     const int through = !verdict.used && crossNic == 0 ? gpu : verdict.through;
-    if (through >= 0) ports[number] = machine.topology.node(through).gpu.rank;
-  }
-  return ports;
+    return through >= 0 ? machine.topology.node(through).gpu.rank : -1;
+  });
 }
 
 // The numbers of the ports of a GPU for messages.
