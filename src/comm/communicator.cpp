@@ -388,7 +388,7 @@ void Communicator::dropGrowId() {
 }
 
 uint64_t Communicator::deviceBytes() const {
-  uint64_t bytes = arena_->bytes() + connectionBytes_;
+  uint64_t bytes = arena_->bytes() + *connectionBytes_;
   for (const auto* buffer : {&staging_, &capturedStaging_}) {
     if (*buffer != nullptr) bytes += (*buffer)->bytes();
   }

@@ -214,10 +214,13 @@ class Communicator {
   std::unique_ptr<runtime::Event> lastLaunch_;  // recorded after it: its stream may be gone by now
   std::atomic<bool> captures_{false};           // captured_ for other threads
   std::unique_ptr<transport::DeviceTables> tables_;
-  std::atomic<uint64_t> connectionBytes_{0};  // see TransportOptions::deviceBytes
+  // See TransportOptions::deviceBytes.
+  const std::shared_ptr<std::atomic<uint64_t>> connectionBytes_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
   std::unique_ptr<transport::Connector> connector_;
   // What the last three are made from, and the memory that stays when they are gone.
   std::shared_ptr<const std::vector<transport::PeerPlace>> peerPlaces_;
+  std::vector<RankProcess> otherProcesses_;  // those that this one can look at
   transport::PeerLinks peerLinks_;
   memory::Arena::Mark kept_;
 

@@ -23,6 +23,7 @@
 #include "comm/node_channels.h"
 #include "comm/node_machine.h"
 #include "comm/ras_service.h"
+#include "comm/reaper.h"
 #include "detect/detect.h"
 #include "device/kernels.h"
 #include "runtime/descriptor_service.h"
@@ -321,6 +322,7 @@ void Communicator::agree(AllFacts ranks) {
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
   replays_ = std::make_unique<Replays>(runtime_, device_, arena_);
   peerPlaces_ = bootstrap_->share([&] { return placesOf(*ranks, *places); });
+  otherProcesses_ = otherProcesses(*ranks, rank);
   peerLinks_ = std::move(found.links);
   directAccess_ = std::move(found.direct);
   makeWindows();
@@ -329,8 +331,7 @@ void Communicator::agree(AllFacts ranks) {
   makeConnector();
   join_ = runtime_.createEvent(device_);
   health_->start(description(), this->ranks(),
-                 std::chrono::milliseconds(settings_.failureGraceMilliseconds),
-                 otherProcesses(*ranks, rank));
+                 std::chrono::milliseconds(settings_.failureGraceMilliseconds), otherProcesses_);
   logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
           runtime_.properties(device_).busId, decision_->nodes, config_.channels);
   watch(*ranks);
@@ -414,6 +415,13 @@ transport::TransportOptions Communicator::transportOptions() {
   };
   options.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
   options.hasLeft = [health = health_](int peer) { return health->hasLeft(peer); };
+  options.hasEnded = [processes = otherProcesses_, places = peerPlaces_,
+                      rank = this->rank()](int other) {
+    const auto processOf = [&](int of) { return places->at(static_cast<size_t>(of)).process; };
+    if (processOf(other) == processOf(rank)) return Reaper::get().exits();
+    const auto found = std::ranges::find(processes, other, &RankProcess::rank);
+    return found != processes.end() && hasEnded(found->process);
+  };
   options.isIdle = [this] {
     if (captures_) return false;
     const runtime::DeviceScope scope(runtime_, device_);
@@ -433,7 +441,7 @@ transport::TransportOptions Communicator::transportOptions() {
   options.dmaBuf = settings_.dmaBuf && runtime_.supportsDmaBuf(device_);
   options.reducer = reducer_;
   options.verifiesLinks = settings_.verifyLinks;
-  options.deviceBytes = &connectionBytes_;
+  options.deviceBytes = connectionBytes_;
   return options;
 }
 

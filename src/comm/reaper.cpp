@@ -46,6 +46,11 @@ void Reaper::add(std::function<bool()> release, AtExit atExit) noexcept {
   }
 }
 
+bool Reaper::exits() {
+  const std::lock_guard lock(mutex_);
+  return exits_;
+}
+
 uint64_t Reaper::mark() {
   std::lock_guard lock(mutex_);
   return added_;

@@ -24,6 +24,9 @@ class Reaper {
   // throw, must not wait for a device, and with AtExit::finish must not use one.
   void add(std::function<bool()> release, AtExit atExit = AtExit::drop) noexcept;
 
+  // Whether the process exits.
+  bool exits();
+
   // Waits until everything that was added after `mark` was returned has been released, but not
   // longer than `limit`.
   uint64_t mark();

@@ -84,6 +84,9 @@ struct TransportOptions {
   std::function<void(const Error&)> fail;
   // Whether a peer has left in an orderly manner.
   std::function<bool(int peer)> hasLeft;
+  // Whether the process of a rank of this host is known to have ended, or ends, also after the
+  // communicator.
+  std::function<bool(int rank)> hasEnded;
   // Whether all that was launched is done and no graph may hold launches.
   std::function<bool()> isIdle;
   std::optional<std::chrono::milliseconds> timeout;  // of each wait for another rank
@@ -100,8 +103,8 @@ struct TransportOptions {
   std::shared_ptr<const ReducingDriver> reducer;  // null: no network reduces
   bool verifiesLinks = false;                     // whether LinkCheck looks at links
   // Of the communicator: bytes of the device's memory that connections have besides its arena.
-  // Lives longer than these. Null: nobody counts them.
-  std::atomic<uint64_t>* deviceBytes = nullptr;
+  // Null: nobody counts them.
+  std::shared_ptr<std::atomic<uint64_t>> deviceBytes;
 };
 
 // All channels of one purpose from one rank to another with the same forwarder. This rank is one of

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -267,6 +268,41 @@ TEST(PxnForwarders, FinishLargeMessages) {
   });
 }
 
+// The others of their node end without ncclCommDestroy once the forwarders have called it.
+// Processes of forwarders then end too, well before the limit of 30 s for senders that are late.
+TEST(PxnForwarders, DoNotWaitForSendersThatHaveEnded) {
+  const Pipe left[kRanks];
+  const auto begin = std::chrono::steady_clock::now();
+  onProcesses({{"NCCL_ALGO", "ring"}}, [&](int rank, ncclComm_t comm) {
+    useOnce(comm, 10'000);
+    if (std::ranges::find(kForwarders, rank) != std::end(kForwarders)) {
+      check(ncclCommDestroy(comm));
+      for (const Pipe& pipe : left) pipe.write(::getpid());
+      return;
+    }
+    for (size_t i = 0; i < std::size(kForwarders); i++) {
+      const auto process = left[rank].read<pid_t>();
+      // So that no connection fails, the receivers stay until the parent has seen the end.
+      while (rank >= kPerNode && ::kill(process, 0) == 0) std::this_thread::sleep_for(1ms);
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 25s);
+}
+
+// A rank of the same process that was not destroyed never ends.
+TEST(PxnForwarders, DoNotWaitForTheirOwnProcess) {
+  const auto begin = std::chrono::steady_clock::now();
+  inChild([] {
+    usePlugin({{"NCCL_ALGO", "ring"}});
+    const Log log;
+    auto& ranks = *new Ranks(2, kPerNode);  // of which only the forwarders are destroyed
+    everyCall(ranks, {1000});
+    for (const int forwarder : kForwarders) check(ncclCommDestroy(ranks.comm(forwarder)));
+    EXPECT_GT(log.count("(PXN)"), 0);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 25s);
+}
+
 // One thread destroys all ranks of its process, the last ones first: forwarders before the ranks
 // that they serve, and calls are still running.
 TEST(PxnForwarders, EndInAnyOrder) {
@@ -329,8 +365,19 @@ std::string sendOne(int rank, ncclComm_t comm, int sender, int receiver, size_t 
 constexpr int kSender = 0, kReceiver = kPerNode + kForwarders[0];
 
 TEST(PxnForwarders, ConnectMessagesOfOthers) {
-  onProcesses({}, [](int rank, ncclComm_t comm) {
+  const Pipe counted;
+  onProcesses({}, [&](int rank, ncclComm_t comm) {
+    const auto bytes = [comm] {
+      uint64_t value = 0;
+      check(ncclCommMemStats(comm, ncclStatGpuMemTotal, &value));
+      return value;
+    };
+    const uint64_t before = bytes();
+    if (rank == kForwarders[0]) counted.write(rank);
+    if (rank == kSender) counted.read<int>();
     if (rank != kSender && rank != kReceiver) std::this_thread::sleep_for(300ms);
+    // At most until the alarm of the process: it makes no call, and its memory grows all the same.
+    while (rank == kForwarders[0] && bytes() == before) std::this_thread::sleep_for(1ms);
     EXPECT_EQ(sendOne(rank, comm, kSender, kReceiver, 50'000), "");
     useOnce(comm, 10'000);
     EXPECT_EQ(sendOne(rank, comm, kSender, kReceiver, 100), "");

@@ -52,7 +52,8 @@ class Pair {
                                                FifoMemory::User::otherRank);
     for (const memory::Block& block : memory->blocks()) blocks_.push_back(block.address);
     const FifoMemory& owned = *memory;
-    const uint64_t client = forwarder_->add(std::move(memory), functions);
+    const uint64_t client =
+        forwarder_->add(std::move(memory), functions, [this]() -> bool { return senderHasEnded; });
     for (size_t fifo = 0; fifo < 2; fifo++) {
       proxy_.addStream(client, std::make_unique<WireStream>(owned.streamOf(fifo), wire),
                        {1, {5}, "to 192.0.2.1:80 over eth7 for rank 0 (PXN)"});
@@ -87,6 +88,7 @@ class Pair {
 
   Wire wire;
   ForwardedSends sends;
+  std::atomic<bool> senderHasEnded{false};  // its process
 
  private:
   template <typename IsTrue>
@@ -170,6 +172,17 @@ TEST(Forwarding, IsOverWhenTheSenderAborts) {
   EXPECT_FALSE(pair.forwarder().isOver());
   pair.sends.end(ForwardingPage::byAbort);
   EXPECT_TRUE(pair.forwarder().isOver());
+}
+
+// What is left in its FIFOs may have been filled in part.
+TEST(Forwarding, IsOverWhenTheProcessOfTheSenderHasEnded) {
+  Pair pair(110);
+  pair.forwarder().leaveCommunicator();
+  pair.wire.holds = true;
+  pair.put();
+  EXPECT_FALSE(pair.forwarder().isOver());
+  pair.senderHasEnded = true;
+  EXPECT_TRUE(pair.isOverSoon());
 }
 
 // As long as the communicator is there, it learns of failures.

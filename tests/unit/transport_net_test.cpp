@@ -546,17 +546,24 @@ TEST(Lanes, KeepTheirThreadsOnTheCoresThatTheyAreGiven) {
 }
 
 TEST(FifoMemories, CountWhatTheyHaveOnTheDevice) {
-  std::atomic<uint64_t> bytes{100};
+  const auto total = std::make_shared<std::atomic<uint64_t>>(100);
+  const std::atomic<uint64_t>& bytes = *total;
+  const FifoMemory::Shape onDevice{4096, device::Protocol::simple, true};
   {
-    const FifoMemory::Shape onDevice{4096, device::Protocol::simple, true};
-    FifoMemory memory(runtime::Runtime::get(), {onDevice, {4096}, onDevice}, 8, 0, &bytes);
+    FifoMemory memory(runtime::Runtime::get(), {onDevice, {4096}, onDevice}, 8, 0, total);
     EXPECT_GE(bytes, 100u + 2 * 8 * 4096);
     memory.moveToHost(0);
     EXPECT_GE(bytes, 100u + 2 * 8 * 4096) << "the memory of both is one";
     memory.moveToHost(2);
     EXPECT_EQ(bytes, 100u);
-    const FifoMemory second(runtime::Runtime::get(), {onDevice}, 8, 0, &bytes);
+    const FifoMemory second(runtime::Runtime::get(), {onDevice}, 8, 0, total);
     EXPECT_GT(bytes, 100u);
+  }
+  EXPECT_EQ(bytes, 100u);
+  {
+    const FifoMemory forwarded(runtime::Runtime::get(), {onDevice}, 8, 0, total,
+                               FifoMemory::User::otherRank);
+    EXPECT_GE(bytes, 100u + 8 * 4096);
   }
   EXPECT_EQ(bytes, 100u);
 }

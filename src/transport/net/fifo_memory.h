@@ -34,12 +34,13 @@ class FifoMemory {
   // `device`: where the slots of some FIFOs are. Their bytes are added to `deviceBytes` while they
   // are there, unless it is null.
   FifoMemory(runtime::Runtime& runtime, const std::vector<Shape>& fifos, uint32_t slots,
-             int device = -1, std::atomic<uint64_t>* deviceBytes = nullptr,
+             int device = -1, const std::shared_ptr<std::atomic<uint64_t>>& deviceBytes = nullptr,
              User user = User::ownRank)
       : runtime_(runtime), slots_(slots) {
     if (user == User::otherRank) {
       arenas_.emplace(Arenas{{runtime, device, kPageBytes, memory::Arena::Place::host},
-                             {runtime, device, kPageBytes}});
+                             {runtime, device, kPageBytes},
+                             nullptr});
     }
     size_t hostBytes = (fifos.size() + 1) * kPageBytes, slotBytes = 0;
     for (const Shape& shape : fifos) {
@@ -56,6 +57,9 @@ class FifoMemory {
       const size_t offset = place.slots.offset;
       place.slots = place.shape.onDevice ? onDevice : host_;
       place.slots.offset += offset;
+    }
+    if (arenas_) {
+      arenas_->counted = std::make_unique<const Counted>(deviceBytes, arenas_->device.bytes());
     }
   }
 
@@ -111,20 +115,25 @@ class FifoMemory {
     std::byte* forKernels() const { return kernels + offset; }
     memory::Block block() const { return {forKernels(), {shared.handle, shared.offset + offset}}; }
   };
-  struct CountedMemory {
-    CountedMemory(std::shared_ptr<runtime::DeviceMemory> counted, uint64_t size,
-                  std::atomic<uint64_t>* sum)
-        : memory(std::move(counted)), bytes(size), total(sum) {
-      if (total != nullptr) *total += bytes;
+  // Adds to a sum as long as it lives.
+  class Counted {
+   public:
+    Counted(std::shared_ptr<std::atomic<uint64_t>> total, uint64_t bytes)
+        : total_(std::move(total)), bytes_(bytes) {
+      if (total_ != nullptr) *total_ += bytes_;
     }
-    ~CountedMemory() {
-      if (total != nullptr) *total -= bytes;
+    ~Counted() {
+      if (total_ != nullptr) *total_ -= bytes_;
     }
-    CountedMemory(const CountedMemory&) = delete;
+    Counted(const Counted&) = delete;
 
-    const std::shared_ptr<runtime::DeviceMemory> memory;
-    const uint64_t bytes;
-    std::atomic<uint64_t>* const total;
+   private:
+    const std::shared_ptr<std::atomic<uint64_t>> total_;
+    const uint64_t bytes_;
+  };
+  struct CountedMemory {
+    std::shared_ptr<runtime::DeviceMemory> memory;
+    Counted counted;
   };
   struct Place {
     Shape shape{};
@@ -133,6 +142,7 @@ class FifoMemory {
   };
   struct Arenas {
     memory::Arena host, device;
+    std::unique_ptr<const Counted> counted;  // what is in `device`
   };
 
   static uint64_t* tailOf(std::byte* counters) { return reinterpret_cast<uint64_t*>(counters); }
@@ -160,13 +170,14 @@ class FifoMemory {
             memory};
   }
   // Adapters take whole pages.
-  Range allocateDevice(int device, size_t bytes, std::atomic<uint64_t>* total) {
+  Range allocateDevice(int device, size_t bytes,
+                       const std::shared_ptr<std::atomic<uint64_t>>& total) {
     Range range;
     if (arenas_) {
       range = rangeOf(arenas_->device.allocate(bytes + kPageBytes));
     } else {
-      auto memory = std::make_shared<CountedMemory>(runtime_.allocate(device, bytes + kPageBytes),
-                                                    bytes + kPageBytes, total);
+      std::shared_ptr<CountedMemory> memory(new CountedMemory{
+          runtime_.allocate(device, bytes + kPageBytes), {total, bytes + kPageBytes}});
       range.kernels = static_cast<std::byte*>(memory->memory->address());
       range.owner = std::move(memory);
     }

@@ -10,6 +10,9 @@
 namespace unisono::transport {
 namespace {
 
+// Looking at a process reads a file.
+constexpr std::chrono::milliseconds kBetweenLooks{100};
+
 uint64_t load(uint64_t& word) {
   return std::atomic_ref(word).load(std::memory_order_acquire);
 }
@@ -38,11 +41,13 @@ Forwarder::~Forwarder() {
   for (const auto& served : served_) proxy_.remove(served->client);
 }
 
-uint64_t Forwarder::add(std::unique_ptr<FifoMemory> memory, const Proxy::Client& client) {
+uint64_t Forwarder::add(std::unique_ptr<FifoMemory> memory, const Proxy::Client& client,
+                        std::function<bool()> hasSenderEnded) {
   const std::lock_guard lock(mutex_);
   Served& served = *served_.emplace_back(std::make_unique<Served>());
   pageOf(*memory).wake = proxy_.wakeTicket();
   served.memory = std::move(memory);
+  served.hasSenderEnded = std::move(hasSenderEnded);
   Proxy::Client own = client;
   own.isIdle = [&served] { return !served.isBusy(); };
   return served.client = proxy_.add(std::move(own));
@@ -59,10 +64,18 @@ void Forwarder::leaveCommunicator() {
 }
 
 bool Forwarder::isOver() {
+  const auto now = std::chrono::steady_clock::now();
+  const bool looks = now >= nextLook_;
+  if (looks) nextLook_ = now + kBetweenLooks;
   bool isOver = true;
   for (const auto& served : served_) {
     if (served->isOver) continue;
-    const ForwardingPage::Ended ended = served->ended();
+    ForwardingPage::Ended ended = served->ended();
+    // It cannot say that any more.
+    if (ended == ForwardingPage::no && looks && served->hasSenderEnded &&
+        served->hasSenderEnded()) {
+      ended = ForwardingPage::byAbort;
+    }
     served->isOver = served->hasFailed || ended == ForwardingPage::byAbort ||
                      (ended == ForwardingPage::inOrder && proxy_.isDrained(served->client));
     if (served->isOver) proxy_.remove(served->client);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -36,8 +37,10 @@ class Forwarder final : public Service {
   ~Forwarder() override;
 
   // Makes a client of the proxy for the FIFOs in `memory`, and returns its number. `client` has the
-  // functions that it shares with the others of the communicator. From any thread.
-  uint64_t add(std::unique_ptr<FifoMemory> memory, const Proxy::Client& client);
+  // functions that it shares with the others of the communicator. `hasSenderEnded` tells whether
+  // the sender's process has ended; empty: unknown. From any thread.
+  uint64_t add(std::unique_ptr<FifoMemory> memory, const Proxy::Client& client,
+               std::function<bool()> hasSenderEnded = {});
   // From here on only the senders count, and the communicator is not used any more.
   void leaveCommunicator();
   bool isOver() override;
@@ -46,6 +49,7 @@ class Forwarder final : public Service {
   struct Served {
     std::unique_ptr<FifoMemory> memory;
     uint64_t client;
+    std::function<bool()> hasSenderEnded;
     std::atomic<bool> hasFailed{false};
     bool isOver = false;
 
@@ -56,6 +60,7 @@ class Forwarder final : public Service {
   Proxy& proxy_;
   std::mutex mutex_;  // of calls of add()
   std::vector<std::unique_ptr<Served>> served_;
+  std::chrono::steady_clock::time_point nextLook_{};  // of isOver(): at processes of senders
 };
 
 // What others forward for a rank.

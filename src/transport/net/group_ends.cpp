@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -61,10 +62,8 @@ std::unique_ptr<FifoMemory> memoryOf(const TransportContext& context,
     }
   }
   const bool forwards = group.forwarder == context.config.rank;
-  // What is forwarded may outlive the communicator.
   return std::make_unique<FifoMemory>(
-      context.runtime, shapes, context.slots, context.own().device,
-      forwards ? nullptr : context.options.deviceBytes,
+      context.runtime, shapes, context.slots, context.own().device, context.options.deviceBytes,
       forwards ? FifoMemory::User::otherRank : FifoMemory::User::ownRank);
 }
 
@@ -111,8 +110,19 @@ std::span<const std::byte> unpackOffer(const TransportContext& context, const Ne
   return message.subspan(sizeof(offer));
 }
 
-void addForwarded(Proxy& proxy, uint64_t client, std::vector<NetworkConnection> connections,
-                  int rank, const ConnectionGroup& group) {
+void addForwarded(const TransportContext& context, Proxy& proxy, Forwarder& forwarder,
+                  std::unique_ptr<FifoMemory> memory, std::vector<NetworkConnection> connections,
+                  const ConnectionGroup& group) {
+  const int rank = context.config.rank;
+  const TransportOptions& options = context.options;
+  std::function<bool()> hasSenderEnded;
+  if (options.hasEnded) {
+    hasSenderEnded = [hasEnded = options.hasEnded, sender = group.sender] {
+      return hasEnded(sender);
+    };
+  }
+  const uint64_t client = forwarder.add(std::move(memory), {{}, options.fail, options.hasLeft},
+                                        std::move(hasSenderEnded));
   for (auto& connection : connections) {
     connection.name += fmt::format(" for rank {} (PXN)", group.sender);
     logInfo("rank {}: sends to rank {} {}", rank, group.receiver, connection.name);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "transport/net/fifo_memory.h"
+#include "transport/net/forwarding.h"
 #include "transport/net/network.h"
 #include "transport/net/proxy.h"
 #include "transport/transport.h"
@@ -41,8 +42,9 @@ std::vector<std::byte> packOffer(const TransportContext& context, const NetworkG
 std::span<const std::byte> unpackOffer(const TransportContext& context, const NetworkGroup& ends,
                                        std::span<const std::byte> message);
 
-// Of the forwarder: its proxy moves the data of these connections.
-void addForwarded(Proxy& proxy, uint64_t client, std::vector<NetworkConnection> connections,
-                  int rank, const ConnectionGroup& group);
+// Of the forwarder: `proxy`, which is that of `forwarder`, moves the data of these connections.
+void addForwarded(const TransportContext& context, Proxy& proxy, Forwarder& forwarder,
+                  std::unique_ptr<FifoMemory> memory, std::vector<NetworkConnection> connections,
+                  const ConnectionGroup& group);
 
 }  // namespace unisono::transport

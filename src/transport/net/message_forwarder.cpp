@@ -176,13 +176,11 @@ bool MessageForwarder::tryConnect(Job& job) {
 }
 
 void MessageForwarder::finish(Job& job) {
-  const int rank = context_.config.rank;
   const ConnectionGroup& group = job.group;
   // Only now is it known where the slots are.
   const std::vector<memory::Block> blocks = job.memory->blocks();
-  const uint64_t client =
-      forwarder_.add(std::move(job.memory), {{}, context_.options.fail, context_.options.hasLeft});
-  addForwarded(proxy_, client, std::move(job.connections), rank, group);
+  addForwarded(context_, proxy_, forwarder_, std::move(job.memory), std::move(job.connections),
+               group);
   context_.blocks.lend(group.sender, groupTag(group, true), blocks);
 }
 

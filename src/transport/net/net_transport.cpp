@@ -138,15 +138,13 @@ class NetworkTransport::PendingForwarder final : public PendingConnection {
 
   std::vector<device::Fifo> connect() override {
     const TransportContext& context = transport_.context_;
-    const int rank = context.config.rank;
     auto connections = transport_.connect(ends_, true);
     // Only now is it known where the slots are.
     const std::vector<memory::Block> blocks = memory_->blocks();
     auto& forwarder = transport_.forwarder_;
     if (forwarder == nullptr) forwarder = std::make_shared<Forwarder>(transport_.proxy_);
-    const uint64_t client =
-        forwarder->add(std::move(memory_), {{}, context.options.fail, context.options.hasLeft});
-    addForwarded(transport_.proxy_, client, std::move(connections), rank, group_);
+    addForwarded(context, transport_.proxy_, *forwarder, std::move(memory_), std::move(connections),
+                 group_);
     for (const memory::Block& block : blocks) {
       context.blocks.send(group_.sender, groupTag(group_, true), kForwarded, block);
     }
