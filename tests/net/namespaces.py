@@ -10,10 +10,16 @@ interface, or the rank that died, within LIMIT seconds.
 """
 import argparse
 import contextlib
+import ctypes
+import fcntl
+import heapq
 import os
+import random
 import re
+import selectors
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -45,14 +51,69 @@ def reexecute():
                           *sys.argv])
 
 
+class Wire:
+    """A process that carries packets between the tun interfaces of two hosts: each is late by `delay`
+    seconds and up to `jitter` more, so that packets overtake each other, or is dropped."""
+
+    TUN, NO_HEADER, SET, NEW_NETWORK = 0x0001, 0x1000, 0x400454CA, 0x40000000
+
+    def __init__(self, delay=0.0, jitter=0.0, loss=0.0):
+        self.delay, self.jitter, self.loss = delay, jitter, loss
+        self.process = os.fork()
+        if self.process == 0:
+            try:
+                self.carry([self.open(host) for host in range(2)])
+            finally:
+                os._exit(1)
+
+    def open(self, host):
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/host{host}") as namespace:
+            if libc.setns(namespace.fileno(), self.NEW_NETWORK) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+        tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(tun, self.SET, struct.pack("16sH22x", b"veth0", self.TUN | self.NO_HEADER))
+        return tun
+
+    def carry(self, tuns):
+        ends = selectors.DefaultSelector()
+        for tun, other in zip(tuns, reversed(tuns)):
+            ends.register(tun, selectors.EVENT_READ, other)
+        late, number = [], 0
+        while True:
+            patience = max(0.0, late[0][0] - time.monotonic()) if late else None
+            for key, _ in ends.select(patience):
+                with contextlib.suppress(BlockingIOError):
+                    packet, number = os.read(key.fd, 65536), number + 1
+                    if random.random() >= self.loss:
+                        due = time.monotonic() + self.delay + random.uniform(0, self.jitter)
+                        heapq.heappush(late, (due, number, key.data, packet))
+            while late and late[0][0] <= time.monotonic():
+                _, _, tun, packet = heapq.heappop(late)
+                with contextlib.suppress(OSError):  # the interface is full, or down
+                    os.write(tun, packet)
+
+    def close(self):
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+
+
 class Network:
     """Hosts host0, host1, ... with an interface for each of `planes`, which are bridges."""
 
-    def __init__(self, hosts, planes=1, ipv6=False, down=False):
-        self.hosts, self.planes, self.ipv6 = hosts, planes, ipv6
+    def __init__(self, hosts, planes=1, ipv6=False, down=False, wire=None):
+        self.hosts, self.planes, self.ipv6, self.wire = hosts, planes, ipv6, None
         for host in range(hosts):
             sh("ip", "netns", "add", f"host{host}")
             self.on(host, "ip", "link", "set", "lo", "up")
+        if wire:
+            self.planes = 0
+            for host in range(hosts):
+                self.on(host, "ip", "tuntap", "add", "mode", "tun", "name", "veth0")
+                self.on(host, "ip", "addr", "add", f"10.0.0.{host + 1}/24", "dev", "veth0")
+                self.on(host, "ip", "link", "set", "veth0", "mtu", "9000", "up")
+            self.wire = Wire(**wire)
+            return
         for plane in range(planes):
             sh("ip", "link", "add", f"br{plane}", "type", "bridge")
             if not (down and plane == 1):
@@ -71,10 +132,19 @@ class Network:
     def on(self, host, *command):
         sh("ip", "netns", "exec", f"host{host}", *command)
 
+    def counter(self, host, name):
+        """Of TCP, since the host was made."""
+        text = subprocess.run(["ip", "netns", "exec", f"host{host}", "cat", "/proc/net/netstat"],
+                              capture_output=True, text=True, check=True).stdout
+        names, values = (line.split() for line in text.splitlines()[:2])
+        return int(values[names.index(name)])
+
     def root(self):
         return "[fd00:0::1]:5555" if self.ipv6 else "10.0.0.1:5555"
 
     def close(self):
+        if self.wire:
+            self.wire.close()
         # The kernel takes its time with the links of a namespace that has ended.
         for plane in range(self.planes):
             for host in range(self.hosts):
@@ -141,6 +211,9 @@ def healthy(name, ranks, prepare=None, settings=None, sockets_over=(), **shape):
     if prepare is drop and shutil.which("nft") is None:
         print(f"skipped: {name}: nft is not installed", flush=True)
         return True
+    if "wire" in shape and not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        print(f"skipped: {name}: /dev/net/tun cannot be used", flush=True)
+        return True
     with job(ranks, 1.0, settings, **shape) as (network, started):
         if prepare:
             prepare(network)
@@ -152,6 +225,10 @@ def healthy(name, ranks, prepare=None, settings=None, sockets_over=(), **shape):
         texts = [rank.last() for rank in started]
         good = done and all(text.startswith("end") for text in texts)
         good = good and all(part in used for part in sockets_over)
+        if network.wire:
+            overtaken = sum(network.counter(host, "TCPOFOQueue") for host in range(ranks))
+            texts.append(f"{overtaken} packets were overtaken")
+            good = good and (overtaken > 0 or network.wire.jitter == 0)
         return report(name, good, texts)
 
 
@@ -257,6 +334,11 @@ CASES = {
         sockets_over=("10.0.0.2", "10.1.0.2", "10.2.0.2")),
     "loss of 1 %": lambda n: healthy(n, 2, prepare=drop),
     "loss of 1 %, several sockets": lambda n: healthy(n, 4, prepare=drop, settings=LANES),
+    "delay and reordering": lambda n: healthy(n, 2, wire={"delay": 0.002, "jitter": 0.002}),
+    "delay and reordering, several sockets": lambda n: healthy(
+        n, 2, wire={"delay": 0.002, "jitter": 0.002}, settings=LANES),
+    "delay, reordering and loss of 1 %": lambda n: healthy(
+        n, 2, wire={"delay": 0.0, "jitter": 0.001, "loss": 0.01}),
     "400 Mbit/s": lambda n: healthy(n, 2, prepare=limit),
     "unreachable for 2 s": lambda n: unreachable(n, 2),
     "unreachable": lambda n: unreachable(n, None),
