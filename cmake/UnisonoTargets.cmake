@@ -36,10 +36,17 @@ function(unisono_layer name)
   unisono_together(unisono_${name})
 endfunction()
 
-# unisono_test(NAME SOURCES ... DEPENDS ... LABELS ... TIMEOUT s): one GoogleTest program.
-# LABELS: unit, protocol, system; scripts/test chooses by them.
+# unisono_computes(TEST): a test that needs a core. CTest counts two processors for a core, so that
+# one of the tests that sleep runs in addition to others on all cores.
+function(unisono_computes test)
+  set_tests_properties(${test} PROPERTIES PROCESSORS 2)
+endfunction()
+
+# unisono_test(NAME SOURCES ... DEPENDS ... LABELS ... TIMEOUT s [SLEEPS]): one GoogleTest program.
+#   LABELS   unit, protocol, system; scripts/test chooses by them
+#   SLEEPS   most of its time it waits for times to pass
 function(unisono_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPENDS;LABELS;ARGUMENTS" ${ARGN})
+  cmake_parse_arguments(ARG "SLEEPS" "TIMEOUT" "SOURCES;DEPENDS;LABELS;ARGUMENTS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE unisono_options ${ARG_DEPENDS} test_support GTest::gtest
     GTest::gtest_main)
@@ -60,4 +67,10 @@ function(unisono_test name)
     math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  if(ARG_SLEEPS)
+    # One at a time, from the beginning.
+    set_tests_properties(${name} PROPERTIES COST 1000 RESOURCE_LOCK sleeping)
+  else()
+    unisono_computes(${name})
+  endif()
 endfunction()
