@@ -457,8 +457,11 @@ TEST(BootstrapContradiction, SameRankTwice) {
 TEST(BootstrapContradiction, SizesOfAnAllGather) {
   const Settings settings = localSettings();
   const UniqueId id = createUniqueId(settings);
+  // They stay until all have failed: one that still waits for a rank that leaves is told of that.
+  std::vector<std::unique_ptr<Bootstrap>> bootstraps(4);
   const auto errors = runThreads(firstRanks(4), [&](int rank) {
-    auto bootstrap = Bootstrap::connect(id, rank, 4, settings);
+    auto& bootstrap = bootstraps[static_cast<size_t>(rank)];
+    bootstrap = Bootstrap::connect(id, rank, 4, settings);
     const size_t bytes = rank == 3 ? 8 : 4;
     std::vector<std::byte> all(4 * bytes);
     bootstrap->allGather(all, bytes);
