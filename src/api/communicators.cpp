@@ -34,6 +34,7 @@ comm::Options optionsOf(const ncclConfig_t& config) {
   if (config.netName != nullptr) options.network = config.netName;
   if (config.trafficClass != NCCL_CONFIG_UNDEF_INT) options.trafficClass = config.trafficClass;
   options.collnet = config.collnetEnable == 1;
+  options.copyEngines = config.CTAPolicy == NCCL_CTA_POLICY_ZERO;
   return options;
 }
 

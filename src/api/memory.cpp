@@ -142,7 +142,8 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, nc
           .remedy("Pass the start of what ncclMemAlloc returned, or of a page in it");
     }
     comm::CallGroup::current().addRegister(
-        comm, buff, size, [comm, buff, win](std::shared_ptr<void> memory) {
+        comm, buff, size, (winFlags & NCCL_WIN_COLL_SYMMETRIC) != 0,
+        [comm, buff, win](std::shared_ptr<void> memory) {
           *win = reinterpret_cast<ncclWindow_t>(add({comm, std::move(memory), buff, true}));
         });
   });

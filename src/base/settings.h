@@ -120,6 +120,7 @@ struct Settings {
   bool pxnC2c = true;                  // NCCL_PXN_C2C
   int64_t p2pPxnLevel = 2;             // NCCL_P2P_PXN_LEVEL
   int64_t nvls = 2;                    // NCCL_NVLS_ENABLE: 0 off
+  std::string ctaPolicy;               // NCCL_CTA_POLICY; empty: as ncclConfig_t says
   int64_t collnet = -1;                // NCCL_COLLNET_ENABLE: -1 as ncclConfig_t says, 0 off, 1 on
   int64_t collnetNodes = 2;            // NCCL_COLLNET_NODE_THRESHOLD
   bool ignoreCollnetMismatch = false;  // NCCL_IGNORE_COLLNET_MISMATCH

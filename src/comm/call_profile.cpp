@@ -51,7 +51,8 @@ bool isMessage(Call call) {
   return call == Call::send || call == Call::receive;
 }
 bool hasChoice(const plan::CommConfig& config, const plan::Task& task) {
-  return static_cast<int>(task.call) < tuning::kCollectives && config.ranks > 1 && task.count != 0;
+  return static_cast<int>(task.call) < tuning::kCollectives && config.ranks > 1 &&
+         task.count != 0 && !plan::usesCopyEngines(config, task);
 }
 
 // Nanoseconds since 1970, of a time of the steady clock.

@@ -290,20 +290,77 @@ std::shared_ptr<void> Communicator::keepWindow(uint64_t window) {
   });
 }
 
-std::shared_ptr<void> Communicator::registerTogether(const void* address, uint64_t bytes) {
+std::shared_ptr<void> Communicator::registerTogether(void* address, uint64_t bytes,
+                                                     bool isSymmetric) {
   const runtime::DeviceScope scope(runtime_, device_);
   const auto ended = [this] { return health_->hasFailed() || abort_->raised(); };
   const uint64_t own = windows_ == nullptr ? 0 : windows_->registerMemory(address, bytes);
   std::shared_ptr<void> memory = keepWindow(own);
   const bool isShared = own != 0 && windows_->awaitAnnounced(own, ended);
-  const std::vector<uint64_t> all = bootstrap_->allGather(isShared ? own : uint64_t{0});
-  for (size_t peer = 0; windows_ != nullptr && peer < all.size(); peer++) {
-    if (all[peer] != 0) windows_->awaitMapped(static_cast<int>(peer), all[peer], ended);
+  WindowOffer offer{};
+  offer.window = isShared ? own : 0;
+  offer.address = reinterpret_cast<uint64_t>(address);
+  offer.offset = offer.address - runtime_.findAllocation(address).base;
+  offer.bytes = bytes;
+  offer.isOpen = runtime_.inspect(address).openToPeers ? 1 : 0;
+  offer.usesCopyEngines = isSymmetric && mayUseCopyEngines_ ? 1 : 0;
+  const std::vector<WindowOffer> offers = bootstrap_->allGather(offer);
+  for (size_t peer = 0; windows_ != nullptr && peer < offers.size(); peer++) {
+    if (offers[peer].window != 0) {
+      windows_->awaitMapped(static_cast<int>(peer), offers[peer].window, ended);
+    }
   }
-  bootstrap_->barrier();
-  logInfo("{}: window of {} bytes at {}, {}", description(), bytes, address,
-          isShared ? "mapped by its peers" : "not mapped by other processes");
-  return memory;
+  const std::shared_ptr<SymmetricMemory> symmetric = makeSymmetric(offers);
+  logInfo("{}: window of {} bytes at {}, {}{}", description(), bytes, address,
+          isShared ? "mapped by its peers" : "not mapped by other processes",
+          symmetric == nullptr ? "" : ", for copy engines");
+  if (symmetric == nullptr) return memory;
+  {
+    const std::lock_guard lock(symmetricMutex_);
+    symmetric_.push_back(symmetric);
+  }
+  return std::shared_ptr<void>(symmetric.get(),
+                               [memory, symmetric, weak = weak_from_this()](void*) {
+                                 if (const auto communicator = weak.lock())
+                                   communicator->dropSymmetric(symmetric);
+                               });
+}
+
+// Returns what copies of all ranks may use, or null if any rank cannot.
+std::shared_ptr<Communicator::SymmetricMemory> Communicator::makeSymmetric(
+    const std::vector<WindowOffer>& offers) {
+  auto memory = std::make_shared<SymmetricMemory>();
+  memory->window.bytes = offers.front().bytes;
+  const std::vector<transport::PeerPlace>& places = *peerPlaces_;
+  bool reachesAll = true;
+  for (size_t peer = 0; peer < offers.size(); peer++) {
+    const WindowOffer& offer = offers[peer];
+    const bool isSameProcess = places[peer].process == places[static_cast<size_t>(rank())].process;
+    std::byte* base = nullptr;
+    if (static_cast<int>(peer) == rank() || (isSameProcess && offer.isOpen != 0)) {
+      base = reinterpret_cast<std::byte*>(offer.address);
+    } else if (windows_ != nullptr && offer.window != 0) {
+      if (auto mapped = windows_->mapped(static_cast<int>(peer), offer.window)) {
+        base = static_cast<std::byte*>(mapped->address()) + offer.offset;
+        memory->mapped.push_back(std::move(mapped));
+      }
+    }
+    memory->window.bases.push_back(base);
+    memory->window.bytes = std::min(memory->window.bytes, offer.bytes);
+    reachesAll = reachesAll && base != nullptr && offer.usesCopyEngines != 0;
+  }
+  const std::vector<uint32_t> all = bootstrap_->allGather(uint32_t{reachesAll});
+  const bool canAll = std::ranges::all_of(all, [](uint32_t can) { return can != 0; });
+  return canAll && config_.directLineBits > 0 ? memory : nullptr;
+}
+
+// Copies may still be queued.
+void Communicator::dropSymmetric(const std::shared_ptr<SymmetricMemory>& window) {
+  {
+    const std::lock_guard lock(symmetricMutex_);
+    std::erase(symmetric_, window);
+  }
+  releaseAfterLaunches(window);
 }
 
 void Communicator::finish() {

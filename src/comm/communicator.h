@@ -37,6 +37,7 @@ struct Options {
   static constexpr int kAnyTrafficClass = -1;
   int trafficClass = kAnyTrafficClass;  // of a network plug-in
   bool collnet = false;                 // as NCCL_COLLNET_ENABLE, which wins
+  bool copyEngines = false;             // as NCCL_CTA_POLICY=ZERO, which wins
   uint64_t id = 0;                      // the same on all ranks, set by the library
 };
 
@@ -48,7 +49,7 @@ struct CustomReduction {
 };
 
 // One rank of a communicator. Calls come from one thread at a time, abort() from any.
-class Communicator {
+class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   // Collective over the ranks of `bootstrap`; `device` is this rank's. Throws Error. When the last
   // owner of an aborted communicator drops it, the Reaper gets it and nobody waits.
@@ -96,12 +97,7 @@ class Communicator {
     bool captured = false;                  // into a graph
     device::LaunchMark mark{};              // of captured calls
     std::shared_ptr<GroupProfile> profile;  // null if nobody wants to know
-    struct Copy {
-      void* to;
-      const void* from;
-      size_t bytes;
-    };
-    std::vector<Copy> copies;  // before the launches: inputs that the calls would overwrite
+    std::vector<plan::Copy> copies;  // before the launches: inputs that the calls would overwrite
 
     void add(const plan::Task& task, runtime::Stream stream);
     // Drops everything but memory of the lists, for the next group.
@@ -123,8 +119,9 @@ class Communicator {
   // object goes. Null if peers cannot map it.
   std::shared_ptr<void> registerMemory(const void* address, uint64_t bytes);
   // The same for a buffer of every rank: returns when the peers have mapped all that they can.
-  // Collective, in the order of turns().
-  std::shared_ptr<void> registerTogether(const void* address, uint64_t bytes);
+  // `isSymmetric`: every rank uses the same place in its buffer. Collective, in the order of
+  // turns().
+  std::shared_ptr<void> registerTogether(void* address, uint64_t bytes, bool isSymmetric);
 
   // Waits until everything that this communicator launched is done, or until an abort. Work of
   // others on the device is waited for only where a graph may hold launches of ours.
@@ -183,11 +180,26 @@ class Communicator {
   ProtocolSet protocolsInUse();
   static void release(Communicator* communicator) noexcept;
   std::shared_ptr<void> keepWindow(uint64_t window);
+  // What a rank tells the others of the buffer that it registers together with them.
+  struct WindowOffer {
+    uint64_t window;  // 0: its memory cannot be shared
+    uint64_t offset;  // in the window
+    uint64_t address, bytes;
+    uint32_t isOpen;  // other ranks of its process can store into it
+    uint32_t usesCopyEngines;
+  };
+  struct SymmetricMemory {
+    plan::SymmetricWindow window;
+    std::vector<std::shared_ptr<runtime::MappedMemory>> mapped;
+  };
   std::shared_ptr<void> streamBehindLaunches();
   void findWindows(std::vector<plan::Task>& calls, bool captured);
   void stageInPlace(Prepared& prepared);
   std::byte* stagingBuffer(size_t bytes, bool captured);
-  void releaseAfterLaunches(std::shared_ptr<runtime::DeviceMemory> memory);
+  void releaseAfterLaunches(std::shared_ptr<void> memory);
+  std::shared_ptr<SymmetricMemory> makeSymmetric(const std::vector<WindowOffer>& offers);
+  void findSymmetric(std::vector<plan::Task>& calls);
+  void dropSymmetric(const std::shared_ptr<SymmetricMemory>& window);
 
   runtime::Runtime& runtime_;
   std::shared_ptr<Health> health_;
@@ -210,6 +222,9 @@ class Communicator {
   plan::CommConfig config_;                   // of the decision, for this rank
   std::shared_ptr<memory::Arena> arena_;
   std::shared_ptr<memory::Windows> windows_;  // null if no peer can use any
+  bool mayUseCopyEngines_ = false;
+  std::mutex symmetricMutex_;
+  std::vector<std::shared_ptr<SymmetricMemory>> symmetric_;
   std::unique_ptr<memory::MappingCache> mappings_;
   std::unique_ptr<runtime::Event> lastLaunch_;  // recorded after it: its stream may be gone by now
   std::atomic<bool> captures_{false};           // captured_ for other threads

@@ -49,10 +49,28 @@ void Communicator::enter(Prepared& prepared) {
   }
 }
 
+// Finds the symmetric windows of the results of calls. Such a call begins with a barrier in which
+// every rank takes part, so no other choice may follow from what one rank knows alone.
+void Communicator::findSymmetric(std::vector<plan::Task>& calls) {
+  if (!mayUseCopyEngines_) return;
+  const std::lock_guard lock(symmetricMutex_);
+  for (plan::Task& call : calls) {
+    const uint64_t bytes =
+        call.count * static_cast<uint64_t>(ranks()) * device::elementBytes(call.reduction.type);
+    for (const auto& memory : symmetric_) {
+      const plan::SymmetricWindow& window = memory->window;
+      const uint64_t offset = reinterpret_cast<uint64_t>(call.output) -
+                              reinterpret_cast<uint64_t>(window.bases[static_cast<size_t>(rank())]);
+      if (offset < window.bytes && bytes <= window.bytes - offset) call.symmetric = &window;
+    }
+  }
+}
+
 // Finds the windows of the buffers that peers may use in large calls.
 void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
   if (windows_ == nullptr) return;
   for (plan::Task& call : calls) {
+    if (plan::usesCopyEngines(config_, call)) continue;
     const uint64_t bytes = call.count * device::elementBytes(call.reduction.type);
     const auto all = static_cast<uint64_t>(ranks()) * bytes;
     const plan::OfferedBuffers offered = plan::buffersOffered(config_, call);
@@ -90,6 +108,7 @@ void Communicator::prepare(Prepared& prepared) {
   for (runtime::Stream stream : prepared.streams) {
     prepared.captured |= runtime_.captureState(stream) != runtime::CaptureState::none;
   }
+  findSymmetric(prepared.tasks);
   findWindows(prepared.tasks, prepared.captured);
   stageInPlace(prepared);
   prepared.plan = plan::makePlan(config_, prepared.tasks, std::move(prepared.plan.launches));
@@ -146,7 +165,7 @@ std::byte* Communicator::stagingBuffer(size_t bytes, bool captured) {
 }
 
 // Releases memory when everything that has been launched is done, without waiting for it here.
-void Communicator::releaseAfterLaunches(std::shared_ptr<runtime::DeviceMemory> memory) {
+void Communicator::releaseAfterLaunches(std::shared_ptr<void> memory) {
   if (memory == nullptr || (!launched_ && !captured_)) return;
   Reaper::get().add([&runtime = runtime_, device = device_, memory = std::move(memory),
                      stream = streamBehindLaunches()]() mutable {
@@ -229,7 +248,7 @@ void Communicator::launch(Prepared& prepared) {
       launchContext(counts && journal_ != nullptr ? eager : prepared.mark);
   uint64_t marks = 0;
   if (prepared.profile != nullptr) prepared.profile->beginLaunches(stream, prepared.captured);
-  for (const Prepared::Copy& copy : prepared.copies) {
+  for (const plan::Copy& copy : prepared.copies) {
     // A kernel, which looks for an abort first: the user may have freed the memory by the time that
     // a copy of the stream would begin.
     plan::Launch launch = plan::planCopy(config_.channels, copy.to, copy.from, copy.bytes);

@@ -472,6 +472,8 @@ std::shared_ptr<const tuning::Advisor> Communicator::makeTuner(
 
 // Windows are for the ranks of other processes. Those of this one exchange addresses.
 void Communicator::makeWindows() {
+  mayUseCopyEngines_ =
+      settings_.ctaPolicy.empty() ? options_.copyEngines : settings_.ctaPolicy == "ZERO";
   if (!settings_.zeroCopy) return;
   memory::Windows::WindowOptions options{
       bootstrap_->rank(), {}, static_cast<uint64_t>(settings_.zeroCopyBytes)};

@@ -109,12 +109,12 @@ void CallGroup::addSuspend(HandleId communicator, bool suspends) {
                            }});
 }
 
-void CallGroup::addRegister(HandleId communicator, const void* address, uint64_t bytes,
+void CallGroup::addRegister(HandleId communicator, void* address, uint64_t bytes, bool isSymmetric,
                             RegisteredFunction done) {
   auto handle = findHandle(communicator);
   togetherJobs_.push_back(
       {handle, false, [=, turn = handle->beginRegister(), done = std::move(done)] {
-         done(handle->finishRegister(address, bytes, *turn));
+         done(handle->finishRegister(address, bytes, isSymmetric, *turn));
        }});
 }
 

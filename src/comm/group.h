@@ -51,7 +51,7 @@ class CallGroup {
   // Registers a buffer of each rank, before the calls of the group. `done` gets what keeps it
   // registered, on any thread.
   using RegisteredFunction = std::function<void(std::shared_ptr<void>)>;
-  void addRegister(HandleId communicator, const void* address, uint64_t bytes,
+  void addRegister(HandleId communicator, void* address, uint64_t bytes, bool isSymmetric,
                    RegisteredFunction done);
 
   // Runs `body`, a call of this group. If it throws, the group will fail with that error; inside

@@ -124,9 +124,9 @@ std::shared_ptr<Communicator> Handle::awaitTurn(Turns::Turn& turn) {
   return made;
 }
 
-std::shared_ptr<void> Handle::finishRegister(const void* address, uint64_t bytes,
+std::shared_ptr<void> Handle::finishRegister(void* address, uint64_t bytes, bool isSymmetric,
                                              Turns::Turn& turn) {
-  auto memory = awaitTurn(turn)->registerTogether(address, bytes);
+  auto memory = awaitTurn(turn)->registerTogether(address, bytes, isSymmetric);
   turn.end();
   return memory;
 }

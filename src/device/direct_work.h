@@ -33,8 +33,9 @@ struct alignas(16) DirectPosition {
 inline constexpr uint32_t kDirectShares = 4;
 
 // A window begins with the acknowledgments of the peers: one counter for each rank, of the lines
-// that it has taken from the streams of the window's owner.
+// that it has taken from the streams of the window's owner. The counts of barriers follow.
 inline constexpr size_t kDirectHeaderBytes = 4096;
+inline constexpr size_t kBarrierCountsAt = 1024;
 
 constexpr size_t directWindowBytes(int ranks, int lineBits) {
   return kDirectHeaderBytes + (static_cast<size_t>(ranks) << lineBits) * 16;
@@ -55,6 +56,24 @@ struct DirectMemory {
   std::byte* window;                   // the header, then [source rank][line]
   std::byte* theirs[kDirectMaxPeers];  // the windows of the peers
   DirectPosition* positions;           // [kDirectMaxBlocks][peer]; rows equal between launches
+};
+
+// By rank: at how many barriers it has arrived, which it stores, and how many the owner of the
+// window has passed together with it.
+struct BarrierCounts {
+  uint64_t arrived[kDirectMaxRanks], passed[kDirectMaxRanks];
+};
+static_assert(kBarrierCountsAt + sizeof(BarrierCounts) <= kDirectHeaderBytes);
+
+// A barrier of all ranks, by one block with a thread for each peer.
+inline constexpr int kBarrierThreads = 32;
+static_assert(kBarrierThreads >= kDirectMaxPeers);
+struct BarrierArguments {
+  DirectMemory memory;
+  const uint32_t* abortFlag;
+  LaunchMark mark;
+  int32_t rank;
+  int32_t ranks;
 };
 
 // Peers, a bit each.

@@ -22,6 +22,7 @@ const runtime::Kernel& directKernel(const DirectArguments& arguments);
 const runtime::Kernel& messagesKernel();      // MessagesArguments
 const runtime::Kernel& wideMessagesKernel();  // WideMessagesArguments
 const runtime::Kernel& directWideKernel();    // WideArguments
+const runtime::Kernel& barrierKernel();       // BarrierArguments, one block
 const runtime::Kernel& changeWindowKernel();  // ChangeWindowArguments, one thread
 const runtime::Kernel& stampKernel();         // StampArguments, one thread
 // All kernels that a communicator of `ranks` ranks may launch.
@@ -36,6 +37,7 @@ const void* collectiveCudaFunction(Algorithm algorithm,
 const void* collNetDirectCudaFunction();                // in kernels_collective.cu
 const void* multicastCudaFunction();                    // in kernels_multicast.cu
 const void* sendReceiveCudaFunction();
+const void* barrierCudaFunction();
 const void* changeWindowCudaFunction();
 const void* stampCudaFunction();
 // The kernels of one work and of several, in kernels_direct.cu.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/collective/send_receive.h"
 #include "device/kernels.h"
+#include "device/protocol/barrier.h"
 #include "device/protocol/window.h"
 
 namespace unisono::device {
@@ -22,6 +23,18 @@ __global__ void __launch_bounds__(kChannelThreads, 1)
   }
 }
 
+__global__ void __launch_bounds__(kBarrierThreads, 1)
+    barrier(const __grid_constant__ BarrierArguments arguments) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) markStart(arguments.mark, 0, 0);
+  if (thread < arguments.ranks - 1) {
+    arriveAt(arguments, thread);
+    awaitArrival(arguments, thread);
+  }
+  syncWarp();
+  if (thread == 0) markEnd(arguments.mark, 0, 0);
+}
+
 __global__ void change(const __grid_constant__ ChangeWindowArguments arguments) {
   if (threadIdx.x == 0) changeWindow(arguments);
 }
@@ -34,6 +47,9 @@ __global__ void stamp(const __grid_constant__ StampArguments arguments) {
 
 const void* sendReceiveCudaFunction() {
   return reinterpret_cast<const void*>(&sendReceive);
+}
+const void* barrierCudaFunction() {
+  return reinterpret_cast<const void*>(&barrier);
 }
 const void* changeWindowCudaFunction() {
   return reinterpret_cast<const void*>(&change);

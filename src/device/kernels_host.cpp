@@ -7,6 +7,7 @@
 #include "device/collective/send_receive.h"
 #include "device/collective/wide_messages.h"
 #include "device/kernels.h"
+#include "device/protocol/barrier.h"
 #include "device/protocol/window.h"
 
 namespace unisono::device {
@@ -139,6 +140,15 @@ void directWideWork(const void* arguments, const runtime::HostGroupContext& cont
   DirectBlock(launch.launchFlag, context).runWide(launch);
 }
 
+void barrier(const void* arguments, const runtime::HostGroupContext& context) {
+  if (context.role != 0) return;
+  const auto& launch = *static_cast<const BarrierArguments*>(arguments);
+  markStart(launch.mark, 0, 0);
+  for (int peer = 0; peer < launch.ranks - 1; peer++) arriveAt(launch, peer);
+  for (int peer = 0; peer < launch.ranks - 1; peer++) awaitArrival(launch, peer);
+  markEnd(launch.mark, 0, 0);
+}
+
 void change(const void* arguments, const runtime::HostGroupContext& context) {
   if (context.role == 0) changeWindow(*static_cast<const ChangeWindowArguments*>(arguments));
 }
@@ -223,6 +233,15 @@ const runtime::Kernel& directWideKernel() {
   return kernel;
 }
 
+const runtime::Kernel& barrierKernel() {
+#ifdef UNISONO_CUDA
+  static const runtime::Kernel kernel{"barrier", barrierCudaFunction(), barrier};
+#else
+  static const runtime::Kernel kernel{"barrier", nullptr, barrier};
+#endif
+  return kernel;
+}
+
 const runtime::Kernel& changeWindowKernel() {
 #ifdef UNISONO_CUDA
   static const runtime::Kernel kernel{"change-window", changeWindowCudaFunction(), change};
@@ -292,7 +311,8 @@ const runtime::Kernel& directKernel(const DirectArguments& arguments) {
 
 std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
   std::vector<const runtime::Kernel*> kernels{&sendReceiveKernel(), &messagesKernel(),
-                                              &changeWindowKernel(), &stampKernel()};
+                                              &changeWindowKernel(), &stampKernel(),
+                                              &barrierKernel()};
   forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol>() {
     kernels.push_back(&collectiveKernelOf<kAlgorithm, kProtocol>());
   });

@@ -139,7 +139,14 @@ bool Windows::awaitAnnounced(uint64_t id, const std::function<bool()>& ended) {
 void Windows::awaitMapped(int peer, uint64_t id, const std::function<bool()>& ended) {
   if (!options_.peers[static_cast<size_t>(peer)]) return;
   std::unique_lock lock(mutex_);
-  await(lock, ended, [&] { return answered_[{peer, indexOf(id)}] >= id; });
+  await(lock, ended, [&] { return answered_[{peer, indexOf(id)}].window >= id; });
+}
+
+std::shared_ptr<runtime::MappedMemory> Windows::mapped(int peer, uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = answered_.find({peer, indexOf(id)});
+  if (found == answered_.end() || found->second.window != id) return nullptr;
+  return found->second.memory.lock();
 }
 
 // With the lock held, as the functions below. Returns the window of an allocation, which may be one
@@ -336,8 +343,12 @@ void Windows::receive() {
     std::memcpy(&message, bytes.data(), sizeof(message));
     if (message.maps != 0) {
       map(peer, message);
+      const WindowEntry place(peer, indexOf(message.window));
+      const auto found = mapped_.find(place);
+      const bool isMapped = found != mapped_.end() && found->second.id == message.window;
       const std::lock_guard lock(mutex_);
-      answered_[{peer, indexOf(message.window)}] = message.window;
+      answered_[place] = {message.window, {}};
+      if (isMapped) answered_[place].memory = found->second.memory;
       answeredChanged_.notify_all();
       continue;
     }

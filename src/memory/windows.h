@@ -59,6 +59,9 @@ class Windows : public std::enable_shared_from_this<Windows> {
   // the window, or has found out that it cannot do so now.
   bool awaitAnnounced(uint64_t window, const std::function<bool()>& ended);
   void awaitMapped(int peer, uint64_t window, const std::function<bool()>& ended);
+  // A window of `peer` that this rank has mapped, with its memory as long as the result lives; null
+  // if it has not.
+  std::shared_ptr<runtime::MappedMemory> mapped(int peer, uint64_t window) const;
 
   // Only for the mapper: does what there is to do, and returns when it wants to be called again;
   // nothing if there are no windows.
@@ -134,8 +137,12 @@ class Windows : public std::enable_shared_from_this<Windows> {
   uint64_t generation_ = 0;
   std::vector<RetiredWindow> retired_;
   std::deque<std::pair<int, std::vector<std::byte>>> inbox_;
-  std::map<WindowEntry, uint64_t> answered_;  // the last window there that was mapped, or was not
-  std::condition_variable answeredChanged_;   // the same for what was told
+  struct Answer {
+    uint64_t window;
+    std::weak_ptr<runtime::MappedMemory> memory;  // none if it was not mapped
+  };
+  std::map<WindowEntry, Answer> answered_;   // the last window there that was mapped, or was not
+  std::condition_variable answeredChanged_;  // the same for what was told
   bool closed_ = false;
 
   std::mutex bootstrapMutex_;  // held while messages are sent

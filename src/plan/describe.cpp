@@ -22,6 +22,12 @@ struct Describe {
                                   work.channels, launch.threads));
     }
   }
+  void operator()(const BarrierLaunch&) const { lines.emplace_back("a barrier"); }
+  void operator()(const CopyLaunch& launch) const {
+    uint64_t bytes = 0;
+    for (const Copy& copy : launch.copies) bytes += copy.bytes;
+    lines.push_back(fmt::format("{} bytes by copy engines", bytes));
+  }
   void operator()(const SendReceiveLaunch& launch) const {
     lines.push_back(fmt::format("messages through FIFOs, blocks: {}", launch.blocks));
   }

@@ -63,7 +63,8 @@ bool isWideMessages(const CommConfig& config, const Task& task) {
 }
 
 bool canBeInPlace(const CommConfig& config, const Task& task) {
-  return tuning::sendsDirectly(*config.model, shareBytes(task)) || isWideMessages(config, task);
+  return !usesCopyEngines(config, task) &&
+         (tuning::sendsDirectly(*config.model, shareBytes(task)) || isWideMessages(config, task));
 }
 
 DirectWork directWork(const CommConfig& config, const Task& task) {

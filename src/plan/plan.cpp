@@ -277,6 +277,12 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
 
 }  // namespace
 
+bool usesCopyEngines(const CommConfig& config, const Task& task) {
+  return task.symmetric != nullptr && config.ranks > 1 && config.directLineBits > 0 &&
+         (task.call == Call::allGather || task.call == Call::allToAll) &&
+         shareBytes(task) >= config.directBytes;
+}
+
 OfferedBuffers buffersOffered(const CommConfig& config, const Task& task) {
   OfferedBuffers offered;
   const uint64_t bytes = shareBytes(task);
@@ -347,11 +353,42 @@ tuning::Choice choiceOf(const CommConfig& config, const Task& task) {
 
 namespace {
 
+// Every rank stores into the outputs of all, between two barriers: before the first, earlier work
+// of a rank may use its output, and after the second the data are there. The copies of a rank begin
+// with the next one, so that no two ranks store into the same at a time.
+void planCopies(const CommConfig& config, const Task& task, Plan& plan) {
+  const SymmetricWindow& window = *task.symmetric;
+  const uint64_t bytes = shareBytes(task);
+  const auto me = static_cast<uint64_t>(config.rank);
+  const auto ranks = static_cast<uint64_t>(config.ranks);
+  const auto offset =
+      static_cast<uint64_t>(static_cast<std::byte*>(task.output) - window.bases[me]) + me * bytes;
+  CopyLaunch launch;
+  for (uint64_t i = 1; i <= ranks; i++) {
+    const uint64_t peer = (me + i) % ranks;
+    const std::byte* from = static_cast<const std::byte*>(task.input);
+    if (task.call == Call::allToAll) from += peer * bytes;
+    std::byte* to = window.bases[peer] + offset;
+    if (to != from) launch.copies.push_back({to, from, bytes});
+  }
+  BarrierLaunch barrier{};
+  barrier.arguments.rank = config.rank;
+  barrier.arguments.ranks = config.ranks;
+  plan.launches.emplace_back(barrier);
+  plan.launches.emplace_back(std::move(launch));
+  plan.launches.emplace_back(barrier);
+  plan.needs.direct |= everyPeer(config);
+}
+
 // The plan of one collective, without the lists that groups need.
 Plan planCollective(const CommConfig& config, const Task& task, std::vector<Launch> storage) {
   Plan plan;
   plan.launches = std::move(storage);
   if (task.count == 0) return plan;
+  if (usesCopyEngines(config, task)) {
+    planCopies(config, task, plan);
+    return plan;
+  }
   const ChosenCall call{&task, choiceOf(config, task)};
   if (isWide(call.choice)) {
     plan.launches.emplace_back(wideLaunch(config, task, call.choice.algorithm));
@@ -431,6 +468,12 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks,
     for (const DirectLaunch& launch : direct.take()) plan.launches.emplace_back(launch);
   };
   for (const Task& task : tasks) {
+    if (task.count != 0 && usesCopyEngines(config, task)) {
+      endRun();
+      endDirect();
+      planCopies(config, task, plan);
+      continue;
+    }
     if (isMessage(task.call)) {
       messages.push_back(task);
       continue;

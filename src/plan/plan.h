@@ -31,6 +31,12 @@ enum class Call : uint8_t {
 };
 inline constexpr int kCallKinds = 10;
 
+// Windows that all ranks have registered together. A call uses the same place in each.
+struct SymmetricWindow {
+  std::vector<std::byte*> bases;  // by rank: where this rank sees the window of that one
+  uint64_t bytes;                 // of the smallest one
+};
+
 // One checked call of the API. `count` has the meaning that it has in the API for this call.
 struct Task {
   Call call;
@@ -43,6 +49,7 @@ struct Task {
   device::WindowReference window{};  // the place of `output`, if ranks of other processes may store
   bool inputIsOpen = false;          // the same for `input`, of which they load
   device::WindowReference inputWindow{};
+  const SymmetricWindow* symmetric = nullptr;  // has `output`, if ranks may use copy engines
 };
 
 constexpr size_t indexOf(device::Protocol protocol) {
@@ -144,8 +151,21 @@ struct WideLaunch {
   int blocks = 0;
   device::WideArguments arguments;
 };
+struct Copy {
+  void* to;
+  const void* from;
+  uint64_t bytes;
+};
+// Of all ranks.
+struct BarrierLaunch {
+  device::BarrierArguments arguments;
+};
+// Copies by copy engines, one after another.
+struct CopyLaunch {
+  std::vector<Copy> copies;
+};
 using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch, MessagesLaunch,
-                            WideLaunch, WideMessagesLaunch>;
+                            WideLaunch, WideMessagesLaunch, BarrierLaunch, CopyLaunch>;
 
 // A connection for messages that the launches use: this rank's end of the one to or from `peer`.
 struct PeerUse {
@@ -171,6 +191,10 @@ struct OfferedBuffers {
   uint64_t inputBytes = 0, outputBytes = 0;
 };
 OfferedBuffers buffersOffered(const CommConfig& config, const Task& task);
+
+// Whether copy engines carry a call: the same on all ranks if each passes the same place in its
+// window.
+bool usesCopyEngines(const CommConfig& config, const Task& task);
 
 // Calls with a count of 0 are left out. Throws Error(invalidUsage) for a send to oneself without a
 // matching receive in the group, and for a receive without a send.

@@ -62,6 +62,17 @@ Prepared prepare(const LaunchContext& context, plan::DirectLaunch& launch) {
           &arguments};
 }
 
+Prepared prepare(const LaunchContext& context, plan::BarrierLaunch& launch) {
+  device::BarrierArguments& arguments = launch.arguments;
+  arguments.memory = *context.direct;
+  arguments.abortFlag = context.abortFlag;
+  arguments.mark = context.mark;
+  return {
+      device::barrierKernel(),
+      {.blocks = 1, .threadsPerBlock = device::kBarrierThreads, .argumentBytes = sizeof(arguments)},
+      &arguments};
+}
+
 Prepared prepare(const LaunchContext& context, plan::MessagesLaunch& launch) {
   device::MessagesArguments& arguments = *launch.arguments;
   arguments.memory = *context.direct;
@@ -110,19 +121,29 @@ Prepared prepare(const LaunchContext& context, plan::WideLaunch& launch) {
           &arguments};
 }
 
+// Each returns how many thread groups mark the launch.
+template <typename KernelLaunch>
+int enqueue(runtime::Runtime& runtime, const LaunchContext& context, KernelLaunch& launch,
+            runtime::Stream stream) {
+  Prepared prepared = prepare(context, launch);
+  prepared.shape.clusterBlocks = context.clusterBlocks;
+  runtime.launch(prepared.kernel, prepared.shape, prepared.arguments, stream);
+  return prepared.marks != 0 ? prepared.marks
+                             : prepared.shape.blocks * prepared.shape.groupsPerBlock;
+}
+int enqueue(runtime::Runtime& runtime, const LaunchContext&, plan::CopyLaunch& launch,
+            runtime::Stream stream) {
+  for (const plan::Copy& copy : launch.copies) {
+    runtime.copyAsync(copy.to, copy.from, copy.bytes, stream);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int launch(runtime::Runtime& runtime, const LaunchContext& context, plan::Launch& launch,
            runtime::Stream stream) {
-  return std::visit(
-      [&](auto& one) {
-        Prepared prepared = prepare(context, one);
-        prepared.shape.clusterBlocks = context.clusterBlocks;
-        runtime.launch(prepared.kernel, prepared.shape, prepared.arguments, stream);
-        return prepared.marks != 0 ? prepared.marks
-                                   : prepared.shape.blocks * prepared.shape.groupsPerBlock;
-      },
-      launch);
+  return std::visit([&](auto& one) { return enqueue(runtime, context, one, stream); }, launch);
 }
 
 }  // namespace unisono::transport

@@ -40,6 +40,58 @@ TEST(DirectPlan, CarriesWhatALaunchCanMove) {
   EXPECT_FALSE(isDirect(directConfig(0, 1), Call::allReduce, 1));
 }
 
+// Copies into the same place of every window, from the next rank on, between barriers.
+TEST(DirectPlan, CopyEnginesStoreIntoSymmetricWindows) {
+  constexpr uint64_t kShare = 300 << 10, kOffset = 16;
+  const CommConfig config = [] {
+    CommConfig result = directConfig(1, 3);
+    result.directBytes = 256 << 10;
+    return result;
+  }();
+  const auto at = [](uint64_t address) { return reinterpret_cast<std::byte*>(address); };
+  const SymmetricWindow window{{at(0x1000'0000), at(0x2000'0000), at(0x3000'0000)}, 1 << 20};
+  for (const Call call : {Call::allGather, Call::allToAll}) {
+    Task task = taskOf(call, kShare, device::DataType::uint8, 0);
+    task.input = at(0x5000'0000);
+    task.output = window.bases[1] + kOffset;
+    EXPECT_FALSE(usesCopyEngines(config, task));
+    task.symmetric = &window;
+    ASSERT_TRUE(usesCopyEngines(config, task));
+    const Plan plan = makePlan(config, {task});
+    ASSERT_EQ(plan.launches.size(), 3u);
+    for (const size_t barrier : {0, 2}) {
+      const auto& arguments = std::get<BarrierLaunch>(plan.launches[barrier]).arguments;
+      EXPECT_EQ(arguments.rank, 1);
+      EXPECT_EQ(arguments.ranks, 3);
+    }
+    EXPECT_EQ(plan.needs.direct, 0b11);
+    const auto& copies = std::get<CopyLaunch>(plan.launches[1]).copies;
+    ASSERT_EQ(copies.size(), 3u);
+    for (size_t i = 0; i < 3; i++) {
+      const size_t peer = (1 + 1 + i) % 3;
+      EXPECT_EQ(copies[i].to, window.bases[peer] + kOffset + kShare);
+      EXPECT_EQ(copies[i].from, at(0x5000'0000) + (call == Call::allToAll ? peer * kShare : 0));
+      EXPECT_EQ(copies[i].bytes, kShare);
+    }
+    // Calls of a group keep their order.
+    const Plan group = makePlan(config, {taskOf(Call::allReduce, 1), task, task});
+    EXPECT_EQ(group.launches.size(), 7u);
+    EXPECT_TRUE(std::holds_alternative<CopyLaunch>(group.launches[2]));
+    EXPECT_TRUE(std::holds_alternative<CopyLaunch>(group.launches[5]));
+    task.count = (256 << 10) - 1;
+    EXPECT_FALSE(usesCopyEngines(config, task));
+  }
+  // In place a rank's own share stays where it is.
+  Task inPlace = taskOf(Call::allGather, kShare, device::DataType::uint8, 0);
+  inPlace.output = window.bases[1];
+  inPlace.input = window.bases[1] + kShare;
+  inPlace.symmetric = &window;
+  EXPECT_EQ(std::get<CopyLaunch>(makePlan(config, {inPlace}).launches[1]).copies.size(), 2u);
+  Task reduction = taskOf(Call::allReduce, kShare);
+  reduction.symmetric = &window;
+  EXPECT_FALSE(usesCopyEngines(config, reduction));
+}
+
 TEST(DirectPlan, ObeysTheUser) {
   const auto isDirectWith = [](const char* algorithms, const char* protocols, Call call) {
     CommConfig config = directConfig(0, 4);
