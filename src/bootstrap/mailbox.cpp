@@ -132,6 +132,12 @@ const std::optional<ConnectionPool::Gone>& Mailbox::goneOf(int peer) const {
   return state.gone || state.isGreeted ? state.gone : pool_->goneOf(members_->familyRank(peer));
 }
 
+// What a peer that has left in an orderly manner has said, to this rank or to others.
+std::optional<std::string> Mailbox::farewellOf(int peer) const {
+  if (earliest_ && earliest_->rank == peer) return earliest_->text;
+  return peerOf(peer).farewell;
+}
+
 void Mailbox::throwIfGone(int peer, bool evenIfOthersFailed) const {
   const std::optional<ConnectionPool::Gone>& gone = goneOf(peer);
   const bool mayStillArrive = gone && Clock::now() - gone->since < kGoneGrace;
@@ -266,9 +272,15 @@ void Mailbox::awaitContact(int peer, const Wait& wait, const WaitRule& rule, Loc
   while (!peerOf(peer).isGreeted) {
     const bool aborted = isAborted(lock);
     if (!rule.evenAfterFailure) throwIfReported();
-    // The grace that throwIfGone() allows is for messages that may still arrive.
     if (const auto& gone = goneOf(peer)) {
-      throw Error(ErrorCode::remoteError, gone->text).rank(rank_).peer(peer).remedy(kLookAtPeer);
+      // Whoever was connected to it may know why it has ended, and tells in a moment.
+      const std::optional<std::string> farewell = farewellOf(peer);
+      if (farewell || Clock::now() - gone->since >= kGoneGrace) {
+        throw Error(ErrorCode::remoteError, farewell.value_or(gone->text))
+            .rank(rank_)
+            .peer(peer)
+            .remedy(kLookAtPeer);
+      }
     }
     throwIfEnded(aborted, rule, fmt::format("connecting to rank {}", peer));
     if (wait.isExpired()) throw timeoutError(peer, "No connection was made");

@@ -140,6 +140,7 @@ class Mailbox final : private ConnectionPool::User {
   void throwIfGone(int peer, bool evenIfOthersFailed) const;
   void throwIfCollectiveFailed(const Key& key) const;
   const std::optional<ConnectionPool::Gone>& goneOf(int peer) const;
+  std::optional<std::string> farewellOf(int peer) const;
   Error errorOf(const Failure& failure) const;
   Error timeoutError(int peer, std::string_view what) const;
   void reportWait(int peer, const Wait& wait, Reminder& reminder) const;

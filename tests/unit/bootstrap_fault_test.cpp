@@ -591,6 +591,22 @@ TEST(BootstrapPeer, ThatEndsWhileItConnectsSaysSo) {
   }
 }
 
+// A rank that was never connected to one that has left hears from others why.
+TEST(BootstrapPeer, ThatHasLeftIsNamedWhereItWasNeverConnected) {
+  Mailboxes three(3);
+  for (int rank = 0; rank < 3; rank++) three.start(rank);
+  talk(*three.ranks[0], 0, *three.ranks[1], 1);
+  talk(*three.ranks[1], 1, *three.ranks[2], 2);
+  three.ranks[2]->leave("Rank 2 has left", [](int) { return DepartureCounts{1, 1, 1}; });
+  three.ranks[2].reset();
+  try {
+    three.ranks[0]->send(2, FrameKind::message, 9, kHello);
+    FAIL() << "it was connected";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("Rank 2 has left"), HasSubstr("peer 2")));
+  }
+}
+
 // The other side of a rank that leaves: it greets nobody who would find it dead.
 TEST(BootstrapPeer, ThatHasLeftGreetsNobody) {
   Pair pair;
