@@ -99,7 +99,8 @@ TEST_P(Collectives, OfMiddleSizes) {
   for (const Call call : callsToTest()) {
     for (const size_t count : {size_t{66'001}, size_t{70'000}, size_t{150'004}}) {
       for (bool inPlace : {false, true}) {
-        if ((inPlace && !canBeInPlace(call)) || (kSanitized && count > 70'000)) continue;
+        // The others differ in length and alignment alone, which a sanitizer sees in smaller calls.
+        if ((inPlace && !canBeInPlace(call)) || (kSanitized && count != 66'001)) continue;
         run(ranks, {call, bench::ElementType::int32, Operator::sum, inPlace, count,
                     ranks.size() / 2, count % 2});
         if (HasFailure()) return;

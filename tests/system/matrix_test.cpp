@@ -457,7 +457,7 @@ TEST(Matrix, CasesAreRight) {
     });
 #endif
     std::shuffle(points.begin(), points.end(), random);
-    points.resize(std::min<size_t>(points.size(), scaled(250, 40)));
+    points.resize(std::min<size_t>(points.size(), scaled(250, 100)));
   }
   std::sort(points.begin(), points.end(), [](const test::Point& a, const test::Point& b) {
     return std::pair(shapeOf(a), a) < std::pair(shapeOf(b), b);
