@@ -5,11 +5,13 @@
 #include <net/if.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <memory>
 #include <tuple>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace unisono::bootstrap {
 namespace {
@@ -55,6 +57,42 @@ int preference(const NetworkInterface& interface) {
   return 1;
 }
 
+// Of a netmask, whose ones come first.
+int countBits(const sockaddr* mask) {
+  if (mask == nullptr) return 0;
+  int bits = 0;
+  for (const uint8_t byte : fromSystem(mask).bytes) bits += std::popcount(byte);
+  return bits;
+}
+
+bool hasInSubnet(const NetworkInterface& interface, const Address& address) {
+  const Address& own = interface.address;
+  if (interface.subnetBits == 0 || own.family != address.family || own.scope != address.scope) {
+    return false;
+  }
+  for (int bit = 0; bit < interface.subnetBits; bit++) {
+    const auto byte = static_cast<size_t>(bit / 8);
+    if (((own.bytes[byte] ^ address.bytes[byte]) >> (7 - bit % 8) & 1) != 0) return false;
+  }
+  return true;
+}
+
+// Null where it tells nothing.
+const NetworkInterface* findHinted(const std::vector<NetworkInterface>& interfaces,
+                                   AddressFamily family, std::string_view hint) {
+  if (hint.empty()) return nullptr;
+  try {
+    const Address address = parseAddress(hint, family, "NCCL_COMM_ID");
+    const auto found = std::ranges::find_if(interfaces, [&](const NetworkInterface& interface) {
+      return interface.up && hasInSubnet(interface, address);
+    });
+    return found == interfaces.end() ? nullptr : &*found;
+  } catch (const Error& error) {
+    logInfo("NCCL_COMM_ID does not tell which interface to use: {}", error.what());
+    return nullptr;
+  }
+}
+
 int familyOrder(const Address& address) {
   if (address.family == AddressFamily::ipv4) return 0;
   return address.isLinkLocal() ? 2 : 1;
@@ -81,7 +119,7 @@ std::vector<NetworkInterface> listInterfaces() {
     Address address = fromSystem(entry->ifa_addr);
     if (address.family == AddressFamily::any) continue;
     result.push_back({entry->ifa_name, address, (entry->ifa_flags & IFF_UP) != 0,
-                      (entry->ifa_flags & IFF_LOOPBACK) != 0});
+                      (entry->ifa_flags & IFF_LOOPBACK) != 0, countBits(entry->ifa_netmask)});
   }
   return result;
 }
@@ -112,9 +150,14 @@ const NetworkInterface& chooseInterface(const std::vector<NetworkInterface>& int
 }
 
 std::vector<NetworkInterface> chooseInterfaces(const std::vector<NetworkInterface>& interfaces,
-                                               std::string_view filterText, AddressFamily family) {
+                                               std::string_view filterText, AddressFamily family,
+                                               std::string_view hint) {
   const Filter filter(filterText);
   const NetworkInterface& best = chooseInterface(interfaces, filterText, family);
+  if (filterText.empty() && preference(best) > 0) {
+    const NetworkInterface* hinted = findHinted(interfaces, family, hint);
+    if (hinted != nullptr) return {*hinted};
+  }
   std::vector<NetworkInterface> chosen;
   for (const NetworkInterface& interface : interfaces) {
     if (!interface.up || !filter.accepts(interface.name)) continue;

@@ -15,6 +15,7 @@ struct NetworkInterface {
   Address address;  // port 0
   bool up = true;
   bool loopback = false;
+  int subnetBits = 0;  // of the address, from the first one; 0: unknown
 };
 
 // The interfaces of this machine that have an IPv4 or IPv6 address.
@@ -35,9 +36,11 @@ const NetworkInterface& chooseInterface(const std::vector<NetworkInterface>& int
 // Where data are exchanged: all interfaces that a list without ^ names, or else all that
 // chooseInterface() prefers to the others, without those that have nothing but a link-local
 // address where some have more. Each with one address, in the order of `interfaces`, at most 16 as
-// with NCCL.
+// with NCCL. Without a filter and InfiniBand the first interface alone in whose subnet `hint` is,
+// the address of NCCL_COMM_ID, if there is one.
 std::vector<NetworkInterface> chooseInterfaces(const std::vector<NetworkInterface>& interfaces,
-                                               std::string_view filter, AddressFamily family);
+                                               std::string_view filter, AddressFamily family,
+                                               std::string_view hint = {});
 
 // An IPv6 link-local address comes from another machine with the scope of that machine. Returns
 // the address as this machine must write it: the interface that owns the address if it is our

@@ -177,8 +177,7 @@ std::shared_ptr<Communicator> joinMembers(Communicator& parent,
                                           std::span<const int> members, const Options& options,
                                           std::shared_ptr<Health> health,
                                           const std::optional<Attempt>& attempt = std::nullopt) {
-  Settings settings = parent.settings();
-  settings.commId.clear();
+  const Settings& settings = parent.settings();
   const uint64_t id = seat->communicator()[1];
   const auto mine = std::ranges::find(members, parent.rank());
   const auto connect = [&](const auto& isGivenUp, const std::shared_ptr<Health>& watcher) {
@@ -255,8 +254,7 @@ Handle::InitFunction makeFromGrow(const std::shared_ptr<Communicator>& parent, i
         agreeOnGrowth(parent->bootstrap().allGather(mine, checkOf(health)));
     turn->end();
     if (own) parent->dropGrowId();  // it serves one rendezvous, also if that fails
-    Settings settings = parent->settings();
-    settings.commId.clear();
+    const Settings& settings = parent->settings();
     return makeTogether(attempt, [&] {
       return join(parent->runtime(), std::span(&agreed, 1), parent->rank(), ranks, parent->device(),
                   settings, options, std::move(health), attempt);

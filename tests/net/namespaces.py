@@ -207,7 +207,7 @@ def wait_all(ranks, limit):
     return True
 
 
-def healthy(name, ranks, prepare=None, settings=None, sockets_over=(), **shape):
+def healthy(name, ranks, prepare=None, settings=None, sockets_over=(), none_over=(), **shape):
     if prepare is drop and shutil.which("nft") is None:
         print(f"skipped: {name}: nft is not installed", flush=True)
         return True
@@ -225,6 +225,7 @@ def healthy(name, ranks, prepare=None, settings=None, sockets_over=(), **shape):
         texts = [rank.last() for rank in started]
         good = done and all(text.startswith("end") for text in texts)
         good = good and all(part in used for part in sockets_over)
+        good = good and not any(part in used for part in none_over)
         if network.wire:
             overtaken = sum(network.counter(host, "TCPOFOQueue") for host in range(ranks))
             texts.append(f"{overtaken} packets were overtaken")
@@ -332,6 +333,9 @@ CASES = {
     "three interfaces that nobody lists": lambda n: healthy(
         n, 2, planes=3, settings={"NCCL_SOCKET_IFNAME": "^docker", "NCCL_MIN_NCHANNELS": "3"},
         sockets_over=("10.0.0.2", "10.1.0.2", "10.2.0.2")),
+    "interface of NCCL_COMM_ID": lambda n: healthy(
+        n, 2, planes=2, settings={"NCCL_SOCKET_IFNAME": "", "NCCL_MIN_NCHANNELS": "2"},
+        sockets_over=("10.0.0.2",), none_over=("10.1.0.2",)),
     "loss of 1 %": lambda n: healthy(n, 2, prepare=drop),
     "loss of 1 %, several sockets": lambda n: healthy(n, 4, prepare=drop, settings=LANES),
     "delay and reordering": lambda n: healthy(n, 2, wire={"delay": 0.002, "jitter": 0.002}),

@@ -93,6 +93,45 @@ TEST(ChooseInterfaces, TakesAllThatAListNamesAndElseThoseOfTheBestKind) {
   EXPECT_EQ(chooseInterfaces(machine, "en", AddressFamily::any).size(), 16u);
 }
 
+// As with NCCL: InfiniBand and a list count for more.
+TEST(ChooseInterfaces, TakesTheOneInTheSubnetOfTheHint) {
+  std::vector<NetworkInterface> machine = kMachine;
+  std::erase_if(machine, [](const auto& each) { return each.name == "ib0"; });
+  for (NetworkInterface& each : machine) {
+    each.subnetBits = each.address.family == AddressFamily::ipv4 ? 25 : 63;
+  }
+  const auto all = [&](const std::string& hint, const std::string& filter = "",
+                       AddressFamily family = AddressFamily::any) {
+    std::string text;
+    for (const NetworkInterface& each : chooseInterfaces(machine, filter, family, hint)) {
+      text += (text.empty() ? "" : ", ") + each.name + " " + each.address.text();
+    }
+    return text;
+  };
+  const std::string without = all("");
+  EXPECT_NE(without.find("eth0 192.0.2.10:0, eth1"), std::string::npos);
+  EXPECT_EQ(all("192.0.2.127:5555"), "eth0 192.0.2.10:0");
+  EXPECT_EQ(all("192.0.2.128:5555"), without) << "another subnet";
+  EXPECT_EQ(all("198.51.100.1:5555"), "eth1 198.51.100.10:0");
+  EXPECT_EQ(all("172.17.0.9:5555"), "docker0 172.17.0.1:0");
+  EXPECT_EQ(all("[2001:db8:0:1::7]:5555"), "eth0 [2001:db8::10]:0");
+  EXPECT_EQ(all("[2001:db8:0:2::7]:5555"), without);
+  EXPECT_EQ(all("nonsense"), without);
+  EXPECT_EQ(all("198.51.100.1:5555", "eth0", AddressFamily::ipv4), "eth0 192.0.2.10:0");
+  machine[3].up = false;
+  EXPECT_EQ(all("198.51.100.1:5555"), all(""));
+  machine.push_back(interface("ib0", "203.0.113.10"));
+  EXPECT_EQ(all("192.0.2.127:5555"), "ib0 203.0.113.10:0");
+}
+
+TEST(ChooseInterfaces, KnowsTheSubnetsOfThisMachine) {
+  for (const NetworkInterface& each : listInterfaces()) {
+    if (each.address.text() == "127.0.0.1:0") {
+      EXPECT_EQ(each.subnetBits, 8);
+    }
+  }
+}
+
 TEST(ChooseInterface, LinkLocalIsTheLastResort) {
   std::vector<NetworkInterface> machine = {kMachine[6], kMachine[7]};
   EXPECT_EQ(chosen(machine, ""), "eth0 [2001:db8::10]:0");

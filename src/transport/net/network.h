@@ -52,9 +52,11 @@ class Network {
   }
 };
 
-// TCP. `interfaces` are what TransportOptions::ports numbers; empty: those of the settings.
+// TCP. `interfaces` are what TransportOptions::ports numbers; empty: those of the settings, with
+// the hint of bootstrap::chooseInterfaces().
 std::unique_ptr<Network> makeSocketNetwork(
-    const TransportContext& context, const std::vector<bootstrap::NetworkInterface>& interfaces);
+    const TransportContext& context, const std::vector<bootstrap::NetworkInterface>& interfaces,
+    const std::string& hint);
 std::unique_ptr<Network> makePluginNetwork(const TransportContext& context,
                                            std::shared_ptr<const plugin::Net> net);
 

@@ -19,8 +19,8 @@ namespace {
 
 class SocketDriver final : public NetworkDriver {
  public:
-  explicit SocketDriver(std::vector<bootstrap::NetworkInterface> interfaces)
-      : interfaces_(std::move(interfaces)) {
+  SocketDriver(std::vector<bootstrap::NetworkInterface> interfaces, std::string hint)
+      : interfaces_(std::move(interfaces)), hint_(std::move(hint)) {
     for (const bootstrap::NetworkInterface& interface : interfaces_) {
       ports_.push_back(portOf(interface.name, ports_.size()));
     }
@@ -31,13 +31,14 @@ class SocketDriver final : public NetworkDriver {
     return ports_;
   }
   std::unique_ptr<Network> makeNetwork(const TransportContext& context) const override {
-    return makeSocketNetwork(context, interfaces_);
+    return makeSocketNetwork(context, interfaces_, hint_);
   }
 
  private:
   static plugin::NetPort portOf(const std::string& name, size_t number);
 
   const std::vector<bootstrap::NetworkInterface> interfaces_;
+  const std::string hint_;  // of chooseInterfaces()
   std::vector<plugin::NetPort> ports_;
 };
 
@@ -66,7 +67,7 @@ std::vector<bootstrap::NetworkInterface> interfacesOfSearch(const Settings& sett
   try {
     auto interfaces =
         bootstrap::chooseInterfaces(bootstrap::listInterfaces(), settings.socketInterface,
-                                    bootstrap::parseFamily(settings.socketFamily));
+                                    bootstrap::parseFamily(settings.socketFamily), settings.commId);
     if (interfaces.size() == 1) interfaces.clear();
     return interfaces;
   } catch (const Error& error) {
@@ -109,7 +110,8 @@ std::shared_ptr<const NetworkDriver> openNetwork(const Settings& settings, const
     }
     logInfo("InfiniBand and RoCE are not used: {}", problem);
   }
-  return std::make_shared<SocketDriver>(interfacesOfSearch(settings, !name.empty()));
+  return std::make_shared<SocketDriver>(interfacesOfSearch(settings, !name.empty()),
+                                        settings.commId);
 }
 
 }  // namespace unisono::transport

@@ -44,7 +44,8 @@ struct Hello {
 class SocketNetwork final : public Network {
  public:
   SocketNetwork(const TransportContext& context,
-                const std::vector<bootstrap::NetworkInterface>& interfaces);
+                const std::vector<bootstrap::NetworkInterface>& interfaces,
+                const std::string& hint);
 
   std::vector<std::byte> listen(const NetworkGroup& group) override;
   std::vector<NetworkConnection> connect(const NetworkGroup& group,
@@ -94,13 +95,14 @@ std::string vendorOf(const std::string& interface) {
 }
 
 SocketNetwork::SocketNetwork(const TransportContext& context,
-                             const std::vector<bootstrap::NetworkInterface>& interfaces)
+                             const std::vector<bootstrap::NetworkInterface>& interfaces,
+                             const std::string& hint)
     : context_(context) {
   const TransportOptions& options = context.options;
   for (const bootstrap::NetworkInterface& interface :
        interfaces.empty()
            ? bootstrap::chooseInterfaces(interfaces_, options.socketInterface,
-                                         bootstrap::parseFamily(options.socketFamily))
+                                         bootstrap::parseFamily(options.socketFamily), hint)
            : interfaces) {
     Port& port = ports_.emplace_back();
     port.interface = interface;
@@ -311,8 +313,9 @@ bool SocketNetwork::readHello(Caller& caller) {
 }  // namespace
 
 std::unique_ptr<Network> makeSocketNetwork(
-    const TransportContext& context, const std::vector<bootstrap::NetworkInterface>& interfaces) {
-  return std::make_unique<SocketNetwork>(context, interfaces);
+    const TransportContext& context, const std::vector<bootstrap::NetworkInterface>& interfaces,
+    const std::string& hint) {
+  return std::make_unique<SocketNetwork>(context, interfaces, hint);
 }
 
 }  // namespace unisono::transport
