@@ -305,7 +305,8 @@ TEST(PxnForwarders, DoNotWaitForTheirOwnProcess) {
   inChild([] {
     usePlugin({{"NCCL_ALGO", "ring"}});
     const Log log;
-    auto& ranks = *new Ranks(2, kPerNode);  // of which only the forwarders are destroyed
+    // Only the forwarders are destroyed. Static, so that the others are no leak.
+    static auto& ranks = *new Ranks(2, kPerNode);
     everyCall(ranks, {1000});
     for (const int forwarder : kForwarders) check(ncclCommDestroy(ranks.comm(forwarder)));
     EXPECT_GT(log.count("(PXN)"), 0);
