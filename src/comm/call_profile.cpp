@@ -314,6 +314,32 @@ void CallProfile::close() {
   plugins_.clear();
 }
 
+// Each connection is a thread of its own, so that slices never overlap.
+void CallProfile::addTransfer(const transport::Transfer& transfer) {
+  if (timeline_ == nullptr) return;
+  static std::atomic<int64_t> connections{0};  // of the process
+  const std::lock_guard lock(mutex_);
+  const auto [entry, isNew] = connections_.try_emplace(
+      {transfer.peer, transfer.sends, transfer.channel, transfer.protocol}, 0);
+  const char* direction = transfer.sends ? "to" : "from";
+  if (isNew) entry->second = -2 - connections++;
+  const Timeline::Track track{::getpid(), entry->second};
+  if (isNew) {
+    timeline_->nameThread(track, fmt::format("network of rank {}: {} rank {}, channel {}, {}",
+                                             subject_.config.rank, direction, transfer.peer,
+                                             transfer.channel, tuning::nameOf(transfer.protocol)));
+  }
+  timeline_->add({track, transfer.sends ? "send over the network" : "receive over the network",
+                  "network", transfer.start, transfer.end,
+                  fmt::format(R"("Rank": {}, "Peer": {}, "Channel": {}, "Protocol": "{}", )"
+                              R"("Slots": {}{}, "Process Group Name": {})",
+                              subject_.config.rank, transfer.peer, transfer.channel,
+                              tuning::nameOf(transfer.protocol), transfer.slots,
+                              transfer.sends ? fmt::format(R"(, "Bytes": {})", transfer.bytes) : "",
+                              quoteJson(subject_.name))});
+  if (closed_) timeline_->flush();
+}
+
 // Channels are told the times of all launches of the group: no kernel measures its own.
 void CallProfile::report(const Launches& launches, int64_t start, int64_t end) {
   // One conversion: the clocks cannot be read at the same moment.

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/settings.h"
@@ -12,6 +14,7 @@
 #include "plan/plan.h"
 #include "plugin/profiler.h"
 #include "runtime/runtime.h"
+#include "transport/transport.h"
 
 namespace unisono::comm {
 
@@ -38,7 +41,9 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
   std::shared_ptr<GroupProfile> beginGroup();
   // Looks which launches have ended. May be called from any thread.
   void collect();
-  // Nothing is told after it. The device must be done, unless calls were aborted.
+  // May be called from any thread, also after close().
+  void addTransfer(const transport::Transfer& transfer);
+  // Nothing else is told after it. The device must be done, unless calls were aborted.
   void close();
 
  private:
@@ -101,6 +106,8 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
   std::vector<Launches> running_;
   std::vector<std::unique_ptr<runtime::TimedPoint>> points_;  // that can be used again
   bool closed_ = false;
+  // By peer, direction, channel and protocol: the threads of the process in the timeline.
+  std::map<std::tuple<int, bool, int, device::Protocol>, int64_t> connections_;
 };
 
 // What is told of one group of calls on one communicator. Used by the thread of the group, and then

@@ -442,6 +442,11 @@ transport::TransportOptions Communicator::transportOptions() {
   options.reducer = reducer_;
   options.verifiesLinks = settings_.verifyLinks;
   options.deviceBytes = connectionBytes_;
+  if (!settings_.traceFile.empty()) {
+    options.noteTransfer = [this](const transport::Transfer& transfer) {
+      if (profile_ != nullptr) profile_->addTransfer(transfer);
+    };
+  }
   return options;
 }
 

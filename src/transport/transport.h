@@ -77,6 +77,17 @@ struct DirectAccess {
 };
 
 // What transports ask of the communicator. Functions may be empty; they are called from any thread.
+// What a rank has sent to a peer or received from it over a FIFO to another host, without a pause.
+struct Transfer {
+  int peer = -1, channel = 0;
+  bool sends = false;
+  device::Protocol protocol = device::Protocol::simple;
+  uint64_t slots = 0;
+  uint64_t bytes = 0;          // of a sender
+  int64_t start = 0, end = 0;  // nanoseconds of the steady clock
+};
+using NoteTransfer = std::function<void(const Transfer&)>;
+
 struct TransportOptions {
   // Throws when the communicator has failed or is being aborted.
   std::function<void()> check;
@@ -105,6 +116,8 @@ struct TransportOptions {
   // Of the communicator: bytes of the device's memory that connections have besides its arena.
   // Null: nobody counts them.
   std::shared_ptr<std::atomic<uint64_t>> deviceBytes;
+  // By the thread that moves the data. Empty: nobody wants to know.
+  NoteTransfer noteTransfer;
 };
 
 // All channels of one purpose from one rank to another with the same forwarder. This rank is one of

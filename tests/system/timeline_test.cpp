@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -202,6 +203,56 @@ TEST(Timeline, ShowsTheReplaysOfCapturedCalls) {
       EXPECT_LE(before, (end - all["baseTimeNanoseconds"].get<double>()) / 1000 + kClockError);
     }
   }
+}
+
+// Two ranks that reach each other over sockets only.
+TEST(Timeline, ShowsWhatGoesOverTheNetwork) {
+  constexpr size_t kCount = 500'000;
+  const TraceFile file("_net_%r");
+  {
+    const Setting trace("UNISONO_TRACE", file.pattern().c_str());
+    const Setting settings[] = {{"NCCL_P2P_DISABLE", "1"},
+                                {"NCCL_SHM_DISABLE", "1"},
+                                {"NCCL_ALGO", "ring"},
+                                {"NCCL_PROTO", "Simple"}};
+    const Ranks ranks(2);
+    onThreads(2, [&](int rank) {
+      const DeviceBuffer buffer(rank, kCount * sizeof(float));
+      check(ncclAllReduce(buffer.as(), buffer.as(), kCount, ncclFloat, ncclSum, ranks.comm(rank),
+                          ranks.stream(rank)));
+      device::synchronize(ranks.stream(rank));
+    });
+  }
+  std::map<int64_t, uint64_t> slots[2][2];  // by rank, direction and channel
+  for (const int rank : {0, 1}) {
+    const json all = file.read(rank);
+    const json call = slicesOf(all, "ncclAllReduce").at(0);
+    uint64_t bytes = 0;
+    std::map<std::pair<int64_t, int64_t>, double> ends;  // by track
+    for (const bool sends : {false, true}) {
+      for (const json& slice :
+           slicesOf(all, sends ? "send over the network" : "receive over the network")) {
+        const json arguments = slice["args"];
+        EXPECT_EQ(arguments["Rank"], rank);
+        EXPECT_EQ(arguments["Peer"], 1 - rank);
+        EXPECT_EQ(arguments["Protocol"], "Simple");
+        EXPECT_EQ(arguments.contains("Bytes"), sends);
+        if (sends) bytes += arguments["Bytes"].get<uint64_t>();
+        slots[rank][sends ? 1 : 0][arguments["Channel"].get<int64_t>()] +=
+            arguments["Slots"].get<uint64_t>();
+        EXPECT_GE(slice["ts"].get<double>(), call["ts"].get<double>());
+        EXPECT_LE(endOf(slice), nowMicroseconds(all));
+        double& end = ends[{slice["pid"].get<int64_t>(), slice["tid"].get<int64_t>()}];
+        EXPECT_GE(slice["ts"].get<double>() + 0.002, end) << "slices of a track overlap";
+        end = endOf(slice);
+      }
+    }
+    // A ring of two ranks: half of the data to be reduced, and the result of the other half.
+    EXPECT_EQ(bytes, kCount * sizeof(float));
+  }
+  EXPECT_FALSE(slots[0][1].empty());
+  EXPECT_EQ(slots[0][1], slots[1][0]);
+  EXPECT_EQ(slots[1][1], slots[0][0]);
 }
 
 // As it is after a kill.

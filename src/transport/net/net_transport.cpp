@@ -96,6 +96,13 @@ class NetworkTransport::Pending final : public PendingConnection {
     const int rank = transport_.context_.config.rank;
     const bool sends = group_.sender == rank;
     std::vector<std::string> ports;  // of each connection
+    std::vector<Transfer> transfers;
+    for (const int channel : group_.channels) {
+      for (const auto& fifo : group_.fifos) {
+        const int peer = sends ? group_.receiver : group_.sender;
+        if (carries(fifo.protocol)) transfers.push_back({peer, channel, sends, fifo.protocol});
+      }
+    }
     for (auto& connection : transport_.connect(ends_, sends)) {
       if (group_.forwarder >= 0) {
         connection.name += fmt::format(" through rank {} (PXN)", group_.forwarder);
@@ -103,10 +110,13 @@ class NetworkTransport::Pending final : public PendingConnection {
       const int peer = sends ? group_.receiver : group_.sender;
       logInfo("rank {}: {} rank {} {}", rank, sends ? "sends to" : "receives from", peer,
               connection.name);
+      const NoteTransfer& note = transport_.context_.options.noteTransfer;
+      auto log = note == nullptr ? nullptr
+                                 : std::make_unique<TransferLog>(transfers.at(ports.size()), note);
       ports.push_back(std::move(connection.port));
       // The departure of a forwarder is none of the sender.
       transport_.proxy_.addStream(transport_.client_, std::move(connection.stream),
-                                  {rank, {peer}, std::move(connection.name)});
+                                  {rank, {peer}, std::move(connection.name)}, std::move(log));
     }
     std::vector<device::Fifo> fifos;
     size_t next = 0;

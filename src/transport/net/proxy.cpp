@@ -79,11 +79,12 @@ void Proxy::replace(uint64_t client, Client functions) {
   }
 }
 
-void Proxy::addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place) {
+void Proxy::addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place,
+                      std::unique_ptr<TransferLog> log) {
   stream->setWake([this] { wake(); });
   {
     const auto lock = lockFromOutside();
-    entries_.push_back({client, std::move(stream), std::move(place), {}});
+    entries_.push_back({client, std::move(stream), std::move(place), std::move(log), {}});
   }
   wake();
 }
@@ -129,6 +130,9 @@ void Proxy::run() {
         // A kernel may have stored a tail and ended since the last look, so the counters are read
         // again once all are done. That may find a failure, which has to be reported first.
         idle = isIdle() && !moveAll() && !mustLook_ && isIdle();
+        for (Entry& entry : entries_) {
+          if (idle && entry.log != nullptr) entry.log->end();
+        }
       }
       sleep(idle ? std::nullopt : std::optional(longest));
       if (idle) {
@@ -152,7 +156,9 @@ bool Proxy::moveAll(bool all) {
       sockets_.push_back(entry.stream->socket());
       continue;
     }
+    if (entry.log != nullptr) entry.log->begin();
     const StreamProgress progress = entry.stream->progress();
+    if (entry.log != nullptr) entry.log->look(*entry.stream, progress.moved);
     moved |= progress.moved;
     // Its slots stay free until something arrives.
     const bool isEmpty = progress.waitsForSocket && !progress.moved && !progress.mustLook &&

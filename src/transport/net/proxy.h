@@ -17,6 +17,7 @@
 #include "base/unique_descriptor.h"
 #include "runtime/descriptor_service.h"
 #include "transport/net/stream.h"
+#include "transport/net/transfer_log.h"
 
 namespace unisono::transport {
 
@@ -53,7 +54,9 @@ class Proxy {
     std::vector<int> peers;  // one, or all others of a collective
     std::string connection;  // "to 192.0.2.1:80 over eth0"
   };
-  void addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place);
+  // `log`: is told what the stream moves; null without.
+  void addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place,
+                 std::unique_ptr<TransferLog> log = nullptr);
   // Whether everything that was to be sent has gone, or cannot go any more.
   bool isDrained(uint64_t client);
   // Something was launched.
@@ -66,6 +69,7 @@ class Proxy {
     uint64_t client;
     std::unique_ptr<Stream> stream;
     Place place;
+    std::unique_ptr<TransferLog> log;
     std::optional<std::chrono::steady_clock::time_point> failedAt;
     bool isForgiven = false;  // a peer has left
     uint32_t emptyLooks = 0;  // of a receiver, one after another in which nothing had arrived

@@ -56,6 +56,7 @@ uint32_t Stream::filledBytes(uint64_t step) const {
 }
 
 void Stream::release(uint64_t step) {
+  bytes_ += reportOf(step).bytes;
   // As the receiver's kernel does with its slots, lest flags match that are a period old.
   if (hasLines() && device::mustClearLines(step, memory_.slotCount)) {
     clearLines(memory_.slot(step), memory_.slotBytes);

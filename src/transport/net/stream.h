@@ -52,6 +52,9 @@ class Stream {
   virtual bool isPending() const { return false; }
   // The socket, and for what it must become ready, where progress() may wait for one.
   virtual pollfd socket() const { return {-1, 0, 0}; }
+  // How many slots have passed, and how many bytes were sent in them.
+  uint64_t steps() const { return step_; }
+  uint64_t bytes() const { return bytes_; }
   // Why the connection failed; empty while it has not.
   const std::string& failure() const { return failure_; }
   // Whether it failed because the other machine does not answer, so that nothing else will tell
@@ -91,7 +94,8 @@ class Stream {
   }
 
   const StreamMemory memory_;
-  uint64_t step_ = 0;  // slots passed
+  uint64_t step_ = 0;   // slots passed
+  uint64_t bytes_ = 0;  // of a sender
   std::string failure_;
   bool isSilence_ = false;
   std::function<void()> wake_;  // for other threads of the stream
