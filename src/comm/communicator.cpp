@@ -12,6 +12,7 @@
 #include "base/fnv.h"
 #include "base/log.h"
 #include "base/result.h"
+#include "comm/direct_links.h"
 #include "comm/reaper.h"
 
 namespace unisono::comm {
@@ -28,6 +29,11 @@ size_t lineFlagWord(device::Protocol protocol) {
 // Whether only the flags in the slots of a FIFO tell which steps are there.
 bool hasFlagsOnly(const diagnose::Link& link) {
   return link.lines && !link.network && !link.sends;
+}
+
+// The last launch that has begun: see device::LaunchMark.
+uint64_t startedOf(const std::vector<uint64_t>& marks) {
+  return std::max<uint64_t>(std::ranges::max(marks) / 2, 1);
 }
 
 }  // namespace
@@ -187,32 +193,37 @@ void Communicator::stopWatching() {
   if (watched_ != nullptr) watched_->stop();
 }
 
-std::optional<diagnose::Progress> Communicator::readProgress() {
+std::optional<std::vector<uint64_t>> Communicator::readMarks() {
   std::vector<const uint64_t*> addresses(device::kMarkWords);
   std::iota(addresses.begin(), addresses.end(), tables_->marks());
   std::vector<uint64_t> marks(addresses.size());
   if (!runtime_.readWords(device_, addresses, marks)) return std::nullopt;
-  const uint64_t started = std::max<uint64_t>(*std::max_element(marks.begin(), marks.end()) / 2, 1);
-  const bool runs = std::find(marks.begin(), marks.end(), 2 * started) != marks.end();
-  return diagnose::Progress{started, runs ? started - 1 : started};
+  return marks;
 }
 
-// The protocols of FIFOs that the launch which runs uses.
-Communicator::ProtocolSet Communicator::protocolsInUse() {
-  const auto progress = readProgress();
-  if (captures_ || !progress || launches_.load() >= progress->started + kLaunchesKept) {
-    return ~ProtocolSet{0};
-  }
-  return launchProtocols_[progress->started % kLaunchesKept].load();
+std::optional<diagnose::Progress> Communicator::readProgress() {
+  const auto marks = readMarks();
+  if (!marks) return std::nullopt;
+  const uint64_t started = startedOf(*marks);
+  const bool runs = std::ranges::find(*marks, 2 * started) != marks->end();
+  return diagnose::Progress{started, runs ? started - 1 : started};
 }
 
 std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
   std::vector<diagnose::Link> links;
   std::vector<device::Protocol> protocols;
   std::vector<const uint64_t*> addresses, perSlot;
-  const ProtocolSet inUse = protocolsInUse();
+  // What the launch that runs uses; with graphs nobody knows which one that is.
+  std::optional<LaunchNote> note;
+  const auto marks = readMarks();
+  if (marks && !captures_) note = notes_.find(startedOf(*marks));
+  const uint32_t inUse = note ? note->protocols : ~uint32_t{0};
+  device::DirectMemory directLines;
+  device::WideMemory wide;
   {
     const std::lock_guard lock(countersMutex_);
+    directLines = lines_;
+    wide = wide_;
     for (const auto& fifo : counters_) {
       if (links.size() == diagnose::kLinks) break;
       if ((inUse >> static_cast<int>(fifo.protocol) & 1) == 0) continue;
@@ -269,6 +280,16 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
     }
     reports += decision_->slots;
   }
+  if (!note) return links;
+  const auto read = [this](std::span<const uint64_t* const> from, std::span<uint64_t> to) {
+    return runtime_.readWords(device_, from, to);
+  };
+  const auto direct =
+      DirectLinks(config_.rank, config_.ranks, config_.directLineBits, directLines, wide,
+                  config_.wide.blocks, config_.wide.slotLines, *note, *marks, read)
+          .run();
+  if (!direct) return std::nullopt;
+  links.insert(links.begin(), direct->begin(), direct->end());
   return links;
 }
 
@@ -405,6 +426,8 @@ void Communicator::suspend() {
     const auto pause = watched_ == nullptr ? std::unique_lock<std::mutex>() : watched_->pause();
     const std::lock_guard lock(countersMutex_);
     counters_.clear();
+    lines_ = {};
+    wide_ = {};
     connector_.reset();
     tables_.reset();
     mappings_.reset();

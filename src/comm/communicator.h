@@ -15,6 +15,7 @@
 #include "comm/agreement.h"
 #include "comm/call_profile.h"
 #include "comm/health.h"
+#include "comm/launch_notes.h"
 #include "comm/replays.h"
 #include "comm/turns.h"
 #include "diagnose/watchdog.h"
@@ -175,9 +176,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::optional<diagnose::Progress> readProgress();
   std::optional<std::vector<diagnose::Link>> readLinks();
   std::optional<diagnose::Replays> readReplays();
-  using ProtocolSet = uint32_t;  // a bit for each device::Protocol
-  static ProtocolSet protocolsOf(std::span<const plan::Launch> launches);
-  ProtocolSet protocolsInUse();
+  std::optional<std::vector<uint64_t>> readMarks();
   static void release(Communicator* communicator) noexcept;
   std::shared_ptr<void> keepWindow(uint64_t window);
   // What a rank tells the others of the buffer that it registers together with them.
@@ -245,11 +244,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<CallProfile> profile_;  // null if nobody wants to know
   std::atomic<uint64_t> launches_ = 1;    // the number of the last launch
   std::unique_ptr<Replays> replays_;
-  // Of the last launches, by number.
-  static constexpr uint64_t kLaunchesKept = 64;
-  std::array<std::atomic<ProtocolSet>, kLaunchesKept> launchProtocols_{};
+  LaunchNotes notes_;
   std::mutex countersMutex_;
-  std::vector<transport::Connector::FifoCounters> counters_;  // of the FIFOs that are connected
+  // Of the FIFOs that are connected, and what the direct family has connected.
+  std::vector<transport::Connector::FifoCounters> counters_;
+  device::DirectMemory lines_{};
+  device::WideMemory wide_{};
 
   std::atomic<uint64_t> shrinks_{0};
   mutable std::mutex growMutex_;

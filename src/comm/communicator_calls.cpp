@@ -193,22 +193,8 @@ void Communicator::connect(const Prepared& prepared) {
   connector_->connect(prepared.plan.needs);
   const std::lock_guard lock(countersMutex_);
   counters_ = connector_->fifoCounters();
-}
-
-Communicator::ProtocolSet Communicator::protocolsOf(std::span<const plan::Launch> launches) {
-  constexpr auto kBit = [](device::Protocol protocol) {
-    return ProtocolSet{1} << static_cast<int>(protocol);
-  };
-  ProtocolSet all = 0;
-  for (const plan::Launch& launch : launches) {
-    if (const auto* collective = std::get_if<plan::CollectiveLaunch>(&launch)) {
-      all |= kBit(collective->arguments.work[0].protocol);
-    } else if (std::holds_alternative<plan::SendReceiveLaunch>(launch) ||
-               std::holds_alternative<plan::MessagesLaunch>(launch)) {
-      all |= kBit(device::Protocol::simple) | kBit(device::Protocol::ll);
-    }
-  }
-  return all;
+  lines_ = connector_->direct();
+  wide_ = connector_->wide();
 }
 
 void Communicator::launch(Prepared& prepared) {
@@ -225,9 +211,7 @@ void Communicator::launch(Prepared& prepared) {
     }
   };
   if (prepared.plan.launches.empty()) return note();
-  if (counts) {
-    launchProtocols_[launchNumber % kLaunchesKept].store(protocolsOf(prepared.plan.launches));
-  }
+  if (counts && journal_ != nullptr) notes_.add(launchNumber, prepared.plan.launches);
   const GroupProfile::Step step(prepared.profile.get(), "launch");
   runtime::DeviceScope scope(runtime_, device_);
   const runtime::Stream stream = prepared.streams.front();

@@ -21,7 +21,7 @@ namespace unisono::diagnose {
 
 inline constexpr auto kAcquire = std::memory_order_acquire;
 
-inline constexpr uint32_t kTableLayout = 12;
+inline constexpr uint32_t kTableLayout = 13;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
@@ -29,6 +29,7 @@ inline constexpr size_t kTableBytes = 20480;
 inline constexpr size_t kTables = 4096;  // pages that are never written cost nothing
 inline constexpr size_t kCalls = 64;     // the last calls of a rank
 inline constexpr size_t kLinks = 112;
+inline constexpr uint64_t kStepSlots = 4;    // of a FIFO of the direct family
 inline constexpr size_t kQuietPoints = 8;    // the last ones
 inline constexpr size_t kCapturedKinds = 8;  // of collectives in graphs that differ
 inline constexpr size_t kFlows = 64, kFlowPoints = 4;
@@ -101,9 +102,21 @@ struct Link {
   uint64_t bytesInFlight = 0;  // of the sender's end on the network: not handed to it yet
   bool lines = false;          // protocol LL
   std::string port = {};       // of this host on the network, "eth0"
+
+  // Of the direct family, at the receiver's end, which `channel` is a block of:
+  //   lines    `tail` of `all` lines of the launch are there
+  //   steps    `tail` of `all` steps (0: unknown) are there, `head` are returned to the sender
+  //   buffers  ranks use each other's buffers: `tail` is 1 if this rank has not taken what the peer
+  //            offers, `head` if it has not seen that the peer is done with its own buffers
+  enum class Kind : uint8_t { fifo, lines, steps, buffers };
+  Kind kind = Kind::fifo;
+  uint64_t all = 0;
+  bool waits = false;  // lines and steps: for what is not there
+
+  bool isFull(uint64_t slots) const { return tail - head >= slots; }
 };
 struct LinkRecord {
-  std::atomic<uint64_t> kind, tail, head, bytesInFlight;
+  std::atomic<uint64_t> kind, tail, head, bytesInFlight, all;
   std::atomic<char> port[kPortBytes];
 };
 

@@ -351,6 +351,8 @@ void Journal::setLinks(std::span<const Link> links) {
     LinkRecord& record = table_.link[i];
     record.kind.store(static_cast<uint32_t>(links[i].peer) |
                           static_cast<uint64_t>(links[i].channel) << 32 |
+                          static_cast<uint64_t>(links[i].kind) << 58 |
+                          static_cast<uint64_t>(links[i].waits) << 60 |
                           static_cast<uint64_t>(links[i].lines) << 61 |
                           static_cast<uint64_t>(links[i].network) << 62 |
                           static_cast<uint64_t>(links[i].sends) << 63,
@@ -358,6 +360,7 @@ void Journal::setLinks(std::span<const Link> links) {
     record.tail.store(links[i].tail, kRelaxed);
     record.head.store(links[i].head, kRelaxed);
     record.bytesInFlight.store(links[i].bytesInFlight, kRelaxed);
+    record.all.store(links[i].all, kRelaxed);
     storeText(record.port, links[i].port);
   }
   table_.links.store(static_cast<uint32_t>(count), kRelease);

@@ -116,6 +116,9 @@ void visitLink(Archive& archive, L& link) {
   archive(link.bytesInFlight);
   archive(link.lines);
   archive(link.port);
+  archive(link.kind);
+  archive(link.all);
+  archive(link.waits);
 }
 
 template <typename Archive, typename Q>
@@ -209,8 +212,11 @@ bool isPossible(const RankView& view) {
   }
   const auto isCall = [&](const Call& call) { return isPossible(call, view.ranks); };
   const auto hasPeer = [&](const auto& of) { return of.peer >= 0 && of.peer < view.ranks; };
+  const auto isLink = [&](const Link& link) {
+    return hasPeer(link) && link.kind <= Link::Kind::buffers;
+  };
   return std::ranges::all_of(view.calls, isCall) && std::ranges::all_of(view.captured, isCall) &&
-         (!view.replay || isCall(*view.replay)) && std::ranges::all_of(view.links, hasPeer) &&
+         (!view.replay || isCall(*view.replay)) && std::ranges::all_of(view.links, isLink) &&
          std::ranges::all_of(view.flows, hasPeer);
 }
 

@@ -193,11 +193,46 @@ class Inquiry {
     if (!peers.empty() || !waiter.hasStarted(*current)) return peers;
     std::set<int> found;
     for (const Link& link : waiter.links) {
-      const bool isFull = link.sends && link.tail - link.head >= waiter.slots;
-      const bool isEmpty = !link.sends && link.tail == link.head;
-      if (isFull || (isEmpty && mayStillSend(link.peer))) found.insert(link.peer);
+      if (link.kind == Link::Kind::fifo) {
+        const bool isFull = link.sends && link.isFull(waiter.slots);
+        const bool isEmpty = !link.sends && link.tail == link.head;
+        if (isFull || (isEmpty && mayStillSend(link.peer))) found.insert(link.peer);
+      } else if (link.waits || waitsForBuffers(waiter, link)) {
+        if (mayStillSend(link.peer)) found.insert(link.peer);
+      }
+    }
+    for (const RankView& receiver : views_) {
+      if (isFullFor(receiver, rank) != nullptr) found.insert(receiver.rank);
     }
     return {found.begin(), found.end()};
+  }
+  // A FIFO of the direct family from `sender`, of which only the receiver knows how far it is.
+  static const Link* isFullFor(const RankView& receiver, int sender) {
+    const auto found = std::ranges::find_if(receiver.links, [&](const Link& link) {
+      return link.kind == Link::Kind::steps && link.peer == sender && link.isFull(kStepSlots) &&
+             (link.all == 0 || link.tail < link.all);
+    });
+    return found == receiver.links.end() ? nullptr : &*found;
+  }
+  // Whether a rank waits for what a peer offers, of which it needs all before it takes any, or for
+  // the end of the peer's use of its buffers.
+  bool waitsForBuffers(const RankView& waiter, const Link& link) const {
+    if (link.kind != Link::Kind::buffers) return false;
+    if (hasOffers(waiter)) return link.tail == 0;
+    return hasUsedBuffers(waiter.rank) && !hasUsedBuffers(link.peer);
+  }
+  static bool hasOffers(const RankView& rank) {
+    return std::ranges::any_of(rank.links, [](const Link& link) {
+      return link.kind == Link::Kind::buffers && link.tail != 0;
+    });
+  }
+  // A peer that is not yet at the end itself has its answer.
+  bool hasUsedBuffers(int rank) const {
+    return std::ranges::any_of(views_, [&](const RankView& peer) {
+      return std::ranges::any_of(peer.links, [&](const Link& link) {
+        return link.kind == Link::Kind::buffers && link.peer == rank && link.head != 0;
+      });
+    });
   }
   bool mayStillSend(int peer) const {
     return view(peer).isKnown && view(peer).current() != nullptr;
@@ -420,6 +455,21 @@ class Inquiry {
     const RankView& from = view(waiter);
     for (const Link& link : from.links) {
       if (link.peer != peer) continue;
+      if (link.kind == Link::Kind::lines && link.waits) {
+        return fmt::format("rank {} waits for line {} of {} from rank {}", waiter, link.tail + 1,
+                           link.all, peer);
+      }
+      if (link.kind == Link::Kind::steps && link.waits) {
+        return fmt::format("rank {} waits for step {}{} of block {} from rank {}", waiter,
+                           link.tail + 1, link.all == 0 ? "" : fmt::format(" of {}", link.all),
+                           link.channel, peer);
+      }
+      if (waitsForBuffers(from, link)) {
+        return fmt::format(
+            "rank {} waits for rank {} to {} (zero copy: nothing counts how far a rank is)", waiter,
+            peer, hasOffers(from) ? "offer its buffers" : "be done with its buffers");
+      }
+      if (link.kind != Link::Kind::fifo) continue;
       if (link.sends && link.tail - link.head >= from.slots) {
         return fmt::format("rank {} waits for rank {} to take step {} of channel {}", waiter, peer,
                            link.head + 1, link.channel);
@@ -428,6 +478,10 @@ class Inquiry {
         return fmt::format("rank {} waits for step {} of channel {} from rank {}", waiter,
                            link.tail + 1, link.channel, peer);
       }
+    }
+    if (const Link* link = isFullFor(view(peer), waiter)) {
+      return fmt::format("rank {} waits for rank {} to take step {} of block {}", waiter, peer,
+                         link->head + 1, link->channel);
     }
     return "";
   }

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <ctime>
+#include <optional>
 #include <thread>
 
 #include "hang_testing.h"
@@ -19,6 +23,7 @@ using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::Not;
 using Clock = std::chrono::steady_clock;
 
 TEST(HangReport, NamesTheRankThatHasNotArrived) {
@@ -166,6 +171,103 @@ TEST_P(KernelsOf, AreSaidToBeStuck) {
 
 INSTANTIATE_TEST_SUITE_P(Protocols, KernelsOf, testing::Values("Simple", "LL", "LL128"),
                          [](const auto& instance) { return std::string(instance.param); });
+
+// A page of a buffer whose next access stops the thread that makes it, as a device does that does
+// not answer, until it is opened. One at a time.
+class ClosedPage {
+ public:
+  explicit ClosedPage(std::byte* address) : page_(address) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(page_) % kBytes, 0u);
+    isOpen = false;
+    struct sigaction action {};
+    action.sa_handler = [](int) {
+      const timespec nap{0, 1'000'000};
+      while (!isOpen.load()) ::nanosleep(&nap, nullptr);
+    };
+    ::sigaction(SIGSEGV, &action, &before_);
+    EXPECT_EQ(::mprotect(page_, kBytes, PROT_NONE), 0);
+  }
+  ~ClosedPage() { ::sigaction(SIGSEGV, &before_, nullptr); }
+  ClosedPage(const ClosedPage&) = delete;
+  ClosedPage& operator=(const ClosedPage&) = delete;
+  void open() {
+    EXPECT_EQ(::mprotect(page_, kBytes, PROT_READ | PROT_WRITE), 0);
+    isOpen = true;
+  }
+
+ private:
+  static constexpr size_t kBytes = 4096;
+  static inline std::atomic<bool> isOpen{true};
+  std::byte* page_;
+  struct sigaction before_ {};
+};
+
+// What three ranks call, of which rank 1 is stopped in the middle of its own data, and what the
+// report says.
+struct DirectCall {
+  const char* name;
+  const char *algorithm, *protocol;
+  size_t bytes;
+  bool isMessage;  // from rank 1 to rank 0, of the ranks 0 and 1
+  const char* where;
+};
+
+class DirectKernelsOf : public testing::TestWithParam<DirectCall> {};
+
+TEST_P(DirectKernelsOf, AreSaidToBeStuck) {
+  const DirectCall& call = GetParam();
+  const Log log;
+  const Pipe pipe;
+  expectAllPass(runChildren(3, [&](int process) {
+    if (call.algorithm != nullptr) ::setenv("NCCL_ALGO", call.algorithm, 1);
+    if (call.protocol != nullptr) ::setenv("NCCL_PROTO", call.protocol, 1);
+    const Rank rank(log, pipe, process, 3);
+    DeviceBuffer input(process, call.bytes), output(process, call.bytes);
+    const auto run = [&] {
+      if (!call.isMessage) {
+        check(ncclAllReduce(input.as(), output.as(), call.bytes / sizeof(int), ncclInt, ncclSum,
+                            rank.comm, rank.stream));
+      } else if (process == 1) {
+        check(ncclSend(input.as(), call.bytes, ncclInt8, 0, rank.comm, rank.stream));
+      } else if (process == 0) {
+        check(ncclRecv(output.as(), call.bytes, ncclInt8, 1, rank.comm, rank.stream));
+      }
+    };
+    for (int i = 0; i < 3; i++) run();  // connects and maps buffers
+    rank.synchronize();
+    std::optional<ClosedPage> page;
+    if (process == 1) page.emplace(input.as() + call.bytes / 2);
+    run();
+    EXPECT_TRUE(log.waitForReport());
+    if (page) page->open();
+    rank.finish();
+  }));
+  const std::string text = log.text();
+  EXPECT_TRUE(log.hasReport()) << text;
+  EXPECT_THAT(text, ContainsRegex("stuck in the kernel: rank [02] waits for "));
+  EXPECT_THAT(text, ContainsRegex(call.where));
+  EXPECT_THAT(text, ContainsRegex("who for whom:.*0 -> 1"));
+  EXPECT_THAT(text, Not(HasSubstr("1 -> ")));
+  EXPECT_THAT(text, HasSubstr("\"verdict\":\"in_kernel\""));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Variants, DirectKernelsOf,
+    testing::Values(
+        DirectCall{"OneShotOverLL", "direct", "LL", 32 << 10, false,
+                   "waits for line [0-9]+ of 4096 from rank 1"},
+        DirectCall{"OneShotOverLL128", "direct", "LL128", 512 << 10, false,
+                   "waits for step [0-9]+ of [0-9]+ of block [0-9]+ from rank 1"},
+        DirectCall{"TwoShot", "twoshot", "LL128", 512 << 10, false,
+                   "waits for step [0-9]+ of [0-9]+ of block [0-9]+ from rank 1"},
+        DirectCall{
+            "InBuffers", "twoshot", "LL128", 4 << 20, false,
+            "waits for rank 1 to (offer|be done with) its buffers .zero copy: nothing counts"},
+        DirectCall{"MessageOverLL", nullptr, nullptr, 32 << 10, true,
+                   "rank 0 waits for line [0-9]+ of 4096 from rank 1"},
+        DirectCall{"MessageOverLL128", nullptr, nullptr, 512 << 10, true,
+                   "rank 0 waits for step [0-9]+ of block [0-9]+ from rank 1"}),
+    [](const auto& instance) { return std::string(instance.param.name); });
 
 // Rank 1 has put work of its own before the call: a wait for an event that is recorded later.
 TEST(HangReport, SaysThatOtherWorkIsBeforeTheCall) {

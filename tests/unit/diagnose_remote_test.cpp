@@ -91,6 +91,9 @@ RankView randomView(std::mt19937_64& random) {
   for (uint64_t i = below(4); i > 0; i--) {
     view.links.push_back({static_cast<int>(below(static_cast<uint64_t>(view.ranks))), 3,
                           below(2) == 0, random(), random(), below(2) == 0, random()});
+    view.links.back().kind = static_cast<Link::Kind>(below(4));
+    view.links.back().all = random();
+    view.links.back().waits = below(2) == 0;
   }
   for (uint64_t i = below(3); i > 0; i--) {
     view.flows.push_back({static_cast<int>(below(static_cast<uint64_t>(view.ranks))),
@@ -143,6 +146,9 @@ TEST(RemoteViews, ArriveAsTheyWereSent) {
         EXPECT_EQ(got.links[l].tail, sent.links[l].tail);
         EXPECT_EQ(got.links[l].sends, sent.links[l].sends);
         EXPECT_EQ(got.links[l].bytesInFlight, sent.links[l].bytesInFlight);
+        EXPECT_EQ(got.links[l].kind, sent.links[l].kind);
+        EXPECT_EQ(got.links[l].all, sent.links[l].all);
+        EXPECT_EQ(got.links[l].waits, sent.links[l].waits);
       }
     }
   }

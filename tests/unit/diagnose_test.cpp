@@ -94,13 +94,19 @@ TEST(PeerTables, DropWhatNoRankOfTheJobHasWritten) {
   wrongType.reduction.type = static_cast<device::DataType>(200);
   journal->enter(wrongType);
   journal->enter(task(plan::Call::receive, 4, 1));
-  const std::vector<Link> links{{-1, 0, true, 1, 1}, {2, 0, true, 1, 1}, {1, 3, false, 5, 4}};
+  std::vector<Link> links{{-1, 0, true, 1, 1}, {2, 0, true, 1, 1}, {1, 3, false, 5, 4}};
+  links.back().kind = Link::Kind::steps;
+  links.back().all = 9;
+  links.back().waits = true;
   journal->setLinks(links);
   const RankView view = tablesOf(1, {journal})->view(0, steadyNow());
   ASSERT_EQ(view.calls.size(), 1u);
   EXPECT_EQ(view.calls[0].call, plan::Call::receive);
   ASSERT_EQ(view.links.size(), 1u);
   EXPECT_EQ(view.links[0].channel, 3);
+  EXPECT_EQ(view.links[0].kind, Link::Kind::steps);
+  EXPECT_EQ(view.links[0].all, 9u);
+  EXPECT_TRUE(view.links[0].waits);
 }
 
 TEST(PeerTables, TellTheSettingsOfAProcess) {
@@ -544,6 +550,71 @@ TEST(Report, SaysThatDataDoNotLeaveAHost) {
   report = explain(views, 0, 5'000'000'000);
   ASSERT_TRUE(report && report->details.size() == 2);
   EXPECT_EQ(report->details.back(), "rank 0 has no data from rank 1 over mlx5_1");
+}
+
+// Three ranks whose kernels run, in the direct family.
+TEST(Report, NamesTheStepsOfTheDirectFamily) {
+  std::vector<RankView> views(3);
+  for (size_t rank = 0; rank < views.size(); rank++) {
+    views[rank].rank = static_cast<int>(rank);
+    views[rank].ranks = 3;
+    views[rank].isKnown = true;
+    Call made = call(plan::Call::allReduce, 8, device::DataType::int32);
+    made.index = made.sequence = made.launch = 2;
+    views[rank].calls = {made};
+    views[rank].entered = views[rank].launched = views[rank].started = 2;
+  }
+  const auto link = [](int peer, Link::Kind kind, uint64_t tail, uint64_t head = 0,
+                       uint64_t all = 0, bool waits = false) {
+    Link made{peer, 5, false, tail, head};
+    made.kind = kind;
+    made.all = all;
+    made.waits = waits;
+    return made;
+  };
+  using Kind = Link::Kind;
+  using Waits = std::vector<std::pair<int, int>>;
+  const auto expect = [&](const Waits& waits, const std::string& where) {
+    const auto report = explain(views, 0, 5'000'000'000);
+    ASSERT_TRUE(report);
+    EXPECT_EQ(report->verdict, Verdict::inKernel);
+    EXPECT_EQ(report->waits, waits);
+    EXPECT_EQ(report->headline, "stuck in the kernel: " + where);
+  };
+
+  views[0].links = {link(1, Kind::lines, 37, 0, 128, true), link(2, Kind::lines, 128, 0, 128)};
+  views[2].links = {link(0, Kind::lines, 128, 0, 128), link(1, Kind::lines, 0, 0, 128, true)};
+  expect({{0, 1}, {2, 1}}, "rank 0 waits for line 38 of 128 from rank 1");
+
+  views[0].links = {link(1, Kind::steps, 2, 2, 8, true), link(2, Kind::steps, 3, 2, 8)};
+  views[2].links = {link(1, Kind::steps, 3, 3, 0, true)};
+  expect({{0, 1}, {2, 1}}, "rank 0 waits for step 3 of 8 of block 5 from rank 1");
+  views[0].links.clear();
+  expect({{2, 1}}, "rank 2 waits for step 4 of block 5 from rank 1");
+
+  // A rank that takes nothing: only it knows how much there is.
+  views[2].links.clear();
+  views[1].links = {link(2, Kind::steps, 6, 2, 8)};
+  expect({{2, 1}}, "rank 2 waits for rank 1 to take step 3 of block 5");
+  views[1].links = {link(2, Kind::steps, 8, 4, 8)};  // all that there is
+  expect({}, "ranks 0-2");
+  views[1].links = {link(2, Kind::steps, 5, 2, 8)};  // there is room
+  expect({}, "ranks 0-2");
+
+  // Rank 1 has not offered its buffers, and the others take none before they have all offers.
+  views[0].links = {link(1, Kind::buffers, 0), link(2, Kind::buffers, 1)};
+  views[1].links = {link(0, Kind::buffers, 1), link(2, Kind::buffers, 1)};
+  views[2].links = {link(0, Kind::buffers, 1), link(1, Kind::buffers, 0)};
+  expect({{0, 1}, {2, 1}},
+         "rank 0 waits for rank 1 to offer its buffers (zero copy: nothing counts how far a rank "
+         "is)");
+  // Rank 1 has the answers of the others and uses their buffers still.
+  views[0].links = {link(1, Kind::buffers, 0), link(2, Kind::buffers, 0, 1)};
+  views[1].links = {link(0, Kind::buffers, 0, 1), link(2, Kind::buffers, 0, 1)};
+  views[2].links = {link(0, Kind::buffers, 0), link(1, Kind::buffers, 0)};
+  expect({{0, 1}, {2, 1}},
+         "rank 0 waits for rank 1 to be done with its buffers (zero copy: nothing counts how far a "
+         "rank is)");
 }
 
 TEST(Report, NamesSettingsThatDiffer) {
