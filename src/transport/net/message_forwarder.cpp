@@ -28,6 +28,8 @@ auto withForwarder(const TransportContext& context, const ConnectionGroup& group
   try {
     return call();
   } catch (const Error&) {
+    // One that has failed says why before it leaves.
+    if (context.options.check) context.options.check();
     const auto& hasLeft = context.options.hasLeft;
     if (!hasLeft || !hasLeft(group.forwarder)) throw;
     throw Error(ErrorCode::remoteError,
