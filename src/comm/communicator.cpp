@@ -108,6 +108,14 @@ Communicator::~Communicator() {
   leave("was destroyed");
 }
 
+// The other ranks are told first: as soon as the error is visible here, the user may abort, and
+// nobody tells them if no call is in progress.
+void Communicator::fail(const Error& error) {
+  const std::optional<Error> first = health_->error();
+  bootstrap_->fail(first ? first->what() : error.what());
+  health_->fail(error);
+}
+
 void Communicator::leave(std::string_view how) noexcept {
   bool isCounted = !captured_;
   try {
@@ -166,13 +174,7 @@ void Communicator::watch(const std::vector<RankFacts>& ranks) {
   questions.readLinks = [this] { return readLinks(); };
   questions.readReplays = [this] { return readReplays(); };
   questions.hasAnyoneLeft = [this] { return health_->hasAnyoneLeft(); };
-  // The other ranks are told first: as soon as the error is visible here, the user may abort, and
-  // nobody tells them if no call is in progress.
-  questions.fail = [this](const Error& error) {
-    const std::optional<Error> first = health_->error();
-    bootstrap_->fail(first ? first->what() : error.what());
-    health_->fail(error);
-  };
+  questions.fail = [this](const Error& error) { fail(error); };
   questions.ask = [this](int peer, std::span<const std::byte> question, bool connects) {
     return bootstrap_->ask(peer, question, connects);
   };

@@ -173,6 +173,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   transport::LaunchContext launchContext(const device::LaunchMark& mark) const;
   void watch(const std::vector<RankFacts>& ranks);
   void stopWatching();
+  void fail(const Error& error);
   std::optional<diagnose::Progress> readProgress();
   std::optional<std::vector<diagnose::Link>> readLinks();
   std::optional<diagnose::Replays> readReplays();

@@ -413,7 +413,7 @@ transport::TransportOptions Communicator::transportOptions() {
     if (health->hasFailed()) throw *health->error();
     if (health->signal().raised()) throw invalidUsage("The communicator was aborted");
   };
-  options.fail = [this](const Error& error) { bootstrap_->fail(health_->fail(error).what()); };
+  options.fail = [this](const Error& error) { fail(error); };
   options.hasLeft = [health = health_](int peer) { return health->hasLeft(peer); };
   options.hasEnded = [processes = otherProcesses_, places = peerPlaces_,
                       rank = this->rank()](int other) {
