@@ -43,7 +43,8 @@ std::optional<std::vector<diagnose::Link>> DirectLinks::run() {
 }
 
 bool DirectLinks::isUnfinished(int block, int group) const {
-  return marks_[static_cast<size_t>(block * device::kMarkGroups + group)] == 2 * note_.number;
+  const int index = block * device::kMarkGroups + group;
+  return marks_[static_cast<size_t>(index)] == 2 * note_.number;
 }
 
 // The lines of the launch that are there: their flags are of this lap of the stream, or of a later
@@ -124,7 +125,8 @@ template <typename LastLine>
 bool DirectLinks::readTails(std::vector<Fifo>& fifos, LastLine lastLine) {
   std::vector<const uint64_t*> addresses;
   for (const Fifo& fifo : fifos) {
-    const auto index = static_cast<size_t>(fifo.peer * windowBlocks_ + fifo.block);
+    const auto index = static_cast<size_t>(fifo.peer) * static_cast<size_t>(windowBlocks_) +
+                       static_cast<size_t>(fifo.block);
     for (uint64_t step = fifo.head; step < fifo.head + device::kWideSlots; step++) {
       const size_t slot = index * device::kWideSlots + step % device::kWideSlots;
       const std::byte* line =

@@ -74,9 +74,8 @@ void Proxy::remove(uint64_t client) {
 
 void Proxy::replace(uint64_t client, Client functions) {
   const auto lock = lockFromOutside();
-  for (Member& member : members_) {
-    if (member.number == client) member.client = std::move(functions);
-  }
+  const auto found = std::ranges::find(members_, client, &Member::number);
+  if (found != members_.end()) found->client = std::move(functions);
 }
 
 void Proxy::addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place,
