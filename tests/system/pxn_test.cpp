@@ -486,7 +486,7 @@ std::string callUntilError(int rank, ncclComm_t comm, const std::function<void()
     if (i == 3) afterFirst();
     std::this_thread::sleep_for(5ms);
   }
-  const std::string text = ncclGetLastError(comm);
+  std::string text = ncclGetLastError(comm);
   call.abort();
   return text;
 }
