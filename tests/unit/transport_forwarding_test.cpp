@@ -44,7 +44,7 @@ class WireStream final : public Stream {
 // A rank that forwards for one that sends, over a FIFO of Simple and one of LL.
 class Pair {
  public:
-  explicit Pair(int device, Proxy::Client functions = {{}, [](const Error&) {}, {}})
+  explicit Pair(int device, const Proxy::Client& functions = {{}, [](const Error&) {}, {}})
       : proxy_(Proxy::ofDevice(device)), forwarder_(std::make_shared<Forwarder>(proxy_)) {
     const std::vector<FifoMemory::Shape> shapes = {{kSlotBytes, device::Protocol::simple, false},
                                                    {kSlotBytes, device::Protocol::ll, false}};
