@@ -232,6 +232,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // See TransportOptions::deviceBytes.
   const std::shared_ptr<std::atomic<uint64_t>> connectionBytes_ =
       std::make_shared<std::atomic<uint64_t>>(0);
+  // Null if nobody wants to know. Connections tell it of their last transfers when they end.
+  std::shared_ptr<CallProfile> profile_;
   std::unique_ptr<transport::Connector> connector_;
   // What the last three are made from, and the memory that stays when they are gone.
   std::shared_ptr<const std::vector<transport::PeerPlace>> peerPlaces_;
@@ -242,8 +244,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Null if hangs are not to be diagnosed, or cannot be.
   std::shared_ptr<diagnose::Journal> journal_;
   std::shared_ptr<diagnose::Watched> watched_;
-  std::shared_ptr<CallProfile> profile_;  // null if nobody wants to know
-  std::atomic<uint64_t> launches_ = 1;    // the number of the last launch
+  std::atomic<uint64_t> launches_ = 1;  // the number of the last launch
   std::unique_ptr<Replays> replays_;
   LaunchNotes notes_;
   std::mutex countersMutex_;

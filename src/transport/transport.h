@@ -76,7 +76,6 @@ struct DirectAccess {
   bool operator==(const DirectAccess&) const = default;
 };
 
-// What transports ask of the communicator. Functions may be empty; they are called from any thread.
 // What a rank has sent to a peer or received from it over a FIFO to another host, without a pause.
 struct Transfer {
   int peer = -1, channel = 0;
@@ -88,6 +87,7 @@ struct Transfer {
 };
 using NoteTransfer = std::function<void(const Transfer&)>;
 
+// What transports ask of the communicator. Functions may be empty; they are called from any thread.
 struct TransportOptions {
   // Throws when the communicator has failed or is being aborted.
   std::function<void()> check;
