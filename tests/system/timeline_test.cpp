@@ -8,7 +8,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <utility>
 
 #include "testing.h"
 
@@ -254,33 +253,6 @@ TEST(Timeline, ShowsWhatGoesOverTheNetwork) {
   EXPECT_FALSE(slots[0][1].empty());
   EXPECT_EQ(slots[0][1], slots[1][0]);
   EXPECT_EQ(slots[1][1], slots[0][0]);
-}
-
-// Connections tell of their last transfers when an aborted communicator ends.
-TEST(Timeline, ShowsWhatGoesOverTheNetworkUntilAnAbort) {
-  constexpr size_t kCount = 2'000'000;
-  const TraceFile file("_net_abort_%r");
-  {
-    const Setting trace("UNISONO_TRACE", file.pattern().c_str());
-    const Setting settings[] = {
-        {"NCCL_P2P_DISABLE", "1"}, {"NCCL_SHM_DISABLE", "1"}, {"NCCL_ALGO", "ring"}};
-    const ncclUniqueId id = newId();
-    onThreads(2, [&](int rank) {
-      Member member(id, rank, 2);
-      const DeviceBuffer buffer(rank, kCount * sizeof(float));
-      const DeviceStream stream(rank);
-      // Until the other rank has aborted, at most.
-      for (int call = 0, fails = 0; call < 20 && fails == 0; call++) {
-        fails = ncclAllReduce(buffer.as(), buffer.as(), kCount, ncclFloat, ncclSum, member.comm,
-                              stream) != ncclSuccess;
-      }
-      check(ncclCommAbort(std::exchange(member.comm, nullptr)));
-      // What ends it is an error, or nothing if it was done.
-      static_cast<void>(unisonoHostStreamSynchronize(stream));
-    });
-  }
-  for (const int rank : {0, 1})
-    EXPECT_TRUE(file.read(rank).is_array() || file.read(rank).is_object());
 }
 
 // As it is after a kill.
