@@ -111,9 +111,9 @@ Communicator::~Communicator() {
 // The other ranks are told first: as soon as the error is visible here, the user may abort, and
 // nobody tells them if no call is in progress.
 void Communicator::fail(const Error& error) {
-  const std::optional<Error> first = health_->error();
-  bootstrap_->fail(first ? first->what() : error.what());
-  health_->fail(error);
+  const Error first = health_->reserve(error);
+  bootstrap_->fail(first.what());
+  health_->fail(first);
 }
 
 void Communicator::leave(std::string_view how) noexcept {

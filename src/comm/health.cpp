@@ -64,11 +64,18 @@ std::optional<Error> Health::error() const {
   return error_;
 }
 
+Error Health::reserve(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  if (error_) return *error_;
+  if (!reserved_) reserved_ = error;
+  return *reserved_;
+}
+
 Error Health::fail(const Error& error) {
   const std::lock_guard lock(mutex_);
   if (!error_) {
-    error_ = error;
-    logWarn("{}: {}", name_, error.what());
+    error_ = reserved_.value_or(error);
+    logWarn("{}: {}", name_, error_->what());
     error_->setLogged();
     failed_.store(true, std::memory_order_release);
     if (started_) raiseLater();

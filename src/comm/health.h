@@ -77,6 +77,10 @@ class Health final : public bootstrap::PeerWatcher, public std::enable_shared_fr
   std::optional<Error> error() const;
   // Whether its user has aborted it.
   bool wasAborted() const { return abortedByUser_.load(std::memory_order_acquire); }
+  // Takes an error that other ranks are to be told of before it is recorded. They may abort as soon
+  // as they know, so all that this rank hears of them from here on is a consequence: fail() records
+  // this error, whatever it is called with. Returns the first one.
+  Error reserve(const Error& error);
   // Records an error that makes the communicator unusable, unless there is one already, and logs
   // it. Returns the first one.
   Error fail(const Error& error);
@@ -119,6 +123,7 @@ class Health final : public bootstrap::PeerWatcher, public std::enable_shared_fr
   std::vector<RankProcess> processes_;
   bool started_ = false;
   std::optional<Error> error_;
+  std::optional<Error> reserved_;      // until it is recorded
   std::optional<Error> earlyFailure_;  // of a peer, before start()
   std::vector<bootstrap::Departure> departures_;
 };
