@@ -27,12 +27,26 @@ inline const std::map<std::string, std::string>& collNetVariables() {
   return variables;
 }
 
-// A number that the plug-in counts in this process.
-inline int fakeNetCounter(int version, const char* name) {
+// Calls `use` with a number of the plug-in in this process.
+template <typename Use>
+auto useFakeNetCounter(int version, const char* name, Use use) {
   void* library = ::dlopen(fakeNetPath(version).c_str(), RTLD_NOW | RTLD_LOCAL);
-  const int value = __atomic_load_n(static_cast<int*>(::dlsym(library, name)), __ATOMIC_SEQ_CST);
+  const auto result = use(static_cast<int*>(::dlsym(library, name)));
   ::dlclose(library);
-  return value;
+  return result;
+}
+
+// A number that the plug-in counts.
+inline int fakeNetCounter(int version, const char* name) {
+  return useFakeNetCounter(version, name,
+                           [](int* value) { return __atomic_load_n(value, __ATOMIC_SEQ_CST); });
+}
+
+// Makes calls of the plug-in that hang keep the thread that makes them, or lets them return.
+inline void holdFakeNet(int version, bool holds) {
+  useFakeNetCounter(version, "fakeNetHolds", [holds](int* value) {
+    return __atomic_exchange_n(value, holds ? 1 : 0, __ATOMIC_SEQ_CST);
+  });
 }
 
 }  // namespace unisono::testing

@@ -12,6 +12,8 @@ typedef struct {
 __attribute__((visibility("default"))) int fakeNetOpen = 0;
 __attribute__((visibility("default"))) int fakeNetInits = 0, fakeNetTrafficClass = 0;
 __attribute__((visibility("default"))) int fakeNetFlushes = 0;
+// Whether calls that hang do not even return, against the interface, and how many have not.
+__attribute__((visibility("default"))) int fakeNetHolds = 0, fakeNetHeld = 0;
 // Regions in memory of the GPU, by address and by DMA-BUF.
 __attribute__((visibility("default"))) int fakeNetGpuRegions = 0, fakeNetDmaBufs = 0;
 
@@ -381,7 +383,12 @@ static int test(void* request, int* done, int* bytes) {
   Request* own = request;
   require(own->inUse, "test of a request that has ended");
   *done = 0;
-  if (does("hangs")) return kSuccess;
+  if (does("hangs")) {
+    __atomic_fetch_add(&fakeNetHeld, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&fakeNetHolds, __ATOMIC_SEQ_CST)) usleep(1000);
+    __atomic_fetch_sub(&fakeNetHeld, 1, __ATOMIC_SEQ_CST);
+    return kSuccess;
+  }
   if (does("test fails")) return kSystemError;
   if (own == &own->connection->flush) return testFlush(own, done);
   int result = own->complete ? kSuccess : progress(own->connection);

@@ -266,6 +266,24 @@ TEST(NetPluginsThatHang, AreEndedByAnAbort) {
   });
 }
 
+// While the proxy is in a call of the plug-in that does not return, against the interface: nothing
+// that an abort does waits for the proxy.
+TEST(NetPluginsThatBlock, DoNotHoldUpAnAbort) {
+  const Meeting held;
+  onTwoNodes("hangs", [&](int rank, ncclComm_t comm) {
+    const EndlessCall call(comm, rank);
+    check(call.enqueue());
+    testing::holdFakeNet(11, rank == 1);  // whose plug-in hangs
+    while (rank == 1 && testing::fakeNetCounter(11, "fakeNetHeld") == 0) {
+      std::this_thread::sleep_for(1ms);
+    }
+    held.wait(rank);
+    call.abort();
+    EXPECT_EQ(testing::fakeNetCounter(11, "fakeNetHeld"), rank) << "it has not returned";
+    testing::holdFakeNet(11, false);
+  });
+}
+
 using PointersAndCount = std::tuple<const char*, size_t>;
 class NetPluginsInReports : public ::testing::TestWithParam<PointersAndCount> {};
 

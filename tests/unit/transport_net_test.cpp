@@ -597,6 +597,44 @@ TEST(Proxies, RemoveClientsWhoseDataMove) {
   }
 }
 
+// A look at all streams of a device takes longer than an abort may.
+TEST(Proxies, LetOthersInBetweenStreams) {
+  class SlowStream final : public Stream {
+   public:
+    SlowStream(const StreamMemory& memory, std::atomic<int>& looks)
+        : Stream(memory), looks_(looks) {}
+    StreamProgress progress() override {
+      std::this_thread::sleep_for(1ms);
+      looks_++;
+      return {.moved = true};
+    }
+
+   private:
+    std::atomic<int>& looks_;
+  };
+  constexpr int kStreams = 200;
+  End end;
+  std::atomic<int> looks = 0;
+  Proxy& proxy = Proxy::ofDevice(100);
+  const Proxy::Client busy{[] { return false; }, [](const Error&) {}};
+  const uint64_t client = proxy.add(busy);
+  for (int i = 0; i < kStreams; i++) {
+    proxy.addStream(client, std::make_unique<SlowStream>(end.memory(), looks), {0, {1}, "to b"});
+  }
+  // Others may hold up this thread now and then.
+  int fewest = kStreams;
+  for (int i = 0; i < 5; i++) {
+    const int before = looks;
+    while (looks < before + 10) std::this_thread::yield();
+    const int begun = looks;
+    const uint64_t other = proxy.add(busy);
+    fewest = std::min(fewest, looks - begun);
+    proxy.remove(other);
+  }
+  EXPECT_LT(fewest, kStreams / 2);
+  proxy.remove(client);
+}
+
 TEST(Proxies, NameTheConnectionThatFails) {
   End to;
   Sockets sockets = connected();

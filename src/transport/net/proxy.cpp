@@ -109,8 +109,8 @@ void Proxy::run() {
     if (naps) sleeps_.exchange(true);
     bool moved = false;
     {
-      const std::lock_guard lock(mutex_);
-      moved = moveAll(naps);
+      std::unique_lock lock(mutex_);
+      moved = moveAll(lock, naps);
     }
     if (moved) {
       quietLooks = 0;
@@ -125,10 +125,10 @@ void Proxy::run() {
     } else {
       bool idle = false;
       {
-        const std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
         // A kernel may have stored a tail and ended since the last look, so the counters are read
         // again once all are done. That may find a failure, which has to be reported first.
-        idle = isIdle() && !moveAll() && !mustLook_ && isIdle();
+        idle = isIdle() && !moveAll(lock) && !mustLook_ && isIdle();
         for (Entry& entry : entries_) {
           if (idle && entry.log != nullptr) entry.log->end();
         }
@@ -142,13 +142,26 @@ void Proxy::run() {
   }
 }
 
-// Of receivers that have been empty for long takes a few, unless `all`.
-bool Proxy::moveAll(bool all) {
+// The streams may be others afterwards.
+void Proxy::letIn(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  while (visitors_.load() > 0) ::sched_yield();
+  lock.lock();
+}
+
+// Of receivers that have been empty for long takes a few, unless `all`. An abort waits for at most
+// one stream: a look at hundreds of them can take longer than it may.
+bool Proxy::moveAll(std::unique_lock<std::mutex>& lock, bool all) {
   bool moved = false;
   looks_++;
   sockets_.assign(1, {wakeUp_.get(), POLLIN, 0});
   mustLook_ = hasSilent_ = false;
   for (size_t i = 0; i < entries_.size(); i++) {
+    if (visitors_.load() > 0) {
+      letIn(lock);
+      moved = true;  // nobody sleeps after this look, which may have missed some
+      if (i >= entries_.size()) break;
+    }
     Entry& entry = entries_[i];
     const bool isQuiet = entry.emptyLooks >= kQuietAfter;
     if (!all && isQuiet && (looks_ + i) % kLooksOfQuiet != 0) {

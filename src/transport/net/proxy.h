@@ -82,7 +82,8 @@ class Proxy {
 
   Proxy();
   void run();
-  bool moveAll(bool all = true);
+  bool moveAll(std::unique_lock<std::mutex>& lock, bool all = true);
+  void letIn(std::unique_lock<std::mutex>& lock);
   void reportFailure(Entry& entry);
   bool isIdle();
   void sleep(std::optional<std::chrono::nanoseconds> nap);
@@ -92,7 +93,7 @@ class Proxy {
   const std::unique_ptr<runtime::DescriptorOffer> wakeOffer_;
   std::atomic<bool> sleeps_{false};
   std::atomic<int> visitors_{0};  // threads that wait for mutex_, which the proxy's thread lets in
-  std::mutex mutex_;              // held while streams move and functions of clients run
+  std::mutex mutex_;              // held while a stream moves and while functions of clients run
   std::vector<Entry> entries_;
   std::vector<Member> members_;
   uint64_t lastNumber_ = 0;
