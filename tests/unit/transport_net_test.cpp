@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <sys/socket.h>
 
@@ -633,6 +635,41 @@ TEST(Proxies, LetOthersInBetweenStreams) {
   }
   EXPECT_LT(fewest, kStreams / 2);
   proxy.remove(client);
+}
+
+// Whether it is known that the other end is near: the handshake tells, before any data.
+TEST(SendStreams, BufferLittleWhereThePeerIsNear) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* const name = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(listener, name, length), 0);
+  ASSERT_EQ(::listen(listener, 100), 0);
+  ASSERT_EQ(::getsockname(listener, name, &length), 0);
+  const auto bufferOf = [](int socket) {
+    int bytes = 0;
+    socklen_t size = sizeof(bytes);
+    ::getsockopt(socket, SOL_SOCKET, SO_SNDBUF, &bytes, &size);
+    return bytes;
+  };
+  for (int i = 0; i < 30; i++) {
+    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ASSERT_EQ(::connect(socket, name, length), 0);
+    tcp_info info{};
+    socklen_t size = sizeof(info);
+    ASSERT_EQ(::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size), 0);
+    const int before = bufferOf(socket);
+    End end;
+    const SendStream stream({bootstrap::Socket::adopt(UniqueDescriptor(socket))}, end.memory());
+    if (info.tcpi_rtt <= 30) {
+      EXPECT_EQ(bufferOf(socket), 2 * (208 << 10)) << info.tcpi_rtt;
+    } else {
+      EXPECT_EQ(bufferOf(socket), before) << info.tcpi_rtt;
+    }
+  }
+  ::close(listener);
 }
 
 TEST(Proxies, NameTheConnectionThatFails) {

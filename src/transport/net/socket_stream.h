@@ -44,13 +44,7 @@ void limitSilence(const bootstrap::Socket& socket, std::chrono::seconds timeout)
 
 class SendStream final : public Stream {
  public:
-  SendStream(StreamSockets sockets, const StreamMemory& memory)
-      : Stream(memory),
-        socket_(std::move(sockets.first)),
-        timeout_(sockets.timeout),
-        lineData_(lineDataBytes()),
-        lanes_(std::move(sockets.lanes), sockets.threads, SocketLanes::Direction::send,
-               memory.slotCount, sockets.cores, sockets.ignoresOwnCores) {}
+  SendStream(StreamSockets sockets, const StreamMemory& memory);
   // Sends the last header, unless slots are left to send.
   ~SendStream() override;
   StreamProgress progress() override;
