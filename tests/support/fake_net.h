@@ -10,7 +10,9 @@
 namespace unisono::testing {
 
 inline std::string fakeNetPath(int version) {
-  return std::string(UNISONO_FAKE_NETS) + "/libnccl-net-fake" + std::to_string(version) + ".so";
+  std::string path = UNISONO_FAKE_NETS "/libnccl-net-fake";
+  path += std::to_string(version);
+  return path += ".so";
 }
 
 // For FAKE_NET_PORTS: the adapters next to the GPUs of
