@@ -42,6 +42,18 @@ function(unisono_computes test)
   set_tests_properties(${test} PROPERTIES PROCESSORS 2)
 endfunction()
 
+# unisono_test_code(TARGET OPTIMIZATION): how a test's own code is compiled: it runs briefly and takes
+# long to optimize. What it tests is built as shipped.
+function(unisono_test_code target optimization)
+  target_compile_options(${target} PRIVATE
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:${optimization}>)
+  if(TARGET test_headers${optimization})
+    target_precompile_headers(${target} REUSE_FROM test_headers${optimization})
+    # For ccache.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
+  endif()
+endfunction()
+
 # unisono_test(NAME SOURCES ... DEPENDS ... LABELS ... TIMEOUT s [OPTIMIZED] [SLEEPS]): one GoogleTest
 # program.
 #   LABELS      unit, protocol, system; scripts/test chooses by them
@@ -52,18 +64,12 @@ function(unisono_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE unisono_options ${ARG_DEPENDS} test_support GTest::gtest
     GTest::gtest_main)
-  # A test's own code runs briefly and takes long to optimize; what it tests is built as shipped.
   # Others than unit tests compute or compare much data.
   set(optimization -O1)
   if("unit" IN_LIST ARG_LABELS AND NOT ARG_OPTIMIZED)
     set(optimization -O0)
   endif()
-  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:${optimization}>)
-  if(TARGET test_headers${optimization})
-    target_precompile_headers(${name} REUSE_FROM test_headers${optimization})
-    # For ccache.
-    target_compile_options(${name} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
-  endif()
+  unisono_test_code(${name} ${optimization})
   target_compile_definitions(${name} PRIVATE
     UNISONO_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGUMENTS})
