@@ -23,6 +23,10 @@ namespace unisono::runtime {
   X(contextGetCurrent, cuCtxGetCurrent)                                 \
   X(contextSetCurrent, cuCtxSetCurrent)                                 \
   X(exchangeCaptureMode, cuThreadExchangeStreamCaptureMode)             \
+  X(launchKernel, cuLaunchKernelEx)                                     \
+  X(streamGetId, cuStreamGetId)                                         \
+  X(streamIsCapturing, cuStreamIsCapturing)                             \
+  X(eventRecord, cuEventRecord)                                         \
   X(pointerGetAttribute, cuPointerGetAttribute)                         \
   X(pointerGetAttributes, cuPointerGetAttributes)                       \
   X(memGetAddressRange, cuMemGetAddressRange)                           \

@@ -49,7 +49,7 @@ class CudaEvent final : public Event {
   }
 
   void record(Stream stream) override {
-    check(cudaEventRecord(event_, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+    check(driver().eventRecord(event_, static_cast<cudaStream_t>(stream)), "cuEventRecord");
   }
   void makeWait(Stream stream) override {
     check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_, 0), "cudaStreamWaitEvent");
@@ -192,7 +192,7 @@ class CudaTimedPoint final : public TimedPoint {
     releaseOn(device_, [this] { quietly(cudaEventDestroy(event_)); });
   }
   void record(Stream stream) override {
-    check(cudaEventRecord(event_, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+    check(driver().eventRecord(event_, static_cast<cudaStream_t>(stream)), "cuEventRecord");
   }
   std::optional<int64_t> reachedAt() override {
     const DeviceCallScope scope(device_);
