@@ -204,8 +204,9 @@ class ProfileThread {
 
 }  // namespace
 
-std::shared_ptr<CallProfile> CallProfile::create(runtime::Runtime& runtime,
-                                                 const Settings& settings, const Subject& subject) {
+std::shared_ptr<CallProfile> CallProfile::create(
+    runtime::Runtime& runtime, const Settings& settings, const Subject& subject,
+    std::shared_ptr<const transport::ChannelGraphs> graphs) {
   const int rank = subject.config.rank;
   std::shared_ptr<Timeline> timeline;
   if (!settings.traceFile.empty()) timeline = Timeline::open(settings.traceFile, rank);
@@ -215,13 +216,14 @@ std::shared_ptr<CallProfile> CallProfile::create(runtime::Runtime& runtime,
   if (timeline == nullptr && plugins.empty()) return nullptr;
   std::shared_ptr<CallProfile> profile(new CallProfile(runtime, subject));
   profile->timeline_ = std::move(timeline);
-  profile->plugins_ = std::move(plugins);
+  profile->plugins_->all = std::move(plugins);
+  if (!profile->plugins_->all.empty()) {
+    profile->network_ =
+        std::make_shared<NetworkProfile>(subject.config, std::move(graphs), profile->plugins_);
+  }
   if (profile->timeline_ != nullptr) {
     profile->timeline_->nameProcess(::getpid(), processName());
     profile->timeline_->nameProcess(subject.device, fmt::format("GPU {}", subject.device));
-    profile->timeline_->add(
-        {thisThread(), "ncclCommInitRank", "cpu_op", subject.created, steadyNow(),
-         fmt::format(R"("Group size": {}, "Rank": {})", subject.config.ranks, rank)});
   }
   if (profile->timeline_ != nullptr) profile->prepareReplays();
   ProfileThread::get().add(profile);
@@ -230,6 +232,13 @@ std::shared_ptr<CallProfile> CallProfile::create(runtime::Runtime& runtime,
 
 CallProfile::CallProfile(runtime::Runtime& runtime, const Subject& subject)
     : runtime_(runtime), subject_(subject) {}
+
+void CallProfile::created(int64_t begin) {
+  if (timeline_ == nullptr) return;
+  timeline_->add({thisThread(), "ncclCommInitRank", "cpu_op", begin, steadyNow(),
+                  fmt::format(R"("Group size": {}, "Rank": {})", subject_.config.ranks,
+                              subject_.config.rank)});
+}
 
 std::shared_ptr<GroupProfile> CallProfile::beginGroup() {
   return std::make_shared<GroupProfile>(shared_from_this());
@@ -310,8 +319,9 @@ void CallProfile::close() {
     closed_ = true;
     running_.clear();
   }
-  const std::lock_guard lock(pluginMutex_);
-  plugins_.clear();
+  if (network_ != nullptr) network_->close();
+  const std::lock_guard lock(plugins_->mutex);
+  plugins_->all.clear();
 }
 
 // Each connection is a thread of its own, so that slices never overlap.
@@ -319,24 +329,24 @@ void CallProfile::addTransfer(const transport::Transfer& transfer) {
   if (timeline_ == nullptr) return;
   static std::atomic<int64_t> connections{0};  // of the process
   const std::lock_guard lock(mutex_);
-  const auto [entry, isNew] = connections_.try_emplace(
-      {transfer.peer, transfer.sends, transfer.channel, transfer.protocol}, 0);
-  const char* direction = transfer.sends ? "to" : "from";
+  const transport::NetworkEnd& of = transfer.of;
+  const auto [entry, isNew] = connections_.try_emplace(of, 0);
   if (isNew) entry->second = -2 - connections++;
   const Timeline::Track track{::getpid(), entry->second};
   if (isNew) {
-    timeline_->nameThread(track, fmt::format("network of rank {}: {} rank {}, channel {}, {}",
-                                             subject_.config.rank, direction, transfer.peer,
-                                             transfer.channel, tuning::nameOf(transfer.protocol)));
+    timeline_->nameThread(
+        track, fmt::format("network of rank {}: {}{} rank {}, channel {}, {}", subject_.config.rank,
+                           of.messages ? "messages " : "", of.sends ? "to" : "from", of.peer,
+                           of.channel, tuning::nameOf(of.protocol)));
   }
-  timeline_->add({track, transfer.sends ? "send over the network" : "receive over the network",
-                  "network", transfer.start, transfer.end,
-                  fmt::format(R"("Rank": {}, "Peer": {}, "Channel": {}, "Protocol": "{}", )"
-                              R"("Slots": {}{}, "Process Group Name": {})",
-                              subject_.config.rank, transfer.peer, transfer.channel,
-                              tuning::nameOf(transfer.protocol), transfer.slots,
-                              transfer.sends ? fmt::format(R"(, "Bytes": {})", transfer.bytes) : "",
-                              quoteJson(subject_.name))});
+  timeline_->add(
+      {track, of.sends ? "send over the network" : "receive over the network", "network",
+       transfer.start, transfer.end,
+       fmt::format(R"("Rank": {}, "Peer": {}, "Channel": {}, "Protocol": "{}", )"
+                   R"("Slots": {}{}, "Process Group Name": {})",
+                   subject_.config.rank, of.peer, of.channel, tuning::nameOf(of.protocol),
+                   transfer.slots, of.sends ? fmt::format(R"(, "Bytes": {})", transfer.bytes) : "",
+                   quoteJson(subject_.name))});
   if (closed_) timeline_->flush();
 }
 
@@ -511,7 +521,8 @@ GroupProfile::Step::~Step() {
   group_->profile_->timeline_->add({thisThread(), name_, "cpu_op", start_, steadyNow(), ""});
 }
 
-void GroupProfile::beginLaunches(runtime::Stream stream, bool captured) {
+void GroupProfile::beginLaunches(runtime::Stream stream, bool captured, const plan::Plan& plan,
+                                 const std::vector<plan::Task>& tasks) {
   for (Call& call : calls_) {
     if (!captured && !call.told.isMessage) call.told.sequence = profile_->nextSequence(call.call);
   }
@@ -524,6 +535,13 @@ void GroupProfile::beginLaunches(runtime::Stream stream, bool captured) {
     }
     group.launch = plugin.startLaunch(stream, group.api);
   });
+  if (NetworkProfile* const network = profile_->network(); network != nullptr && captured) {
+    network->capture(plan);
+  } else if (network != nullptr) {
+    std::vector<PluginEvents> events;
+    for (const Call& call : calls_) events.push_back(call.events);
+    network->begin(plan, tasks, events);
+  }
   const size_t others = calls_.size() - 1;
   launches_.name = fmt::format("ncclDevKernel_{}{}", diagnose::nameOf(calls_.front().call),
                                others == 0 ? "" : fmt::format(" and {} more", others));

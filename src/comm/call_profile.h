@@ -6,10 +6,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "base/settings.h"
+#include "comm/network_profile.h"
 #include "diagnose/timeline.h"
 #include "plan/plan.h"
 #include "plugin/profiler.h"
@@ -31,18 +31,22 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
     int nodes = 1;
     std::string name, description;
     plan::CommConfig config;
-    int64_t created = 0;  // when its creation began
   };
   // Null if nobody wants to know.
-  static std::shared_ptr<CallProfile> create(runtime::Runtime& runtime, const Settings& settings,
-                                             const Subject& subject);
+  static std::shared_ptr<CallProfile> create(
+      runtime::Runtime& runtime, const Settings& settings, const Subject& subject,
+      std::shared_ptr<const transport::ChannelGraphs> graphs);
 
+  // The communicator is complete. Its creation began at `begin`.
+  void created(int64_t begin);
   // The profile of a group of calls that begins now.
   std::shared_ptr<GroupProfile> beginGroup();
   // Looks which launches have ended. May be called from any thread.
   void collect();
   // May be called from any thread, also after close().
   void addTransfer(const transport::Transfer& transfer);
+  // What passes over the network, for plug-ins; null without.
+  NetworkProfile* network() const { return network_.get(); }
   // Nothing else is told after it. The device must be done, unless calls were aborted.
   void close();
 
@@ -58,7 +62,7 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
     // The channels of each call, and its events by plug-in.
     struct Channels {
       int count;
-      std::vector<void*> events;
+      PluginEvents events;
     };
     std::vector<Channels> calls;
     std::unique_ptr<runtime::TimedPoint> start, end;
@@ -78,15 +82,15 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
   // Calls `use` with each plug-in and its index, until close().
   template <typename Use>
   void tellPlugins(Use use) {
-    const std::lock_guard lock(pluginMutex_);
-    for (size_t i = 0; i < plugins_.size(); i++) use(*plugins_[i], i);
+    const std::lock_guard lock(plugins_->mutex);
+    for (size_t i = 0; i < plugins_->all.size(); i++) use(*plugins_->all[i], i);
   }
 
   runtime::Runtime& runtime_;
   const Subject subject_;
   std::shared_ptr<diagnose::Timeline> timeline_;  // null without
-  std::mutex pluginMutex_;
-  std::vector<std::unique_ptr<plugin::Profiler>> plugins_;
+  const std::shared_ptr<ProfilerPlugins> plugins_ = std::make_shared<ProfilerPlugins>();
+  std::shared_ptr<NetworkProfile> network_;
   std::array<uint64_t, plan::kCallKinds>
       sequences_{};  // calls of each function, by launching thread
 
@@ -106,8 +110,8 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
   std::vector<Launches> running_;
   std::vector<std::unique_ptr<runtime::TimedPoint>> points_;  // that can be used again
   bool closed_ = false;
-  // By peer, direction, channel and protocol: the threads of the process in the timeline.
-  std::map<std::tuple<int, bool, int, device::Protocol>, int64_t> connections_;
+  // The threads of the process in the timeline.
+  std::map<transport::NetworkEnd, int64_t> connections_;
 };
 
 // What is told of one group of calls on one communicator. Used by the thread of the group, and then
@@ -139,8 +143,9 @@ class GroupProfile {
     int64_t start_;
   };
 
-  // Around the launches of the group on `stream`.
-  void beginLaunches(runtime::Stream stream, bool captured);
+  // Around the launches of the group on `stream`: those of `plan`, for `tasks`.
+  void beginLaunches(runtime::Stream stream, bool captured, const plan::Plan& plan,
+                     const std::vector<plan::Task>& tasks);
   void endLaunches(runtime::Stream stream);
 
  private:
@@ -149,7 +154,7 @@ class GroupProfile {
     int64_t start;
     std::string arguments;
     plugin::ProfiledCall told;
-    std::vector<void*> apiEvents, events;  // by plug-in
+    PluginEvents apiEvents, events;
   };
   // The group's own events of a plug-in.
   struct GroupEvents {

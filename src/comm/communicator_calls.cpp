@@ -231,7 +231,8 @@ void Communicator::launch(Prepared& prepared) {
   const transport::LaunchContext context =
       launchContext(counts && journal_ != nullptr ? eager : prepared.mark);
   uint64_t marks = 0;
-  if (prepared.profile != nullptr) prepared.profile->beginLaunches(stream, prepared.captured);
+  if (prepared.profile != nullptr)
+    prepared.profile->beginLaunches(stream, prepared.captured, prepared.plan, prepared.tasks);
   for (const plan::Copy& copy : prepared.copies) {
     // A kernel, which looks for an abort first: the user may have freed the memory by the time that
     // a copy of the stream would begin.

@@ -157,10 +157,7 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
   });
   announceFailure([&] { communicator->agree(std::move(ranks)); });
   startRasService(settings);
-  communicator->profile_ =
-      CallProfile::create(runtime, settings,
-                          {device, communicator->id_, communicator->decision_->nodes, options.name,
-                           communicator->description(), communicator->config_, begin});
+  if (communicator->profile_ != nullptr) communicator->profile_->created(begin);
   return communicator;
 }
 
@@ -328,6 +325,10 @@ void Communicator::agree(AllFacts ranks) {
   makeWindows();
   kept_ = arena_->mark();
   lastLaunch_ = runtime_.createEvent(device_);
+  // Before there are connections, whose threads tell it what they do.
+  profile_ = CallProfile::create(
+      runtime_, settings_, {device_, id_, decision_->nodes, options_.name, description(), config_},
+      {decision_, &decision_->graphs});
   makeConnector();
   join_ = runtime_.createEvent(device_);
   health_->start(description(), this->ranks(),
@@ -447,6 +448,14 @@ transport::TransportOptions Communicator::transportOptions() {
       if (profile_ != nullptr) profile_->addTransfer(transfer);
     };
   }
+  options.observeStream = [this](const transport::NetworkEnd& end) {
+    NetworkProfile* const network = profile_ == nullptr ? nullptr : profile_->network();
+    return network == nullptr ? nullptr : network->observe(end);
+  };
+  options.noteProxy = [this](transport::ProxyActivity activity) {
+    NetworkProfile* const network = profile_ == nullptr ? nullptr : profile_->network();
+    if (network != nullptr) network->note(activity);
+  };
   return options;
 }
 

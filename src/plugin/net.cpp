@@ -83,8 +83,22 @@ void logOfNet(int level, unsigned long, const char*, int, const char* format, ..
   va_end(arguments);
 }
 
-// Events of plug-ins are not recorded.
-int ignoreEvent(void**, int, void*, int64_t, void*) {
+// What a plug-in tells of one of its events: `parent` is what it got with a slot, *event what it
+// was given when the event began.
+int noteEvent(void** event, int type, void* parent, int64_t plugin, void* data) {
+  constexpr int kStart = 0, kStop = 1, kUpdate = 2, kUpdateAndStop = 3;
+  if (event == nullptr) return kSuccess;
+  if (type == kStart) {
+    auto* events = static_cast<NetEvents*>(parent);
+    *event = events == nullptr ? nullptr : events->start(plugin, data);
+    return kSuccess;
+  }
+  auto* known = static_cast<NetEvent*>(*event);
+  if (known == nullptr) return kSuccess;
+  if (type == kUpdate || type == kUpdateAndStop) known->update(data);
+  if (type != kStop && type != kUpdateAndStop) return kSuccess;
+  *event = nullptr;
+  known->stop();
   return kSuccess;
 }
 
@@ -106,9 +120,9 @@ class NetFunctionsOf final : public NetFunctions {
   int init(void** context, uint64_t communicator, int trafficClass) const override {
     if constexpr (kVersion >= 11) {
       CommConfig config{trafficClass};
-      return table_.init(context, communicator, &config, logOfNet, ignoreEvent);
+      return table_.init(context, communicator, &config, logOfNet, noteEvent);
     } else if constexpr (kVersion == 10) {
-      return table_.init(logOfNet, ignoreEvent);
+      return table_.init(logOfNet, noteEvent);
     } else {
       return table_.init(logOfNet);
     }
@@ -169,21 +183,22 @@ class NetFunctionsOf final : public NetFunctions {
   int deregisterMemory(void* connection, void* region) const override {
     return table_.deregMr(connection, region);
   }
-  int send(void* sender, void* data, size_t bytes, void* region, void** request) const override {
+  int send(void* sender, void* data, size_t bytes, void* region, [[maybe_unused]] NetEvents* events,
+           void** request) const override {
     const auto length = static_cast<typename NetTable<kVersion>::Bytes>(bytes);
     if constexpr (kVersion >= 10) {
-      return table_.isend(sender, data, length, 0, region, nullptr, request);
+      return table_.isend(sender, data, length, 0, region, events, request);
     } else {
       return table_.isend(sender, data, length, 0, region, request);
     }
   }
   int receive(void* receiver, void* data, size_t bytes, void* region,
-              void** request) const override {
+              [[maybe_unused]] NetEvents* events, void** request) const override {
     auto length = static_cast<typename NetTable<kVersion>::Bytes>(bytes);
     int tag = 0;
     if constexpr (kVersion >= 10) {
-      void* event = nullptr;
-      return table_.irecv(receiver, 1, &data, &length, &tag, &region, &event, request);
+      void* parent = events;
+      return table_.irecv(receiver, 1, &data, &length, &tag, &region, &parent, request);
     } else {
       return table_.irecv(receiver, 1, &data, &length, &tag, &region, request);
     }

@@ -42,6 +42,26 @@ struct alignas(16) NetHandle {
 // Where registered memory is (NCCL_PTR_HOST, NCCL_PTR_CUDA).
 inline constexpr int kHostMemory = 1, kDeviceMemory = 2;
 
+// What plug-ins tell a profiler, for a slot that they send or receive: from version 10 on they
+// start events with send() and receive(), whose numbers and data are their own, and change or stop
+// them later, until the connection is closed.
+class NetEvent {
+ public:
+  virtual void update(void* data) = 0;
+  virtual void stop() = 0;  // the last call
+
+ protected:
+  ~NetEvent() = default;
+};
+class NetEvents {
+ public:
+  // Null: nobody wants to know.
+  virtual NetEvent* start(int64_t plugin, void* data) = 0;
+
+ protected:
+  ~NetEvents() = default;
+};
+
 // The functions of a plug-in in the terms of the newest version. They return an ncclResult_t, and
 // do not wait: connect() and accept() leave null until there is a connection, send() and receive()
 // leave a null request where they have to be called again.
@@ -69,8 +89,10 @@ class NetFunctions {
   virtual int registerDmaBuf(void* connection, void* data, size_t bytes, uint64_t offset,
                              int descriptor, void** region) const = 0;
   virtual int deregisterMemory(void* connection, void* region) const = 0;
-  virtual int send(void* sender, void* data, size_t bytes, void* region, void** request) const = 0;
-  virtual int receive(void* receiver, void* data, size_t bytes, void* region,
+  // `events` may be null.
+  virtual int send(void* sender, void* data, size_t bytes, void* region, NetEvents* events,
+                   void** request) const = 0;
+  virtual int receive(void* receiver, void* data, size_t bytes, void* region, NetEvents* events,
                       void** request) const = 0;
   virtual int flush(void* receiver, void* data, int bytes, void* region, void** request) const = 0;
   virtual int test(void* request, int* done, int* bytes) const = 0;

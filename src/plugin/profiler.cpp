@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -19,14 +20,29 @@ namespace {
 // The binary interface, as NCCL's public plug-in headers define it. Results are ncclResult_t.
 
 // Types of events, which are bits of the word that says what a plug-in wants.
-constexpr uint64_t kGroup = 1 << 0, kCollective = 1 << 1, kMessage = 1 << 2, kProxy = 7 << 3,
+constexpr uint64_t kGroup = 1 << 0, kCollective = 1 << 1, kMessage = 1 << 2,
+                   kProxyOperation = 1 << 3, kProxyStep = 1 << 4, kProxyControl = 1 << 5,
                    kChannel = 1 << 6, kNetwork = 1 << 7, kGroupApi = 1 << 8,
                    kCollectiveApi = 1 << 9, kMessageApi = 1 << 10, kLaunch = 1 << 11;
 // A plug-in that wants an event is also told of those that it belongs to.
-constexpr uint64_t kInsideOfCall = kProxy | kChannel | kNetwork;
+constexpr uint64_t kInsideOfCall = kProxyOperation | kProxyStep | kChannel | kNetwork;
 
 // States that are recorded.
-constexpr int kChannelStops = 22, kGroupStarted = 23, kGroupEnds = 24;
+constexpr int kNetworkUpdates = 21, kChannelStops = 22, kGroupStarted = 23, kGroupEnds = 24;
+
+// Parts that are the same in all versions that have them.
+struct ProxyOperationPart {
+  pid_t process;
+  uint8_t channel;
+  int peer, steps, chunkBytes, sends;
+};
+struct ProxyStepPart {
+  int number;
+};
+struct NetworkPart {
+  int64_t plugin;
+  void* data;
+};
 
 // Descriptions of events. The members of a union are told apart by `type`.
 struct EventV1 {
@@ -57,11 +73,8 @@ struct EventV1 {
       size_t count;
       int peer;
     } message;
-    struct {
-      pid_t process;
-      uint8_t channel;
-      int peer, steps, chunkBytes, sends;
-    } proxy;
+    ProxyOperationPart proxyOperation;
+    ProxyStepPart proxyStep;
   };
 };
 struct MessageV2 {
@@ -92,6 +105,8 @@ struct EventV2 {
       const char *algorithm, *protocol;
     } collective;
     MessageV2 message;
+    ProxyOperationPart proxyOperation;
+    ProxyStepPart proxyStep;
   };
 };
 struct EventV3 {
@@ -112,9 +127,12 @@ struct EventV3 {
       const char *algorithm, *protocol;
     } collective;
     MessageV2 message;
+    ProxyOperationPart proxyOperation;
+    ProxyStepPart proxyStep;
     struct {
       uint8_t number;
     } channel;
+    NetworkPart network;
   };
 };
 struct EventV4 {
@@ -141,10 +159,13 @@ struct EventV4 {
       int peer;
       uint8_t channels;
     } message;
+    ProxyOperationPart proxyOperation;
+    ProxyStepPart proxyStep;
     struct {
       uint8_t number;
       uint64_t time;
     } channel;
+    NetworkPart network;
   };
 };
 // Of version 6, which adds members to the union of version 5.
@@ -196,10 +217,13 @@ struct EventV6 {
       uint8_t channels;
       void* group;
     } message;
+    ProxyOperationPart proxyOperation;
+    ProxyStepPart proxyStep;
     struct {
       uint8_t number;
       uint64_t time;
     } channel;
+    NetworkPart network;
     // Of copy engines, which no call of ours uses.
     struct {
       uint64_t sequence;
@@ -226,7 +250,9 @@ static_assert(offsetof(EventV1, collective.protocol) == 107 &&
 
 union StateArguments {
   size_t bytes[2];
+  int appended;
   uint64_t time;
+  void* data;
 };
 
 // The functions of one version. Those of a group of versions differ in the event alone.
@@ -585,6 +611,84 @@ void Profiler::addChannel(void* call, int channel, uint64_t start, uint64_t end)
             functions->recordEventState(handle, kChannelStops, &arguments);
           }
           functions->stopEvent(handle);
+        }
+      },
+      library_.functions);
+}
+
+void* Profiler::startProxyOperation(const ProxyOperation& operation, void* call) {
+  if (call == nullptr || !wants(kProxyOperation | kProxyStep | kNetwork)) return nullptr;
+  return std::visit(
+      [&]<typename Event, typename Init>(const Functions<Event, Init>* functions) {
+        auto event = eventOf<Event>(kProxyOperation, communicator_.rank, call);
+        event.proxyOperation = {::getpid(),          narrow(operation.channel),
+                                operation.peer,      operation.slots,
+                                operation.slotBytes, operation.sends ? 1 : 0};
+        return plugin::start(*functions, context_, event);
+      },
+      library_.functions);
+}
+
+void* Profiler::startProxyStep(int number, void* operation) {
+  if (operation == nullptr || !wants(kProxyStep | kNetwork)) return nullptr;
+  return std::visit(
+      [&]<typename Event, typename Init>(const Functions<Event, Init>* functions) {
+        auto event = eventOf<Event>(kProxyStep, communicator_.rank, operation);
+        event.proxyStep.number = number;
+        return plugin::start(*functions, context_, event);
+      },
+      library_.functions);
+}
+
+void* Profiler::startProxyControl() {
+  if (!wants(kProxyControl)) return nullptr;
+  return std::visit(
+      [&]<typename Event, typename Init>(const Functions<Event, Init>* functions) {
+        return plugin::start(*functions, context_,
+                             eventOf<Event>(kProxyControl, communicator_.rank, nullptr));
+      },
+      library_.functions);
+}
+
+void Profiler::record(void* event, ProxyState state, size_t number) {
+  if (event == nullptr) return;
+  std::visit(
+      [&]<typename Event, typename Init>(const Functions<Event, Init>* functions) {
+        constexpr bool kIsOld = !kHasTimes<Event>;
+        if (kIsOld && state >= ProxyState::inProgress) return;
+        const bool isControl = state >= ProxyState::idle && state <= ProxyState::hasAppended;
+        StateArguments arguments{};
+        // Before version 4 slots had no arguments.
+        if (isControl) arguments.appended = static_cast<int>(number);
+        if (!isControl && !kIsOld) arguments.bytes[0] = number;
+        functions->recordEventState(event, static_cast<int>(state), &arguments);
+      },
+      library_.functions);
+}
+
+void* Profiler::startNetEvent(int64_t plugin, void* data, void* step) {
+  if (step == nullptr || !wants(kNetwork)) return nullptr;
+  return std::visit(
+      [&]<typename Event, typename Init>(const Functions<Event, Init>* functions) -> void* {
+        if constexpr (kHasChannels<Event>) {
+          auto event = eventOf<Event>(kNetwork, communicator_.rank, step);
+          event.network = {plugin, data};
+          return plugin::start(*functions, context_, event);
+        } else {
+          return nullptr;
+        }
+      },
+      library_.functions);
+}
+
+void Profiler::updateNetEvent(void* event, void* data) {
+  if (event == nullptr) return;
+  std::visit(
+      [&]<typename Event, typename Init>(const Functions<Event, Init>* functions) {
+        if constexpr (kHasTimes<Event>) {
+          StateArguments arguments{};
+          arguments.data = data;
+          functions->recordEventState(event, kNetworkUpdates, &arguments);
         }
       },
       library_.functions);

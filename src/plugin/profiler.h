@@ -72,6 +72,39 @@ class Profiler {
   // A call ran on a channel of the device from `start` to `end`, in nanoseconds since 1970.
   void addChannel(void* call, int channel, uint64_t start, uint64_t end);
 
+  // What a proxy does for a call on one connection of the network, from when the call is launched
+  // until all of its slots have passed, and for each of these slots.
+  struct ProxyOperation {
+    int channel, peer;
+    bool sends;
+    int slots, slotBytes;  // how many, and what one can hold
+  };
+  void* startProxyOperation(const ProxyOperation& operation, void* call);
+  void* startProxyStep(int number, void* operation);
+  // While the proxy does anything else.
+  void* startProxyControl();
+  // As NCCL numbers them.
+  enum class ProxyState {
+    sendWaitsForGpu = 8,
+    sendWaits = 9,  // until the network has sent the data
+    receiveWaits = 10,
+    receiveFlushes = 11,
+    receiveWaitsForGpu = 12,
+    idle = 13,
+    active = 14,
+    sleeps = 15,
+    wakes = 16,
+    appends = 17,
+    hasAppended = 18,
+    inProgress = 19,
+    sendWaitsForPeer = 20,
+  };
+  // `number`: the bytes of a slot that are known, or the operations that were appended.
+  void record(void* event, ProxyState state, size_t number = 0);
+  // Of a net plug-in, whose number and data are its own, for one slot.
+  void* startNetEvent(int64_t plugin, void* data, void* step);
+  void updateNetEvent(void* event, void* data);
+
  private:
   Profiler(ProfilerLibrary& library, const ProfiledCommunicator& communicator)
       : library_(library), communicator_(communicator) {}

@@ -23,6 +23,7 @@ namespace unisono::transport {
 
 class NetworkDriver;
 class ReducingDriver;
+class StreamObserver;
 
 // In order of preference.
 enum class TransportKind : uint8_t {
@@ -76,16 +77,28 @@ struct DirectAccess {
   bool operator==(const DirectAccess&) const = default;
 };
 
-// What a rank has sent to a peer or received from it over a FIFO to another host, without a pause.
-struct Transfer {
-  int peer = -1, channel = 0;
+// A rank's end of a FIFO to another host or from there.
+struct NetworkEnd {
+  int peer = -1;
+  bool messages = false;  // of messages, whose channels are numbered from their first one
+  int channel = 0;
   bool sends = false;
   device::Protocol protocol = device::Protocol::simple;
+
+  auto operator<=>(const NetworkEnd&) const = default;  // NOLINT(modernize-use-nullptr)
+};
+
+// What a rank has sent or received there without a pause.
+struct Transfer {
+  NetworkEnd of;
   uint64_t slots = 0;
   uint64_t bytes = 0;          // of a sender
   int64_t start = 0, end = 0;  // nanoseconds of the steady clock
 };
 using NoteTransfer = std::function<void(const Transfer&)>;
+enum class ProxyActivity : uint8_t { idle, active, sleeps, wakes };
+// May return null.
+using ObserveStream = std::function<std::unique_ptr<StreamObserver>(const NetworkEnd&)>;
 
 // What transports ask of the communicator. Functions may be empty; they are called from any thread.
 struct TransportOptions {
@@ -118,6 +131,9 @@ struct TransportOptions {
   std::shared_ptr<std::atomic<uint64_t>> deviceBytes;
   // By the thread that moves the data. Empty: nobody wants to know.
   NoteTransfer noteTransfer;
+  ObserveStream observeStream;
+  // What the thread does when it moves no data.
+  std::function<void(ProxyActivity)> noteProxy;
 };
 
 // All channels of one purpose from one rank to another with the same forwarder. This rank is one of

@@ -18,6 +18,10 @@ __attribute__((visibility("default"))) int fakeNetHolds = 0, fakeNetHeld = 0;
 __attribute__((visibility("default"))) int fakeNetGpuRegions = 0, fakeNetDmaBufs = 0;
 
 static Logger logger_;
+typedef int (*Profiler)(void**, int, void*, int64_t, void*);
+// Of versions 10 and later: events of type 0 start, 1 stop, 2 change, 3 change and stop.
+__attribute__((unused)) static Profiler profiler_;
+enum { kEventsOfFake = 2 << 16 | 1 };
 
 typedef struct Connection Connection;
 typedef struct Request {
@@ -28,6 +32,8 @@ typedef struct Request {
   int inUse, complete;
   char *late, *place;  // where data wait for a flush, and where they belong; or null
   char word[8];        // of which not all bytes have been received
+  void* event;         // of the profiler, or null
+  long told;           // what the event says
 } Request;
 
 struct Connection {
@@ -313,7 +319,8 @@ static int post(Connection* connection, void* data, size_t bytes, Region* region
   Request* made = &connection->requests[connection->last % kRequests];
   require(!made->inUse, "more requests than a connection has");
   char* mapped = region->mapped + ((char*)data - region->data);
-  *made = (Request){connection, mapped, (uint32_t)bytes, 0, 0, 1, 0, NULL, mapped};
+  *made = (Request){connection, mapped, (uint32_t)bytes, 0,   0,    1,
+                    0,          NULL,   mapped,          {0}, NULL, (long)bytes};
   if (!connection->sends && region->isGpu && getenv("FAKE_NET_LATE") != NULL) {
     made->data = made->late = malloc(bytes);
   }
@@ -394,6 +401,15 @@ static int test(void* request, int* done, int* bytes) {
   int result = own->complete ? kSuccess : progress(own->connection);
   if (result != kSuccess || !own->complete) return result;
   *done = 1;
+#if NET_VERSION >= 10
+  own->told = (long)own->header;
+  if (own->event != NULL && own->connection->sends) {
+    profiler_(&own->event, 3, NULL, 0, &own->told);
+  } else if (own->event != NULL) {
+    profiler_(&own->event, 2, NULL, 0, &own->told);
+    profiler_(&own->event, 1, NULL, 0, NULL);
+  }
+#endif
   if (bytes != NULL && !does("no sizes")) *bytes = (int)own->header;
   own->inUse = 0;
   count(-1);
@@ -430,13 +446,13 @@ static int start(Logger logger) {
   return kSuccess;
 }
 
-typedef int (*Profiler)(void**, int, void*, int64_t, void*);
 typedef void* Unused;
 
 #if NET_VERSION >= 11
 static int init(void** context, uint64_t communicator, Config* config, Logger logger,
                 Profiler profiler) {
   require(communicator != 0 && profiler != NULL, "communicator without an id");
+  __atomic_store_n(&profiler_, profiler, __ATOMIC_SEQ_CST);
   *context = malloc(1);
   int result = start(logger);
   __atomic_store_n(&fakeNetTrafficClass, config->trafficClass, __ATOMIC_SEQ_CST);
@@ -466,6 +482,7 @@ static int connectOf(void* context, int device, void* handle, void** sender, voi
 #if NET_VERSION == 10
 static int init(Logger logger, Profiler profiler) {
   require(profiler != NULL, "no profiler callback");
+  profiler_ = profiler;
   return start(logger);
 }
 static int connectOf(int device, Config* config, void* handle, void** sender, void** onDevice) {
@@ -497,15 +514,21 @@ static int acceptOf(void* listener, void** receiver, void** onDevice) {
 #endif
 
 #if NET_VERSION >= 10
-static int sendOf(void* connection, void* data, Bytes bytes, int tag, void* region, void* event,
+static int begin(int result, void* request, void* parent) {
+  Request* own = request;
+  if (own != NULL) profiler_(&own->event, 0, parent, kEventsOfFake, &own->told);
+  return result;
+}
+static int sendOf(void* connection, void* data, Bytes bytes, int tag, void* region, void* parent,
                   void** request) {
-  require(event == NULL, "an event");
-  return doSend(connection, data, bytes, tag, region, request);
+  int result = doSend(connection, data, bytes, tag, region, request);
+  return begin(result, *request, parent);
 }
 static int receiveOf(void* connection, int number, void** data, Bytes* bytes, int* tags,
-                     void** regions, void** events, void** request) {
-  require(events != NULL, "no events");
-  return doReceive(connection, number, data, bytes, tags, regions, request);
+                     void** regions, void** parents, void** request) {
+  require(parents != NULL, "no events");
+  int result = doReceive(connection, number, data, bytes, tags, regions, request);
+  return begin(result, *request, parents[0]);
 }
 #else
 #define sendOf doSend

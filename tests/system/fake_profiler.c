@@ -29,7 +29,7 @@ enum { kParent = 8, kRank = 16, kUnion = 24 };
 typedef void (*Logger)(int, unsigned long, const char*, int, const char*, ...);
 
 // Read by the test, when no communicator is left.
-EXPORT char fakeProfilerNotes[1 << 18];
+EXPORT char fakeProfilerNotes[1 << 25];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static size_t used;
 static long events;
@@ -40,7 +40,8 @@ static void note(const char* format, ...) {
   int length =
       vsnprintf(fakeProfilerNotes + used, sizeof(fakeProfilerNotes) - used, format, arguments);
   va_end(arguments);
-  if (length > 0 && used + (size_t)length < sizeof(fakeProfilerNotes)) used += (size_t)length;
+  if (length < 0 || used + (size_t)length >= sizeof(fakeProfilerNotes)) abort();  // too small
+  used += (size_t)length;
 }
 
 static int start(void* context, void** handle, void* event) {
@@ -75,6 +76,15 @@ static int start(void* context, void** handle, void* event) {
 #if PROFILER_VERSION >= 4
     note(" time %ld", *(const long*)(bytes + kUnion + 8));
 #endif
+  } else if (type == 8) {
+    note(" process %d channel %d peer %d steps %d bytes %d sends %d", *(const int*)(bytes + kUnion),
+         bytes[kUnion + 4], *(const int*)(bytes + kUnion + 8), *(const int*)(bytes + kUnion + 12),
+         *(const int*)(bytes + kUnion + 16), *(const int*)(bytes + kUnion + 20));
+  } else if (type == 16) {
+    note(" step %d", *(const int*)(bytes + kUnion));
+  } else if (type == 128) {
+    note(" plugin %ld data %ld", *(const long*)(bytes + kUnion),
+         **(const long**)(bytes + kUnion + 8));
   } else if (type == 256) {
     note(" depth %d", *(const int*)(bytes + kUnion + 4));
   } else if (type == 512 || type == 1024) {
@@ -96,6 +106,9 @@ static int record(void* handle, int state, void* arguments) {
   pthread_mutex_lock(&mutex);
   note("state %d event %ld", state, (long)handle);
   if (state == 22) note(" time %ld", *(const long*)arguments);
+  if (state >= 13 && state <= 18) note(" appended %d", *(const int*)arguments);
+  if ((state >= 8 && state <= 12) || state == 20) note(" bytes %ld", *(const long*)arguments);
+  if (state == 21) note(" data %ld", **(const long**)arguments);
   note("\n");
   pthread_mutex_unlock(&mutex);
   return 0;

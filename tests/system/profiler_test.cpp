@@ -2,11 +2,20 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 
+#include <unistd.h>
+
+#include <barrier>
 #include <chrono>
 #include <map>
+#include <random>
+#include <set>
 #include <sstream>
+#include <thread>
+#include <utility>
 
-#include "testing.h"
+#include "network_testing.h"
+#include "support/fake_net.h"
+#include "support/seed.h"
 
 // Profiler plug-ins: the one of fake_profiler.c, one library for each version of the interface. It
 // stays loaded and notes everything, so every test uses versions of its own or counts from where
@@ -14,9 +23,10 @@
 namespace unisono::system_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-constexpr int kCollective = 2, kMessage = 4, kChannel = 64, kAll = 0xfff;
+constexpr int kCollective = 2, kMessage = 4, kOperation = 8, kStep = 16, kControl = 32,
+              kChannel = 64, kNetwork = 128, kAll = 0xfff;
 
 std::string pathOf(int version) {
   return std::string(UNISONO_FAKE_PROFILERS) + "/libnccl-profiler-fake" + std::to_string(version) +
@@ -181,6 +191,404 @@ TEST(Profilers, ThatDoNotStartAreLeftOut) {
   onThreads(2, [&](int rank) { useOnce(ranks.comm(rank)); });
   EXPECT_TRUE(notes.lines().empty());
 }
+
+// What a plug-in was told of an event.
+struct Event {
+  long type = 0, parent = 0, context = 0;
+  std::string start;
+  std::vector<std::string> states;
+  size_t started = 0, stopped = 0;  // among all notes
+  std::vector<long> numbers() const {
+    std::vector<long> result;
+    for (const std::string& state : states) result.push_back(std::atol(state.c_str() + 6));
+    return result;
+  }
+};
+std::map<long, Event> eventsOf(const Notes& notes) {
+  std::map<long, Event> events;
+  size_t place = 0;
+  for (const std::string& line : notes.lines()) {
+    place++;
+    if (line.starts_with("start ")) {
+      events[numberIn(line, "event")] = {std::atol(line.c_str() + 6),
+                                         numberIn(line, "parent"),
+                                         numberIn(line, "context"),
+                                         line,
+                                         {},
+                                         place,
+                                         0};
+    } else if (line.starts_with("state ")) {
+      events.at(numberIn(line, "event")).states.push_back(line);
+    } else if (line.starts_with("stop ")) {
+      events.at(numberIn(line, "event")).stopped = place;
+    }
+  }
+  return events;
+}
+
+// Two ranks that reach each other over sockets only.
+struct OverSockets {
+  explicit OverSockets(const std::string& plugins, int wanted, const char* algorithm = "ring",
+                       const char* protocol = "Simple")
+      : settings{{"NCCL_PROFILER_PLUGIN", plugins.c_str()},
+                 {"FAKE_PROFILER_EVENTS", std::to_string(wanted).c_str()},
+                 {"NCCL_P2P_DISABLE", "1"},
+                 {"NCCL_SHM_DISABLE", "1"},
+                 {"NCCL_ALGO", algorithm},
+                 {"NCCL_PROTO", protocol},
+                 {"NCCL_BUFFSIZE", "262144"}} {}
+  const Setting settings[7];
+};
+
+// The steps of each operation.
+std::map<long, std::vector<Event>> stepsOf(const std::map<long, Event>& events) {
+  std::map<long, std::vector<Event>> steps;
+  for (const auto& [number, event] : events) {
+    if (event.type == kStep) steps[event.parent].push_back(event);
+  }
+  return steps;
+}
+
+// The bytes that steps have passed, as their state `state` says.
+uint64_t bytesOf(const std::vector<Event>& steps, long state) {
+  uint64_t bytes = 0;
+  for (const Event& step : steps) {
+    for (const std::string& each : step.states) {
+      if (std::atol(each.c_str() + 6) == state) {
+        bytes += static_cast<uint64_t>(numberIn(each, "bytes"));
+      }
+    }
+  }
+  return bytes;
+}
+
+// Each operation belongs to a call of its rank, and its steps are in order.
+void expectWholeOperations(const std::map<long, Event>& events, int version) {
+  const bool isOld = version < 4;
+  std::map<long, std::vector<Event>> steps = stepsOf(events);
+  for (const auto& [number, event] : events) {
+    if (event.type != kOperation) continue;
+    ASSERT_TRUE(events.contains(event.parent)) << event.start;
+    const Event& call = events.at(event.parent);
+    EXPECT_TRUE(call.type == kCollective || call.type == kMessage) << call.start;
+    EXPECT_EQ(call.context, event.context);
+    EXPECT_LT(call.started, event.started);
+    EXPECT_LT(event.started, call.stopped) << "a plug-in may forget the call then";
+    EXPECT_EQ(numberIn(event.start, "process"), ::getpid());
+    EXPECT_NE(numberIn(event.start, "rank"), numberIn(event.start, "peer"));
+    EXPECT_EQ(event.numbers(), isOld ? std::vector<long>{} : std::vector<long>{19});
+    const bool sends = numberIn(event.start, "sends") != 0;
+    long next = 0;
+    for (const Event& step : steps[number]) {
+      EXPECT_EQ(numberIn(step.start, "step"), next++) << step.start;
+      const std::vector<long> sent = isOld ? std::vector<long>{8, 9} : std::vector<long>{8, 20, 9};
+      EXPECT_EQ(step.numbers(), sends ? sent : (std::vector<long>{10, 11, 12})) << step.start;
+      EXPECT_LT(step.stopped, event.stopped);
+      for (const std::string& state : step.states) {
+        EXPECT_LE(numberIn(state, "bytes"), isOld ? 0 : numberIn(event.start, "bytes")) << state;
+      }
+    }
+    EXPECT_EQ(next, numberIn(event.start, "steps")) << event.start;
+  }
+}
+
+class ProfilerOfNetwork
+    : public ::testing::TestWithParam<std::tuple<int, const char*, const char*>> {};
+
+// Calls of random sizes, of which several are queued at once.
+TEST_P(ProfilerOfNetwork, IsToldWhatProxiesMoveForEachCall) {
+  const auto& [version, algorithm, protocol] = GetParam();
+  const Notes notes(version);
+  std::mt19937_64 random(test::seed());
+  const auto draw = [&] { return std::uniform_int_distribution<size_t>(1, 300'000)(random); };
+  std::vector<size_t> sums, messages;
+  {
+    const OverSockets settings(pathOf(version), kAll, algorithm, protocol);
+    const Ranks ranks(2);
+    // Not in place: ThreadSanitizer does not see the order that the network makes between the
+    // groups of a tree.
+    constexpr size_t kPart = 2 << 20;
+    const DeviceBuffer buffers[] = {{0, 4 * kPart}, {1, 4 * kPart}};
+    for (int i = 0; i < 3; i++) {
+      const size_t count = draw(), other = draw(), bytes = draw(), back = draw();
+      sums.insert(sums.end(), {count, other});
+      messages.insert(messages.end(), {bytes, back});
+      ranks.inGroup([&](int rank) {
+        char* at = buffers[rank].as<char>();
+        char* to = at;
+        for (const size_t each : {count, other}) {
+          to += kPart;
+          check(ncclAllReduce(at, to, each, ncclFloat, ncclSum, ranks.comm(rank),
+                              ranks.stream(rank)));
+        }
+      });
+      ranks.inGroup([&](int rank) {
+        char* at = buffers[rank].as<char>();
+        check(ncclSend(at, rank == 0 ? bytes : back, ncclInt8, 1 - rank, ranks.comm(rank),
+                       ranks.stream(rank)));
+        check(ncclRecv(at + 3 * kPart, rank == 0 ? back : bytes, ncclInt8, 1 - rank,
+                       ranks.comm(rank), ranks.stream(rank)));
+      });
+    }
+    ranks.synchronize();
+  }
+  expectAllStopped(notes);
+  const std::map<long, Event> events = eventsOf(notes);
+  expectWholeOperations(events, version);
+  // What each call has sent and received.
+  std::map<long, uint64_t> sent, received;
+  std::map<long, std::vector<Event>> steps = stepsOf(events);
+  for (const auto& [number, event] : events) {
+    if (event.type != kOperation) continue;
+    sent[event.parent] += bytesOf(steps[number], 9);
+    received[event.parent] += bytesOf(steps[number], 12);
+  }
+  std::multiset<uint64_t> foundSums, foundSent, foundReceived;
+  for (const auto& [number, event] : events) {
+    if (event.type != kCollective && event.type != kMessage) continue;
+    const bool isOne = sent.contains(number) || received.contains(number);
+    EXPECT_TRUE(isOne) << "no operation of " << event.start;
+    if (event.type == kCollective) {
+      foundSums.insert(sent[number]);
+    } else if (event.start.find(version == 1 ? "function 6" : "Send") != std::string::npos) {
+      foundSent.insert(sent[number]);
+      EXPECT_EQ(received[number], 0u);
+    } else {
+      foundReceived.insert(received[number]);
+      EXPECT_EQ(sent[number], 0u);
+    }
+  }
+  EXPECT_EQ(foundSums.size(), 2 * sums.size());
+  EXPECT_EQ(foundSent.size(), messages.size());
+  EXPECT_EQ(foundReceived.size(), messages.size());
+  if (version < 4) return;  // steps have no sizes
+  // With two ranks each sends as much as there is, in a ring half of it twice.
+  std::multiset<uint64_t> wantedSums;
+  for (const size_t count : sums) {
+    for (int rank = 0; rank < 2; rank++) wantedSums.insert(count * sizeof(float));
+  }
+  EXPECT_EQ(foundSums, wantedSums);
+  EXPECT_EQ(foundSent, std::multiset<uint64_t>(messages.begin(), messages.end()));
+  // Lines of LL arrive whole.
+  for (auto found = foundReceived.begin();
+       const size_t bytes : std::set(messages.begin(), messages.end())) {
+    EXPECT_GE(*found, bytes);
+    EXPECT_LE(*found++, bytes + 7 * 300);
+  }
+
+  // The proxy itself.
+  bool hasAppended = false;
+  for (const auto& [number, event] : events) {
+    if (event.type != kControl) continue;
+    const std::vector<long> states = event.numbers();
+    ASSERT_FALSE(states.empty());
+    if (states.front() == 15 && states.size() == 2) {
+      EXPECT_EQ(states[1], 16);
+    }
+    if (states.front() != 17) {
+      EXPECT_TRUE(states.size() == 1 || states.front() == 15) << event.start;
+      continue;
+    }
+    EXPECT_EQ(states, (std::vector<long>{17, 18}));
+    EXPECT_EQ(numberIn(event.states[0], "appended"), 0);
+    hasAppended |= numberIn(event.states[1], "appended") > 0;
+  }
+  EXPECT_TRUE(hasAppended);
+}
+INSTANTIATE_TEST_SUITE_P(All, ProfilerOfNetwork,
+                         ::testing::Values(std::tuple(1, "ring", "Simple"),
+                                           std::tuple(2, "tree", "LL"), std::tuple(3, "ring", "LL"),
+                                           std::tuple(4, "ring", "Simple"),
+                                           std::tuple(5, "tree", "Simple"),
+                                           std::tuple(6, "ring", "LL"),
+                                           std::tuple(6, "tree", "LL")));
+
+// With `aborts` rank 0 makes one more call, which rank 1 leaves out.
+void runOverSockets(const std::string& plugins, int wanted, int calls = 1, bool aborts = false) {
+  const OverSockets settings(plugins, wanted);
+  const ncclUniqueId id = newId();
+  std::barrier<> haveCalled(2);
+  onThreads(2, [&](int rank) {
+    Member member(id, rank, 2);
+    const DeviceStream stream(rank);
+    const DeviceBuffer buffer(rank, 1 << 20);
+    const auto reduce = [&] {
+      check(ncclAllReduce(buffer.as(), buffer.as(), 1 << 18, ncclFloat, ncclSum, member.comm,
+                          stream));
+    };
+    for (int i = 0; i < calls; i++) reduce();
+    device::synchronize(stream);
+    if (!aborts) return;
+    if (rank == 0) reduce();
+    haveCalled.arrive_and_wait();
+    check(ncclCommAbort(std::exchange(member.comm, nullptr)));
+    device::synchronize(stream);
+  });
+}
+
+TEST(ProfilersOfNetworks, AreToldWhatTheyWant) {
+  const Notes notes(6);
+  std::map<int, std::set<long>> told;
+  size_t seen = 0;
+  for (const int wanted : {kOperation, kStep, kControl, kNetwork, kCollective}) {
+    runOverSockets(pathOf(6), wanted);
+    const std::vector<std::string> lines = notes.of("start ");
+    for (; seen < lines.size(); seen++) told[wanted].insert(std::atol(lines[seen].c_str() + 6));
+  }
+  EXPECT_EQ(told[kOperation], (std::set<long>{1, 2, 8, 256, 512}));
+  EXPECT_EQ(told[kStep], (std::set<long>{1, 2, 8, 16, 256, 512}));
+  EXPECT_EQ(told[kControl], (std::set<long>{32}));
+  EXPECT_EQ(told[kNetwork], (std::set<long>{1, 2, 8, 16, 256, 512})) << "sockets have none";
+  EXPECT_EQ(told[kCollective], (std::set<long>{1, 2, 256, 512}));
+  expectAllStopped(notes);
+}
+
+TEST(ProfilersOfNetworks, SeveralAtOnce) {
+  const Notes old(2), recent(5);
+  runOverSockets(pathOf(2) + "," + pathOf(5), kAll, 3);
+  for (const auto& [notes, version] : {std::pair(&old, 2), std::pair(&recent, 5)}) {
+    expectAllStopped(*notes);
+    expectWholeOperations(eventsOf(*notes), version);
+    EXPECT_FALSE(notes->of("start 8 ").empty());
+  }
+  EXPECT_EQ(old.of("start 8 ").size(), recent.of("start 8 ").size());
+  EXPECT_EQ(old.of("start 16 ").size(), recent.of("start 16 ").size());
+}
+
+// Replays have no events, nor what follows over the same connections, whose slots nobody counts any
+// more. Other connections go on, and those that are made once more, as after a suspension, too.
+TEST(ProfilersOfNetworks, AreToldOnlyWhatIsKnown) {
+  const Notes notes(6);
+  {
+    const OverSockets settings(pathOf(6), kAll);
+    const ncclUniqueId id = newId();
+    onThreads(2, [&](int rank) {
+      const Member member(id, rank, 2);
+      const DeviceStream stream(rank);
+      const DeviceBuffer buffer(rank, 4000);
+      const auto reduce = [&] {
+        check(
+            ncclAllReduce(buffer.as(), buffer.as(), 1000, ncclFloat, ncclSum, member.comm, stream));
+      };
+      reduce();
+      check(ncclCommSuspend(member.comm, NCCL_SUSPEND_MEM));
+      check(ncclCommResume(member.comm));
+      reduce();
+      unisonoHostGraph_t graph = nullptr;
+      check(unisonoHostStreamBeginCapture(stream));
+      reduce();
+      check(unisonoHostStreamEndCapture(stream, &graph));
+      reduce();
+      for (int i = 0; i < 3; i++) check(unisonoHostGraphLaunch(graph, stream));
+      reduce();
+      check(ncclGroupStart());
+      check(ncclSend(buffer.as(), 100, ncclInt8, 1 - rank, member.comm, stream));
+      check(ncclRecv(buffer.as<char>() + 100, 100, ncclInt8, 1 - rank, member.comm, stream));
+      check(ncclGroupEnd());
+      device::synchronize(stream);
+      unisonoHostGraphDestroy(graph);
+    });
+  }
+  expectAllStopped(notes);
+  const std::map<long, Event> events = eventsOf(notes);
+  expectWholeOperations(events, 6);
+  std::map<long, std::map<long, int>> calls;  // with operations, by type and context
+  std::set<long> parents;
+  for (const auto& [number, event] : events) {
+    if (event.type != kOperation || !parents.insert(event.parent).second) continue;
+    calls[events.at(event.parent).type][event.context]++;
+  }
+  for (const auto& [type, count] : {std::pair(kCollective, 2), std::pair(kMessage, 2)}) {
+    ASSERT_EQ(calls[type].size(), 2u);
+    for (const auto& [context, found] : calls[type]) EXPECT_EQ(found, count) << "type " << type;
+  }
+}
+
+// The communicator ends when its kernels have ended.
+TEST(ProfilersOfNetworks, SeeTheEndOfAnAbort) {
+  using namespace std::chrono_literals;
+  const Notes notes(6);
+  runOverSockets(pathOf(6), kAll, 1, true);
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
+  while (notes.of("finalize ").size() < 2 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(10ms);
+  }
+  EXPECT_EQ(notes.of("finalize ").size(), 2u);
+  EXPECT_EQ(notes.of("start 2 ").size(), 3u);
+  EXPECT_FALSE(notes.of("start 8 ").empty());
+  expectAllStopped(notes);
+}
+
+class ProfilerOfNetPlugin : public ::testing::TestWithParam<int> {};
+
+TEST_P(ProfilerOfNetPlugin, IsToldOfItsEvents) {
+  const int version = GetParam();
+  const Notes notes(version);
+  const Setting settings[] = {{"NCCL_PROFILER_PLUGIN", pathOf(version).c_str()},
+                              {"FAKE_PROFILER_EVENTS", std::to_string(kAll).c_str()},
+                              {"NCCL_NET_PLUGIN", testing::fakeNetPath(11).c_str()},
+                              {"FAKE_NET", ""},
+                              {"NCCL_ALGO", "ring"},
+                              {"NCCL_PROTO", "Simple"}};
+  {
+    const Ranks ranks(2, 1);
+    everyCall(ranks, {60'001});
+  }
+  expectAllStopped(notes);
+  const std::map<long, Event> events = eventsOf(notes);
+  expectWholeOperations(events, version);
+  std::map<long, int> ofStep;
+  for (const auto& [number, event] : events) {
+    if (event.type != kNetwork) continue;
+    EXPECT_EQ(numberIn(event.start, "plugin"), 2 << 16 | 1);
+    EXPECT_GT(numberIn(event.start, "data"), 0);
+    ASSERT_TRUE(events.contains(event.parent)) << event.start;
+    EXPECT_EQ(events.at(event.parent).type, kStep);
+    EXPECT_LT(events.at(event.parent).started, event.started);
+    EXPECT_LT(event.stopped, events.at(event.parent).stopped);
+    EXPECT_EQ(event.numbers(), version < 4 ? std::vector<long>{} : std::vector<long>{21});
+    ofStep[event.parent]++;
+  }
+  size_t sent = 0;
+  for (const auto& [number, event] : events) {
+    if (event.type != kStep) continue;
+    const bool sends = numberIn(events.at(event.parent).start, "sends") != 0;
+    sent += sends ? 1 : 0;
+    const int found = ofStep.contains(number) ? ofStep.at(number) : 0;
+    // Receives may have been posted before the call was made.
+    EXPECT_TRUE(version < 3 || !sends || found == 1) << event.start;
+    EXPECT_LE(found, 1);
+  }
+  EXPECT_GT(sent, 0u);
+  EXPECT_EQ(ofStep.empty(), version < 3);
+}
+INSTANTIATE_TEST_SUITE_P(Versions, ProfilerOfNetPlugin, ::testing::Values(2, 3, 6));
+
+// Every call over rings, trees and the trees of heads: slots are counted as the kernels do.
+class ProfilerOfCalls : public ::testing::TestWithParam<std::tuple<const char*, int, int>> {};
+
+TEST_P(ProfilerOfCalls, IsToldOfEverySlot) {
+  const auto& [algorithm, nodes, ranksPerNode] = GetParam();
+  const Notes notes(4);
+  const Setting settings[] = {{"NCCL_PROFILER_PLUGIN", pathOf(4).c_str()},
+                              {"FAKE_PROFILER_EVENTS", std::to_string(kStep).c_str()},
+                              {"NCCL_NET", "Socket"},
+                              {"NCCL_ALGO", algorithm},
+                              {"NCCL_BUFFSIZE", "65536"}};
+  std::mt19937_64 random(test::seed());
+  const auto count = std::uniform_int_distribution<size_t>(1, 40'000)(random);
+  {
+    const Ranks ranks(nodes, ranksPerNode);
+    everyCall(ranks, {count, 1});
+  }
+  expectAllStopped(notes);
+  const std::map<long, Event> events = eventsOf(notes);
+  expectWholeOperations(events, 4);
+  EXPECT_FALSE(notes.of("start 8 ").empty());
+}
+INSTANTIATE_TEST_SUITE_P(All, ProfilerOfCalls,
+                         ::testing::Values(std::tuple("ring", 3, 2), std::tuple("tree", 5, 1),
+                                           std::tuple("nvlstree", 3, 2)));
 
 // A group that fails before its launches.
 TEST(Profilers, SeeTheEndOfAGroupThatFails) {

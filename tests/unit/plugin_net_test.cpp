@@ -73,8 +73,8 @@ TEST_P(NetVersions, DescribePortsAndMoveMessages) {
   ok(functions.registerDmaBuf(receiver, got, kBytes, kOffset, file.get(), &to));
   EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetGpuRegions"), 1);
   EXPECT_EQ(testing::fakeNetCounter(version, "fakeNetDmaBufs"), 1);
-  ok(functions.send(sender, text, sizeof(text), from, &sends));
-  ok(functions.receive(receiver, got, kBytes, to, &receives));
+  ok(functions.send(sender, text, sizeof(text), from, nullptr, &sends));
+  ok(functions.receive(receiver, got, kBytes, to, nullptr, &receives));
   int done = 0, bytes = 0;
   while (done == 0) ok(functions.test(sends, &done, &bytes));
   EXPECT_EQ(bytes, static_cast<int>(sizeof(text)));

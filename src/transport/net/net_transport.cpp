@@ -15,6 +15,7 @@
 #include "transport/net/message_forwarder.h"
 #include "transport/net/network_driver.h"
 #include "transport/net/proxy.h"
+#include "transport/net/transfer_log.h"
 
 namespace unisono::transport {
 namespace {
@@ -70,7 +71,16 @@ class NetworkTransport final : public Transport {
   Proxy::Client clientOf() {
     const TransportOptions& options = context_.options;
     return {[this] { return forwarded_.noteIdle(context_.options.isIdle); }, options.fail,
-            options.hasLeft};
+            options.hasLeft, options.noteProxy};
+  }
+  void addObservers(const NetworkEnd& end, Stream& stream) const {
+    const TransportOptions& options = context_.options;
+    if (options.noteTransfer) {
+      stream.addObserver(std::make_unique<TransferLog>(end, options.noteTransfer));
+    }
+    if (auto observer = options.observeStream ? options.observeStream(end) : nullptr) {
+      stream.addObserver(std::move(observer));
+    }
   }
   void offer(const ConnectionGroup& group, const NetworkGroup& ends);
   std::vector<NetworkConnection> connect(const NetworkGroup& group, bool sends);
@@ -96,11 +106,12 @@ class NetworkTransport::Pending final : public PendingConnection {
     const int rank = transport_.context_.config.rank;
     const bool sends = group_.sender == rank;
     std::vector<std::string> ports;  // of each connection
-    std::vector<Transfer> transfers;
+    std::vector<NetworkEnd> observed;
     for (const int channel : group_.channels) {
       for (const auto& fifo : group_.fifos) {
         const int peer = sends ? group_.receiver : group_.sender;
-        if (carries(fifo.protocol)) transfers.push_back({peer, channel, sends, fifo.protocol});
+        if (!carries(fifo.protocol)) continue;
+        observed.push_back({peer, group_.messages, channel, sends, fifo.protocol});
       }
     }
     for (auto& connection : transport_.connect(ends_, sends)) {
@@ -110,13 +121,11 @@ class NetworkTransport::Pending final : public PendingConnection {
       const int peer = sends ? group_.receiver : group_.sender;
       logInfo("rank {}: {} rank {} {}", rank, sends ? "sends to" : "receives from", peer,
               connection.name);
-      const NoteTransfer& note = transport_.context_.options.noteTransfer;
-      auto log = note == nullptr ? nullptr
-                                 : std::make_unique<TransferLog>(transfers.at(ports.size()), note);
+      transport_.addObservers(observed.at(ports.size()), *connection.stream);
       ports.push_back(std::move(connection.port));
       // The departure of a forwarder is none of the sender.
       transport_.proxy_.addStream(transport_.client_, std::move(connection.stream),
-                                  {rank, {peer}, std::move(connection.name)}, std::move(log));
+                                  {rank, {peer}, std::move(connection.name)});
     }
     std::vector<device::Fifo> fifos;
     size_t next = 0;

@@ -111,7 +111,8 @@ bool PluginSendStream::isPending() const {
 // Returns whether the plug-in has taken the message.
 bool PluginSendStream::post(uint64_t step, size_t bytes) {
   void* request = nullptr;
-  const int result = functions().send(connection_, memory_.slot(step), bytes, region_, &request);
+  const int result =
+      functions().send(connection_, memory_.slot(step), bytes, region_, eventsOf(step), &request);
   if (!check("isend", result) || request == nullptr) return false;
   requests_.push_back(request);
   return true;
@@ -139,8 +140,8 @@ bool PluginReceiveStream::post() {
   const uint64_t step = step_ + requests_.size() + (received_ ? 1 : 0);
   if (!isFree(step)) return false;
   void* request = nullptr;
-  const int result =
-      functions().receive(connection_, memory_.slot(step), memory_.slotBytes, region_, &request);
+  const int result = functions().receive(connection_, memory_.slot(step), memory_.slotBytes,
+                                         region_, eventsOf(step), &request);
   if (!check("irecv", result) || request == nullptr) return false;
   requests_.push_back(request);
   return true;
@@ -160,6 +161,7 @@ bool PluginReceiveStream::completeSlot() {
       return false;
     }
     received_ = true;
+    noteBytes(step_, static_cast<uint32_t>(std::max(bytes, 0)));
   }
   if (flushes_ && !flushed_) {
     const int result = functions().flush(connection_, memory_.slot(step_),

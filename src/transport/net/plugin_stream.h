@@ -53,6 +53,7 @@ class PluginSendStream final : public PluginStream {
   ~PluginSendStream() override;
   StreamProgress progress() override;
   bool isPending() const override;
+  SlotCounts counts() override { return countsOfSender(step_ + requests_.size()); }
 
  private:
   bool post(uint64_t step, size_t bytes);
@@ -64,6 +65,7 @@ class PluginReceiveStream final : public PluginStream {
                       const StreamMemory& memory, std::optional<void*> region = {})
       : PluginStream(std::move(net), connection, false, memory, region), flushes_(flushes) {}
   StreamProgress progress() override;
+  SlotCounts counts() override { return countsOfReceiver(step_ + (received_ ? 1 : 0)); }
 
  private:
   bool post();

@@ -78,12 +78,11 @@ void Proxy::replace(uint64_t client, Client functions) {
   if (found != members_.end()) found->client = std::move(functions);
 }
 
-void Proxy::addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place,
-                      std::unique_ptr<TransferLog> log) {
+void Proxy::addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place) {
   stream->setWake([this] { wake(); });
   {
     const auto lock = lockFromOutside();
-    entries_.push_back({client, std::move(stream), std::move(place), std::move(log), {}});
+    entries_.push_back({client, std::move(stream), std::move(place), {}});
   }
   wake();
 }
@@ -111,6 +110,8 @@ void Proxy::run() {
     {
       std::unique_lock lock(mutex_);
       moved = moveAll(lock, naps);
+      if (moved && quietLooks >= kLooksAwake) note(ProxyActivity::active);
+      if (!moved && quietLooks + 1 == kLooksAwake) note(ProxyActivity::idle);
     }
     if (moved) {
       quietLooks = 0;
@@ -129,12 +130,17 @@ void Proxy::run() {
         // A kernel may have stored a tail and ended since the last look, so the counters are read
         // again once all are done. That may find a failure, which has to be reported first.
         idle = isIdle() && !moveAll(lock) && !mustLook_ && isIdle();
-        for (Entry& entry : entries_) {
-          if (idle && entry.log != nullptr) entry.log->end();
+        for (const Entry& entry : entries_) {
+          for (const auto& observer : entry.stream->observers()) {
+            if (idle) observer->rest();
+          }
         }
+        if (idle) note(ProxyActivity::sleeps);
       }
       sleep(idle ? std::nullopt : std::optional(longest));
       if (idle) {
+        const std::lock_guard lock(mutex_);
+        note(ProxyActivity::wakes);
         quietLooks = 0;
         nap = kShortestNap;
       }
@@ -168,9 +174,10 @@ bool Proxy::moveAll(std::unique_lock<std::mutex>& lock, bool all) {
       sockets_.push_back(entry.stream->socket());
       continue;
     }
-    if (entry.log != nullptr) entry.log->begin();
+    for (const auto& observer : entry.stream->observers()) observer->before(*entry.stream);
     const StreamProgress progress = entry.stream->progress();
-    if (entry.log != nullptr) entry.log->look(*entry.stream, progress.moved);
+    for (const auto& observer : entry.stream->observers())
+      observer->after(*entry.stream, progress.moved);
     moved |= progress.moved;
     // Its slots stay free until something arrives.
     const bool isEmpty = progress.waitsForSocket && !progress.moved && !progress.mustLook &&
@@ -222,6 +229,12 @@ bool Proxy::isIdle() {
       return true;  // the device has failed
     }
   });
+}
+
+void Proxy::note(ProxyActivity activity) {
+  for (const Member& member : members_) {
+    if (member.client.note) member.client.note(activity);
+  }
 }
 
 // Until a socket is ready, something is launched, or the nap is over.

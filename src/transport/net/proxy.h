@@ -17,7 +17,7 @@
 #include "base/unique_descriptor.h"
 #include "runtime/descriptor_service.h"
 #include "transport/net/stream.h"
-#include "transport/net/transfer_log.h"
+#include "transport/transport.h"
 
 namespace unisono::transport {
 
@@ -36,6 +36,8 @@ class Proxy {
     std::function<void(const Error&)> fail;
     // Whether a peer has left in an orderly manner, so that its connections may end. May be empty.
     std::function<bool(int peer)> hasLeft = {};
+    // What the proxy does when it moves no data. By its thread; may be empty.
+    std::function<void(ProxyActivity)> note = {};
   };
 
   // The first call says on which cores its thread stays (ScopedCpuAffinity); empty: on any.
@@ -54,9 +56,7 @@ class Proxy {
     std::vector<int> peers;  // one, or all others of a collective
     std::string connection;  // "to 192.0.2.1:80 over eth0"
   };
-  // `log`: is told what the stream moves; null without.
-  void addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place,
-                 std::unique_ptr<TransferLog> log = nullptr);
+  void addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place);
   // Whether everything that was to be sent has gone, or cannot go any more.
   bool isDrained(uint64_t client);
   // Something was launched.
@@ -69,7 +69,6 @@ class Proxy {
     uint64_t client;
     std::unique_ptr<Stream> stream;
     Place place;
-    std::unique_ptr<TransferLog> log;
     std::optional<std::chrono::steady_clock::time_point> failedAt;
     bool isForgiven = false;  // a peer has left
     uint32_t emptyLooks = 0;  // of a receiver, one after another in which nothing had arrived
@@ -86,6 +85,7 @@ class Proxy {
   void letIn(std::unique_lock<std::mutex>& lock);
   void reportFailure(Entry& entry);
   bool isIdle();
+  void note(ProxyActivity activity);
   void sleep(std::optional<std::chrono::nanoseconds> nap);
   std::unique_lock<std::mutex> lockFromOutside();
 

@@ -199,6 +199,7 @@ bool ReceiveStream::readSlot(StreamProgress& progress) {
       failure_ = "its data are not those of this connection";
       return false;
     }
+    noteBytes(posted_, header_.bytes);
   }
   if (lanes_.carries(header_.bytes)) {
     lanes_.start(posted_, memory_.slot(posted_), header_.bytes, wake_);

@@ -50,6 +50,7 @@ class SendStream final : public Stream {
   StreamProgress progress() override;
   bool isPending() const override;
   pollfd socket() const override { return {socket_.descriptor(), POLLOUT, 0}; }
+  SlotCounts counts() override { return countsOfSender(posted_); }
 
  private:
   void begin();
@@ -76,6 +77,7 @@ class ReceiveStream final : public Stream {
                memory.slotCount, sockets.cores, sockets.ignoresOwnCores) {}
   StreamProgress progress() override;
   pollfd socket() const override { return {socket_.descriptor(), POLLIN, 0}; }
+  SlotCounts counts() override { return countsOfReceiver(step_); }
 
  private:
   bool read(std::byte* into, size_t bytes, StreamProgress& progress);

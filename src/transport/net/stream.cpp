@@ -49,6 +49,32 @@ bool Stream::isFilled(uint64_t step) {
   return openLines_ == 0;
 }
 
+// With protocol LL only the next slot is looked at, as sending does.
+SlotCounts Stream::countsOfSender(uint64_t posted) {
+  SlotCounts counts{step_ + memory_.slotCount, posted, posted, step_, step_};
+  if (hasLines()) {
+    if (isFilled(posted)) counts.ready++;
+  } else {
+    counts.ready = std::max(posted, tail());
+  }
+  for (uint64_t step = step_; step < counts.ready; step++) {
+    noteBytes(step, reportOf(step).bytes);
+  }
+  return counts;
+}
+
+SlotCounts Stream::countsOfReceiver(uint64_t arrived) const {
+  const uint64_t done = std::min(head(), step_);
+  return {done + memory_.slotCount, arrived, step_, step_, done};
+}
+
+plugin::NetEvents* Stream::eventsOf(uint64_t step) const {
+  for (const auto& observer : observers_) {
+    if (auto* events = observer->eventsOf(step)) return events;
+  }
+  return nullptr;
+}
+
 uint32_t Stream::filledBytes(uint64_t step) const {
   const uint32_t bytes = reportOf(step).bytes;
   const size_t filled = hasLines() ? linesOf(bytes) * kLineBytes : bytes;
@@ -56,7 +82,9 @@ uint32_t Stream::filledBytes(uint64_t step) const {
 }
 
 void Stream::release(uint64_t step) {
-  bytes_ += reportOf(step).bytes;
+  const uint32_t bytes = reportOf(step).bytes;
+  noteBytes(step, bytes);
+  bytes_ += bytes;
   // As the receiver's kernel does with its slots, lest flags match that are a period old.
   if (hasLines() && device::mustClearLines(step, memory_.slotCount)) {
     clearLines(memory_.slot(step), memory_.slotBytes);

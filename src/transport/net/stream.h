@@ -6,10 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "device/work.h"
+#include "plugin/net.h"
 
 // One FIFO between two hosts: the sender's kernel fills slots in memory of its host, the proxy of
 // the sender sends them over a connection, and the proxy of the receiver puts them into slots that
@@ -38,10 +41,34 @@ struct StreamProgress {
   bool mustLook = false;        // more can move at any time, and no socket tells when
 };
 
+// How many slots of a stream have come how far, from the first one on.
+struct SlotCounts {
+  uint64_t free = 0;    // that may be filled, or received into
+  uint64_t ready = 0;   // that are filled, or have arrived and may have to be flushed
+  uint64_t posted = 0;  // of a sender: that were handed to the network
+  uint64_t passed = 0;  // that were sent, or passed on to the kernel
+  uint64_t done = 0;    // that may be used once more
+};
+
+class Stream;
+
+// Sees what a stream moves. By the thread that moves it.
+class StreamObserver {
+ public:
+  virtual ~StreamObserver() = default;
+  // Around each look at the stream, which may have moved some bytes.
+  virtual void before(Stream& stream) = 0;
+  virtual void after(Stream& stream, bool moved) = 0;
+  // Nothing can move before the next launch.
+  virtual void rest() {}
+  // What a net plug-in tells of a slot goes here. Null: nobody wants to know.
+  virtual plugin::NetEvents* eventsOf(uint64_t /*step*/) { return nullptr; }
+};
+
 // One end of a stream. By one thread at a time.
 class Stream {
  public:
-  explicit Stream(const StreamMemory& memory) : memory_(memory) {}
+  explicit Stream(const StreamMemory& memory) : memory_(memory), slotBytes_(memory.slotCount) {}
   virtual ~Stream() = default;
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -55,6 +82,14 @@ class Stream {
   // How many slots have passed, and how many bytes were sent in them.
   uint64_t steps() const { return step_; }
   uint64_t bytes() const { return bytes_; }
+  virtual SlotCounts counts() { return {}; }
+  // Of one of the last slots that are ready; 0: unknown.
+  uint32_t bytesOf(uint64_t step) const { return slotBytes_[step & (memory_.slotCount - 1)]; }
+  // Before the first progress().
+  void addObserver(std::unique_ptr<StreamObserver> observer) {
+    observers_.push_back(std::move(observer));
+  }
+  const std::vector<std::unique_ptr<StreamObserver>>& observers() const { return observers_; }
   // Why the connection failed; empty while it has not.
   const std::string& failure() const { return failure_; }
   // Whether it failed because the other machine does not answer, so that nothing else will tell
@@ -76,6 +111,13 @@ class Stream {
   // Passes on that a slot may be filled once more. In order.
   void release(uint64_t step);
   device::SlotReport reportOf(uint64_t step) const;
+  // Of a sender that has handed `posted` slots to the network, and a receiver which has so many.
+  SlotCounts countsOfSender(uint64_t posted);
+  SlotCounts countsOfReceiver(uint64_t arrived) const;
+  void noteBytes(uint64_t step, uint32_t bytes) {
+    slotBytes_[step & (memory_.slotCount - 1)] = bytes;
+  }
+  plugin::NetEvents* eventsOf(uint64_t step) const;
 
   // Of a receiver: whether data of a step may be put into its slot, of which the steps from `step_`
   // on have not all arrived. The kernel may be done with lines that are not known to be complete.
@@ -103,6 +145,8 @@ class Stream {
  private:
   uint64_t reportWord(uint64_t step) const;
 
+  std::vector<uint32_t> slotBytes_;  // by slot, of the last step
+  std::vector<std::unique_ptr<StreamObserver>> observers_;
   uint64_t examined_ = ~uint64_t{0};  // the step of whose lines the first ones may be incomplete:
   size_t openLines_ = 0;
 };

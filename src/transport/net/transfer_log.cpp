@@ -18,16 +18,16 @@ int64_t steadyNanoseconds() {
 
 }  // namespace
 
-TransferLog::TransferLog(const Transfer& transfer, NoteTransfer note)
-    : transfer_(transfer), note_(std::move(note)) {}
+TransferLog::TransferLog(const NetworkEnd& of, NoteTransfer note)
+    : transfer_{of}, note_(std::move(note)) {}
 
-void TransferLog::begin() {
+void TransferLog::before(Stream&) {
   lookedAt_ = steadyNanoseconds();
   const bool hasPassed = isOpen_ && transfer_.slots > 0;  // else a slot is on its way
   if (hasPassed && lookedAt_ - transfer_.end > kPause) end();
 }
 
-void TransferLog::look(const Stream& stream, bool moved) {
+void TransferLog::after(Stream& stream, bool moved) {
   if (!moved) return;
   if (!std::exchange(isOpen_, true)) transfer_.start = lookedAt_;
   transfer_.end = steadyNanoseconds();
@@ -35,6 +35,7 @@ void TransferLog::look(const Stream& stream, bool moved) {
   transfer_.bytes = stream.bytes() - bytes_;
 }
 
+// The last transfer is over.
 void TransferLog::end() {
   if (!std::exchange(isOpen_, false) || transfer_.slots == 0) return;
   steps_ += transfer_.slots;

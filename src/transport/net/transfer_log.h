@@ -9,22 +9,20 @@
 namespace unisono::transport {
 
 // Tells what a stream moves, for a timeline: a transfer is all that follows without a pause.
-// Streams that nobody wants to see have none.
-class TransferLog {
+class TransferLog final : public StreamObserver {
  public:
-  // `transfer` says whose transfers these are.
-  TransferLog(const Transfer& transfer, NoteTransfer note);
-  ~TransferLog() { end(); }
+  TransferLog(const NetworkEnd& of, NoteTransfer note);
+  ~TransferLog() override { end(); }
   TransferLog(const TransferLog&) = delete;
   TransferLog& operator=(const TransferLog&) = delete;
 
-  // Around each look at the stream.
-  void begin();
-  void look(const Stream& stream, bool moved);
-  // The last transfer is over.
-  void end();
+  void before(Stream& stream) override;
+  void after(Stream& stream, bool moved) override;
+  void rest() override { end(); }
 
  private:
+  void end();
+
   Transfer transfer_;
   const NoteTransfer note_;
   bool isOpen_ = false;

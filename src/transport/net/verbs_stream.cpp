@@ -234,7 +234,9 @@ StreamProgress VerbsReceiveStream::progress() {
       progress.moved = true;
       continue;
     }
-    arrived_[completion.wr_id]++;
+    const uint64_t pairs = remote_.splitsData != 0 ? 1 : arrived_.size();
+    const uint64_t pair = remote_.splitsData != 0 ? 0 : completion.wr_id;
+    noteBytes(arrived_[completion.wr_id]++ * pairs + pair, ntohl(completion.imm_data));
     if (ntohl(completion.imm_data) > memory_.slotBytes) {
       failure_ = "its data are not those of this connection";
       return progress;

@@ -57,6 +57,7 @@ class VerbsSendStream final : public VerbsStream {
                   const StreamMemory& memory, VerbsRegion slots = {nullptr, nullptr});
   StreamProgress progress() override;
   bool isPending() const override;
+  SlotCounts counts() override { return countsOfSender(posted_); }
 
  private:
   bool write(uint64_t step);
@@ -75,6 +76,7 @@ class VerbsReceiveStream final : public VerbsStream {
   VerbsReceiveStream(const VerbsPort& port, const VerbsOptions& options, const StreamMemory& memory,
                      VerbsRegion slots = {nullptr, nullptr}, bool flushes = false);
   StreamProgress progress() override;
+  SlotCounts counts() override { return countsOfReceiver(flushes_ ? flushedTo_ : step_); }
 
  private:
   bool post();
