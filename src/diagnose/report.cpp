@@ -372,8 +372,28 @@ class Inquiry {
     for (const int rank : queued) addDetail(rank);
     report_.next = silentAdvice(queued).value_or(
         "Look at the kernels, copies and events before this call on its stream, and whether they "
-        "wait for something that comes after it");
+        "wait for something that comes after it" +
+        adviceOnSharedGpu(queued));
     return true;
+  }
+
+  // CUDA puts the streams of a process on a GPU into a few queues, in which work waits for that of
+  // other streams.
+  std::string adviceOnSharedGpu(const std::vector<int>& ranks) const {
+    for (const int rank : ranks) {
+      for (const RankView& other : views_) {
+        const RankView& own = view(rank);
+        if (other.rank == rank || !other.isKnown || other.host != own.host ||
+            other.pid != own.pid || other.device != own.device) {
+          continue;
+        }
+        return fmt::format(
+            ". Ranks {} and {} of process {} share GPU {} and its hardware queues: set "
+            "CUDA_DEVICE_MAX_CONNECTIONS=32, use fewer streams, or give each rank a GPU",
+            std::min(rank, other.rank), std::max(rank, other.rank), own.pid, own.device);
+      }
+    }
+    return "";
   }
 
   std::optional<std::string> silentAdvice(const std::vector<int>& ranks) const {

@@ -499,6 +499,38 @@ TEST(Report, SaysWhoHasNotArrivedAlsoWhereTheDeviceDoesNotAnswer) {
   EXPECT_EQ(views[0].finished, 0u);
 }
 
+// The kernel of rank 1 waits in a queue of the GPU, which rank 2 or nobody else uses.
+TEST(Report, SaysWhichRanksShareAGpu) {
+  std::vector<RankView> views(3);
+  for (size_t rank = 0; rank < views.size(); rank++) {
+    views[rank].rank = static_cast<int>(rank);
+    views[rank].ranks = 3;
+    views[rank].isKnown = true;
+    views[rank].pid = 7;
+    views[rank].device = static_cast<int>(rank);
+    Call made = call(plan::Call::allReduce, 8, device::DataType::int32);
+    made.index = made.sequence = made.launch = 1;
+    views[rank].calls = {made};
+    views[rank].entered = views[rank].launched = 1;
+    views[rank].started = rank == 1 ? 0 : 1;
+  }
+  auto report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict, Verdict::outside);
+  EXPECT_EQ(report->next.find("share GPU"), std::string::npos) << report->next;
+  views[2].device = 1;
+  report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict, Verdict::outside);
+  EXPECT_NE(report->next.find("Ranks 1 and 2 of process 7 share GPU 1"), std::string::npos)
+      << report->next;
+  // The same number of another process may be another GPU.
+  views[2].pid = 8;
+  report = explain(views, 0, 5'000'000'000);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->next.find("share GPU"), std::string::npos) << report->next;
+}
+
 TEST(Report, SaysThatDataDoNotLeaveAHost) {
   std::vector<RankView> views(2);
   for (size_t rank = 0; rank < views.size(); rank++) {
