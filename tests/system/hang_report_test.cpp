@@ -135,43 +135,6 @@ TEST(HangReport, SaysThatRanksStillConnect) {
   EXPECT_THAT(text, ContainsRegex("next: +Let process [0-9]+ go on"));
 }
 
-class KernelsOf : public testing::TestWithParam<const char*> {};
-
-// A rank stops while all are in the middle of a call, or before its kernel has begun.
-TEST_P(KernelsOf, AreSaidToBeStuck) {
-  const Log log;
-  const Pipe pipe, toHelper;
-  expectAllPass(runChildren(4, [&](int process) {
-    if (process == 3) {
-      const auto victim = toHelper.read<pid_t>();
-      EXPECT_TRUE(log.waitForReport());
-      ::kill(victim, SIGCONT);
-      return;
-    }
-    ::setenv("NCCL_ALGO", "ring", 1);
-    ::setenv("NCCL_PROTO", GetParam(), 1);
-    const Rank rank(log, pipe, process, 3);
-    // Takes far longer than the rank takes to stop itself.
-    const size_t count = scaled(16'000'000, 4'000'000);
-    DeviceBuffer large(process, count * sizeof(int));
-    check(rank.sum(kManyInts));
-    check(unisonoHostStreamSynchronize(rank.stream));
-    if (process == 1) toHelper.write(::getpid());
-    check(ncclAllReduce(large.as(), large.as(), count, ncclInt, ncclSum, rank.comm, rank.stream));
-    if (process == 1) ::raise(SIGSTOP);
-    rank.finish();
-  }));
-  const std::string text = log.text();
-  EXPECT_TRUE(log.hasReport()) << text;
-  EXPECT_THAT(text, ContainsRegex("stuck in the kernel: rank [02] waits for "));
-  EXPECT_THAT(text, ContainsRegex("step [0-9]+ of channel [0-9]+"));
-  EXPECT_THAT(text, ContainsRegex("next: +Let process [0-9]+ go on"));
-  EXPECT_THAT(text, HasSubstr("\"verdict\":\"in_kernel\""));
-}
-
-INSTANTIATE_TEST_SUITE_P(Protocols, KernelsOf, testing::Values("Simple", "LL", "LL128"),
-                         [](const auto& instance) { return std::string(instance.param); });
-
 // A page of a buffer whose next access stops the thread that makes it, as a device does that does
 // not answer, until it is opened. One at a time.
 class ClosedPage {
@@ -179,8 +142,10 @@ class ClosedPage {
   explicit ClosedPage(std::byte* address) : page_(address) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(page_) % kBytes, 0u);
     isOpen = false;
+    isAccessed = false;
     struct sigaction action {};
     action.sa_handler = [](int) {
+      isAccessed = true;
       const timespec nap{0, 1'000'000};
       while (!isOpen.load()) ::nanosleep(&nap, nullptr);
     };
@@ -190,6 +155,10 @@ class ClosedPage {
   ~ClosedPage() { ::sigaction(SIGSEGV, &before_, nullptr); }
   ClosedPage(const ClosedPage&) = delete;
   ClosedPage& operator=(const ClosedPage&) = delete;
+  // Returns when a thread is stopped.
+  void awaitAccess() const {
+    while (!isAccessed.load()) std::this_thread::sleep_for(milliseconds(1));
+  }
   void open() {
     EXPECT_EQ(::mprotect(page_, kBytes, PROT_READ | PROT_WRITE), 0);
     isOpen = true;
@@ -197,10 +166,53 @@ class ClosedPage {
 
  private:
   static constexpr size_t kBytes = 4096;
-  static inline std::atomic<bool> isOpen{true};
+  static inline std::atomic<bool> isOpen{true}, isAccessed{false};
   std::byte* page_;
   struct sigaction before_ {};
 };
+
+class KernelsOf : public testing::TestWithParam<const char*> {};
+
+// A rank stops while all are in the middle of a call.
+TEST_P(KernelsOf, AreSaidToBeStuck) {
+  const Log log;
+  const Pipe pipe, toHelper;
+  expectAllPass(runChildren(4, [&](int process) {
+    if (process == 3) {
+      const auto victim = toHelper.read<pid_t>();
+      EXPECT_TRUE(log.waitForReport("\"verdict\":\"in_kernel\""));
+      ::kill(victim, SIGCONT);
+      return;
+    }
+    ::setenv("NCCL_ALGO", "ring", 1);
+    ::setenv("NCCL_PROTO", GetParam(), 1);
+    const Rank rank(log, pipe, process, 3);
+    const size_t count = size_t{1} << 20;
+    DeviceBuffer large(process, count * sizeof(int));
+    check(rank.sum(kManyInts));
+    check(unisonoHostStreamSynchronize(rank.stream));
+    // So that the call is not over when the process stops.
+    std::optional<ClosedPage> page;
+    if (process == 1) {
+      toHelper.write(::getpid());
+      page.emplace(large.as() + count * sizeof(int) / 2);
+    }
+    check(ncclAllReduce(large.as(), large.as(), count, ncclInt, ncclSum, rank.comm, rank.stream));
+    if (process == 1) {
+      page->awaitAccess();
+      ::raise(SIGSTOP);
+      page->open();
+    }
+    rank.finish();
+  }));
+  const std::string text = log.text();
+  EXPECT_THAT(text, ContainsRegex("stuck in the kernel: rank [02] waits for "));
+  EXPECT_THAT(text, ContainsRegex("step [0-9]+ of channel [0-9]+"));
+  EXPECT_THAT(text, ContainsRegex("next: +Let process [0-9]+ go on"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Protocols, KernelsOf, testing::Values("Simple", "LL", "LL128"),
+                         [](const auto& instance) { return std::string(instance.param); });
 
 // What three ranks call, of which rank 1 is stopped in the middle of its own data, and what the
 // report says.

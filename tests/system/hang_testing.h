@@ -47,9 +47,11 @@ class Log {
     }
     return count;
   }
-  bool waitForReport() const {
+  // For one that has `part`: a busy machine may take so long for an earlier call that there is a
+  // report of that as well.
+  bool waitForReport(const char* part = "unisono_hang") const {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (text().find("unisono_hang") == std::string::npos) {
+    while (text().find(part) == std::string::npos) {
       if (std::chrono::steady_clock::now() > deadline) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
