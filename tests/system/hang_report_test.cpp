@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "hang_testing.h"
+#include "mappings.h"
 
 // Ranks in processes of their own that never finish a call: what the report says, once for all of
 // them. And calls that do not fit together.
@@ -220,7 +221,8 @@ struct DirectCall {
   const char* name;
   const char *algorithm, *protocol;
   size_t bytes;
-  bool isMessage;  // from rank 1 to rank 0, of the ranks 0 and 1
+  bool isMessage;    // from rank 1 to rank 0, of the ranks 0 and 1
+  bool usesBuffers;  // of the peers, once they are mapped
   const char* where;
 };
 
@@ -247,6 +249,10 @@ TEST_P(DirectKernelsOf, AreSaidToBeStuck) {
     };
     for (int i = 0; i < 3; i++) run();  // connects and maps buffers
     rank.synchronize();
+    // The input and the output of each rank.
+    if (call.usesBuffers) {
+      EXPECT_TRUE(waitForMappings(call.bytes, 6));
+    }
     std::optional<ClosedPage> page;
     if (process == 1) page.emplace(input.as() + call.bytes / 2);
     run();
@@ -266,18 +272,18 @@ TEST_P(DirectKernelsOf, AreSaidToBeStuck) {
 INSTANTIATE_TEST_SUITE_P(
     Variants, DirectKernelsOf,
     testing::Values(
-        DirectCall{"OneShotOverLL", "direct", "LL", 32 << 10, false,
+        DirectCall{"OneShotOverLL", "direct", "LL", 32 << 10, false, false,
                    "waits for line [0-9]+ of 4096 from rank 1"},
-        DirectCall{"OneShotOverLL128", "direct", "LL128", 512 << 10, false,
+        DirectCall{"OneShotOverLL128", "direct", "LL128", 512 << 10, false, false,
                    "waits for step [0-9]+ of [0-9]+ of block [0-9]+ from rank 1"},
-        DirectCall{"TwoShot", "twoshot", "LL128", 512 << 10, false,
+        DirectCall{"TwoShot", "twoshot", "LL128", 512 << 10, false, false,
                    "waits for step [0-9]+ of [0-9]+ of block [0-9]+ from rank 1"},
         DirectCall{
-            "InBuffers", "twoshot", "LL128", 4 << 20, false,
+            "InBuffers", "twoshot", "LL128", 4 << 20, false, true,
             "waits for rank 1 to (offer|be done with) its buffers .zero copy: nothing counts"},
-        DirectCall{"MessageOverLL", nullptr, nullptr, 32 << 10, true,
+        DirectCall{"MessageOverLL", nullptr, nullptr, 32 << 10, true, false,
                    "rank 0 waits for line [0-9]+ of 4096 from rank 1"},
-        DirectCall{"MessageOverLL128", nullptr, nullptr, 512 << 10, true,
+        DirectCall{"MessageOverLL128", nullptr, nullptr, 512 << 10, true, false,
                    "rank 0 waits for step [0-9]+ of block [0-9]+ from rank 1"}),
     [](const auto& instance) { return std::string(instance.param.name); });
 

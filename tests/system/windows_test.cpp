@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "child_processes.h"
+#include "mappings.h"
 
 // Buffers of the application that a rank of another process maps (docs/decisions/0009-windows.md).
 // What a process has mapped shows in its address space: buffers of the two have different sizes.
@@ -29,28 +30,6 @@ constexpr size_t kBytes = size_t{9} << 20;  // messages of up to 8 MiB use no wi
 // The bytes of receive buffer `number` of a process, a size that nothing else has.
 size_t bytesOf(int process, int number = 0) {
   return kBytes + static_cast<size_t>(2 * number + process + 1) * kPage;
-}
-
-// How often this process has a segment of device memory of `bytes` mapped.
-int mappingsOf(size_t bytes) {
-  std::ifstream maps("/proc/self/maps");
-  int count = 0;
-  for (std::string line; std::getline(maps, line);) {
-    unsigned long begin = 0, end = 0;
-    std::sscanf(line.c_str(), "%lx-%lx", &begin, &end);
-    count += end - begin == bytes && line.find("memfd:unisono-device") != std::string::npos ? 1 : 0;
-  }
-  return count;
-}
-
-// Waits for so many mappings, `limit` at most; returns whether they came.
-bool waitForMappings(size_t bytes, int count, Clock::duration limit = 20s) {
-  const Clock::time_point deadline = Clock::now() + limit;
-  while (mappingsOf(bytes) != count) {
-    if (Clock::now() > deadline) return false;
-    std::this_thread::sleep_for(5ms);
-  }
-  return true;
 }
 
 // One of two ranks, which exchange messages as large as buffers.
