@@ -499,21 +499,30 @@ TEST(Report, SaysWhoHasNotArrivedAlsoWhereTheDeviceDoesNotAnswer) {
   EXPECT_EQ(views[0].finished, 0u);
 }
 
+// Ranks whose kernels of an all-reduce, their call `number`, have begun.
+std::vector<RankView> viewsInCall(int ranks, uint64_t number) {
+  std::vector<RankView> views(static_cast<size_t>(ranks));
+  for (int rank = 0; rank < ranks; rank++) {
+    RankView& view = views[static_cast<size_t>(rank)];
+    view.rank = rank;
+    view.ranks = ranks;
+    view.isKnown = true;
+    Call made = call(plan::Call::allReduce, 8, device::DataType::int32);
+    made.index = made.sequence = made.launch = number;
+    view.calls = {made};
+    view.entered = view.launched = view.started = number;
+  }
+  return views;
+}
+
 // The kernel of rank 1 waits in a queue of the GPU, which rank 2 or nobody else uses.
 TEST(Report, SaysWhichRanksShareAGpu) {
-  std::vector<RankView> views(3);
-  for (size_t rank = 0; rank < views.size(); rank++) {
-    views[rank].rank = static_cast<int>(rank);
-    views[rank].ranks = 3;
-    views[rank].isKnown = true;
-    views[rank].pid = 7;
-    views[rank].device = static_cast<int>(rank);
-    Call made = call(plan::Call::allReduce, 8, device::DataType::int32);
-    made.index = made.sequence = made.launch = 1;
-    views[rank].calls = {made};
-    views[rank].entered = views[rank].launched = 1;
-    views[rank].started = rank == 1 ? 0 : 1;
+  std::vector<RankView> views = viewsInCall(3, 1);
+  for (RankView& view : views) {
+    view.pid = 7;
+    view.device = view.rank;
   }
+  views[1].started = 0;
   auto report = explain(views, 0, 5'000'000'000);
   ASSERT_TRUE(report);
   EXPECT_EQ(report->verdict, Verdict::outside);
@@ -532,17 +541,10 @@ TEST(Report, SaysWhichRanksShareAGpu) {
 }
 
 TEST(Report, SaysThatDataDoNotLeaveAHost) {
-  std::vector<RankView> views(2);
-  for (size_t rank = 0; rank < views.size(); rank++) {
-    views[rank].rank = static_cast<int>(rank);
-    views[rank].ranks = 2;
-    views[rank].slots = 2;
-    views[rank].isKnown = true;
-    views[rank].network = "Fabric (v11)";
-    Call made = call(plan::Call::allReduce, 8, device::DataType::int32);
-    made.index = made.sequence = made.launch = 1;
-    views[rank].calls = {made};
-    views[rank].entered = views[rank].launched = views[rank].started = 1;
+  std::vector<RankView> views = viewsInCall(2, 1);
+  for (RankView& view : views) {
+    view.slots = 2;
+    view.network = "Fabric (v11)";
   }
   views[0].links = {{1, 3, true, 7, 5, true, 4096}};
   views[1].links = {{0, 3, false, 5, 5, true}};
@@ -586,16 +588,7 @@ TEST(Report, SaysThatDataDoNotLeaveAHost) {
 
 // Three ranks whose kernels run, in the direct family.
 TEST(Report, NamesTheStepsOfTheDirectFamily) {
-  std::vector<RankView> views(3);
-  for (size_t rank = 0; rank < views.size(); rank++) {
-    views[rank].rank = static_cast<int>(rank);
-    views[rank].ranks = 3;
-    views[rank].isKnown = true;
-    Call made = call(plan::Call::allReduce, 8, device::DataType::int32);
-    made.index = made.sequence = made.launch = 2;
-    views[rank].calls = {made};
-    views[rank].entered = views[rank].launched = views[rank].started = 2;
-  }
+  std::vector<RankView> views = viewsInCall(3, 2);
   const auto link = [](int peer, Link::Kind kind, uint64_t tail, uint64_t head = 0,
                        uint64_t all = 0, bool waits = false) {
     Link made{peer, 5, false, tail, head};
