@@ -133,8 +133,14 @@ void checkMessagesToSelf(const CommConfig& config, const MessageQueues& queues) 
 }  // namespace
 
 int firstMessageChannel(const CommConfig& config, int from, int to) {
+  // Consecutive distances use consecutive channels, so that messages to near ranks need few blocks.
+  // Every turn through the channels is shifted by one peer, so that ranks at regular distances (one
+  // GPU of each node, for example) do not share channels while others are idle. NCCL mirrors the
+  // bits of the distance instead, which uses the highest channels first; here they would cost
+  // blocks, because a launch has a block for every channel up to its highest.
   const int delta = (to - from + config.ranks) % config.ranks;
-  return delta * config.channelsPerPeer % config.peerChannels;
+  const int turn = config.peerChannels / config.channelsPerPeer;
+  return (delta + delta / turn) % turn * config.channelsPerPeer;
 }
 
 namespace {

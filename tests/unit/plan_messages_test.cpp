@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <random>
+#include <set>
 #include <span>
 
 #include "base/error.h"
@@ -274,6 +275,29 @@ void runWithoutReceive() {
   Model model({makePlan(configOf(0, 2), {taskOf(Call::send, 10, device::DataType::uint8, 1)}),
                makePlan(configOf(1, 2), {})});
   model.run();
+}
+
+// The rank itself is the first of them.
+TEST(PlanMessages, RanksAtRegularDistancesShareNoChannelWhileAnotherIsIdle) {
+  for (const int peerChannels : {1, 4, 8, 32}) {
+    for (int channelsPerPeer = 1; channelsPerPeer <= peerChannels; channelsPerPeer *= 2) {
+      const int turn = peerChannels / channelsPerPeer;
+      for (int distance = 1; distance <= turn; distance *= 2) {
+        SCOPED_TRACE(std::to_string(peerChannels) + " channels, " +
+                     std::to_string(channelsPerPeer) + " of each peer, distance " +
+                     std::to_string(distance));
+        const CommConfig config = configOf(0, turn * distance, 4, peerChannels, channelsPerPeer);
+        std::set<int> channels;
+        for (int i = 0; i < turn; i++) {
+          const int first = firstMessageChannel(config, 0, i * distance);
+          EXPECT_EQ(first % channelsPerPeer, 0);
+          EXPECT_LT(first, peerChannels);
+          channels.insert(first);
+        }
+        EXPECT_EQ(static_cast<int>(channels.size()), turn);
+      }
+    }
+  }
 }
 
 TEST(PlanMessages, TheModelSeesAMissingReceive) {
