@@ -98,6 +98,10 @@ constexpr Row kRows[] = {
      "seed of the fiber schedule: 0 or more makes a run reproducible"},
     {"UNISONO_HOST_BROKEN_LINK", Text{&S::hostBrokenLink, "device-device"}, "none",
      "link of two simulated GPUs that changes data which is copied over it, for tests: 0-1"},
+    {"UNISONO_HOST_SEGMENT_BYTES",
+     Number{&S::hostSegmentBytes, 0, kUnlimited, OutOfRange::useDefault, "bytes"}, "0",
+     "makes larger buffers of simulated GPUs of adjacent allocations of so many bytes, like "
+     "PyTorch's expandable segments, for tests"},
     {kConfigurationVariable, ConfigurationPath{}, "~/.nccl.conf",
      "configuration file to read before /etc/nccl.conf"},
     {"NCCL_DEBUG", Choice{&S::debugLevel, "VERSION|WARN|INFO|ABORT|TRACE"}, "no log",

@@ -20,6 +20,7 @@ struct Settings {
   int64_t hostDevices = 8;       // UNISONO_HOST_DEVICES
   std::string hostExecutor;      // UNISONO_HOST_EXECUTOR: fibers (also if empty), threads, weak
   std::string hostBrokenLink;    // UNISONO_HOST_BROKEN_LINK: two devices, "0-1"
+  int64_t hostSegmentBytes = 0;  // UNISONO_HOST_SEGMENT_BYTES; 0: every buffer is one allocation
   int64_t hostSeed = -1;         // UNISONO_HOST_SEED: 0 or more makes a run reproducible
 
   // Log.

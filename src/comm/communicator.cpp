@@ -323,7 +323,7 @@ std::shared_ptr<void> Communicator::registerTogether(void* address, uint64_t byt
   WindowOffer offer{};
   offer.window = isShared ? own : 0;
   offer.address = reinterpret_cast<uint64_t>(address);
-  offer.offset = offer.address - runtime_.findAllocation(address).base;
+  offer.offset = offer.address - runtime_.findRun(address, bytes).base;
   offer.bytes = bytes;
   offer.isOpen = runtime_.inspect(address).openToPeers ? 1 : 0;
   offer.usesCopyEngines = isSymmetric && mayUseCopyEngines_ ? 1 : 0;

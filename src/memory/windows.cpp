@@ -27,6 +27,10 @@ size_t indexOf(uint64_t window) {
   return window % device::kWindowSlots;
 }
 
+std::pair<uint64_t, uint64_t> keyOf(const runtime::Allocation& allocation) {
+  return {allocation.base, allocation.bytes};
+}
+
 }  // namespace
 
 std::shared_ptr<Windows> Windows::create(runtime::Runtime& runtime, int device,
@@ -65,9 +69,9 @@ Windows::Windows(runtime::Runtime& runtime, int device, std::shared_ptr<Arena> a
 }
 
 device::WindowReference Windows::find(const void* address, uint64_t bytes, int peer, bool kept) {
-  const runtime::Allocation allocation = runtime_.findAllocation(address);
+  const runtime::Allocation allocation = runtime_.findRun(address, bytes);
+  if (allocation.serial == 0) return {};
   const uint64_t offset = reinterpret_cast<uint64_t>(address) - allocation.base;
-  if (allocation.serial == 0 || bytes > allocation.bytes - offset) return {};
   uint64_t id = 0;
   bool isNews = false;
   {
@@ -84,9 +88,8 @@ device::WindowReference Windows::find(const void* address, uint64_t bytes, int p
 }
 
 uint64_t Windows::registerMemory(const void* address, uint64_t bytes) {
-  const runtime::Allocation allocation = runtime_.findAllocation(address);
-  const uint64_t offset = reinterpret_cast<uint64_t>(address) - allocation.base;
-  if (allocation.serial == 0 || bytes > allocation.bytes - offset) return 0;
+  const runtime::Allocation allocation = runtime_.findRun(address, bytes);
+  if (allocation.serial == 0) return 0;
   uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -153,7 +156,7 @@ std::shared_ptr<runtime::MappedMemory> Windows::mapped(int peer, uint64_t id) co
 // that cannot be shared, or null if there is no room.
 Windows::OwnWindow* Windows::findOwn(const runtime::Allocation& allocation) {
   if (closed_) return nullptr;
-  auto found = own_.find(allocation.base);
+  auto found = own_.find(keyOf(allocation));
   if (found != own_.end() && found->second.allocation != allocation) {
     retire(found->second);
     own_.erase(found);
@@ -173,7 +176,7 @@ Windows::OwnWindow* Windows::findOwn(const runtime::Allocation& allocation) {
   ownBytes_ += allocation.bytes;
   const OwnWindow window{
       ++generation_ * device::kWindowSlots + number, allocation, none, none, Clock::now(), false};
-  return &own_.emplace(allocation.base, window).first->second;
+  return &own_.emplace(keyOf(allocation), window).first->second;
 }
 
 // Has the mapper tell `peer` (-1: every peer) of a window. Returns whether it is news to any.
@@ -250,14 +253,17 @@ void Windows::findFreed() {
   std::vector<runtime::Allocation> allocations;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [base, window] : own_) allocations.push_back(window.allocation);
+    for (const auto& [key, window] : own_) allocations.push_back(window.allocation);
   }
   bool any = false;
   for (const runtime::Allocation& allocation : allocations) {
-    if (runtime_.findAllocation(reinterpret_cast<void*>(allocation.base)) == allocation) continue;
+    if (runtime_.findRun(reinterpret_cast<void*>(allocation.base), allocation.bytes) ==
+        allocation) {
+      continue;
+    }
     any = true;
     const std::lock_guard lock(mutex_);
-    const auto found = own_.find(allocation.base);
+    const auto found = own_.find(keyOf(allocation));
     if (found == own_.end() || found->second.allocation != allocation) continue;
     retire(found->second);
     own_.erase(found);
@@ -272,7 +278,7 @@ void Windows::announce() {
   {
     const std::lock_guard lock(mutex_);
     retired.swap(retired_);
-    for (const auto& [base, window] : own_) {
+    for (const auto& [key, window] : own_) {
       if (window.id != 0 && window.wanted != window.told) {
         news.emplace_back(window.allocation, window.id);
       }
@@ -280,22 +286,21 @@ void Windows::announce() {
   }
   for (const RetiredWindow& window : retired) {
     for (size_t peer = 0; peer < window.told.size(); peer++) {
-      if (window.told[peer]) send(static_cast<int>(peer), {window.id, 0, {}});
+      if (window.told[peer]) send(static_cast<int>(peer), {window.id, {}});
     }
   }
   for (const auto& [allocation, id] : news) {
-    WindowMessage message{id, 1, {}};
+    WindowMessage message{id, {}};
     std::string failure;
     try {
-      message.handle =
-          runtime_.exportMemory(reinterpret_cast<void*>(allocation.base), allocation.bytes);
+      message.handles = runtime_.exportRun(allocation);
     } catch (const Error& error) {
       failure = error.what();
     }
     std::vector<size_t> to;
     {
       const std::lock_guard lock(mutex_);
-      const auto found = own_.find(allocation.base);
+      const auto found = own_.find(keyOf(allocation));
       if (found == own_.end() || found->second.id != id) continue;
       OwnWindow& window = found->second;
       if (!failure.empty()) {
@@ -324,7 +329,13 @@ void Windows::send(int peer, const WindowMessage& message) {
   const std::lock_guard lock(bootstrapMutex_);
   if (bootstrap_ == nullptr) return;
   try {
-    bootstrap_->send(peer, kTag, std::as_bytes(std::span(&message, 1)));
+    std::vector<std::byte> bytes;
+    const auto append = [&bytes](std::span<const std::byte> more) {
+      bytes.insert(bytes.end(), more.begin(), more.end());
+    };
+    append(std::as_bytes(std::span(&message.window, 1)));
+    append(std::as_bytes(std::span(message.handles)));
+    bootstrap_->send(peer, kTag, bytes);
   } catch (const Error& error) {
     // It has ended, and its mappings with it.
     logInfo("rank {}: rank {} is told of no window: {}", options_.rank, peer, error.what());
@@ -338,10 +349,17 @@ void Windows::receive() {
     messages.swap(inbox_);
   }
   for (const auto& [peer, bytes] : messages) {
-    WindowMessage message;
-    if (bytes.size() != sizeof(message) || !options_.peers[static_cast<size_t>(peer)]) continue;
-    std::memcpy(&message, bytes.data(), sizeof(message));
-    if (message.maps != 0) {
+    WindowMessage message{};
+    constexpr size_t kHead = sizeof(message.window), kEach = sizeof(runtime::MemoryHandle);
+    if (bytes.size() < kHead || (bytes.size() - kHead) % kEach != 0 ||
+        !options_.peers[static_cast<size_t>(peer)]) {
+      continue;
+    }
+    std::memcpy(&message.window, bytes.data(), kHead);
+    for (size_t offset = kHead; offset < bytes.size(); offset += kEach) {
+      std::memcpy(&message.handles.emplace_back(), bytes.data() + offset, kEach);
+    }
+    if (!message.handles.empty()) {
       map(peer, message);
       const WindowEntry place(peer, indexOf(message.window));
       const auto found = mapped_.find(place);
@@ -367,7 +385,8 @@ void Windows::map(int peer, const WindowMessage& message) {
     waiting_.emplace_back(peer, message);
     return;
   }
-  const uint64_t bytes = message.handle.bytes;
+  uint64_t bytes = 0;
+  for (const runtime::MemoryHandle& handle : message.handles) bytes += handle.bytes;
   if (mappedBytes_ + bytes > options_.maxBytes) {
     uint64_t leaving = 0;
     for (const auto& [entry, window] : mapped_) leaving += window.unmapping ? window.bytes : 0;
@@ -383,7 +402,7 @@ void Windows::map(int peer, const WindowMessage& message) {
   }
   std::shared_ptr<runtime::MappedMemory> memory;
   try {
-    memory = runtime_.importMemory(message.handle, device_);
+    memory = runtime_.importRun(message.handles, device_);
   } catch (const Error& error) {
     logOnce(mapLogged_, fmt::format("a buffer of rank {} cannot be mapped, so data for it is "
                                     "copied (this is normal if it was just freed): {}",
@@ -424,7 +443,7 @@ void Windows::close(bool aborted) {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    for (const auto& [base, window] : own_) retire(window);
+    for (const auto& [key, window] : own_) retire(window);
     own_.clear();
     retired.swap(retired_);
     inbox_.clear();
@@ -432,7 +451,7 @@ void Windows::close(bool aborted) {
   }
   for (const RetiredWindow& window : retired) {
     for (size_t peer = 0; !aborted && peer < window.told.size(); peer++) {
-      if (window.told[peer]) send(static_cast<int>(peer), {window.id, 0, {}});
+      if (window.told[peer]) send(static_cast<int>(peer), {window.id, {}});
     }
   }
   const std::lock_guard lock(bootstrapMutex_);

@@ -21,9 +21,10 @@
 
 namespace unisono::memory {
 
-// The windows of one rank of a communicator: allocations of the application that its peers map, and
-// allocations of the peers that it has mapped (docs/decisions/0009-windows.md). Calls only look up;
-// one thread of the process, the mapper, does everything that takes time, in work().
+// The windows of one rank of a communicator: memory of the application that its peers map, and
+// memory of the peers that it has mapped (docs/decisions/0009-windows.md). A window is an
+// allocation, or the adjacent allocations that hold a buffer. Calls only look up; one thread of the
+// process, the mapper, does everything that takes time, in work().
 class Windows : public std::enable_shared_from_this<Windows> {
  public:
   struct WindowOptions {
@@ -91,10 +92,10 @@ class Windows : public std::enable_shared_from_this<Windows> {
     uint64_t id;
     std::vector<bool> told;
   };
+  // Sent as the id and the handles. Without handles: unmap it.
   struct WindowMessage {
     uint64_t window;
-    uint64_t maps;  // 1 with a handle, 0 to unmap
-    runtime::MemoryHandle handle;
+    std::vector<runtime::MemoryHandle> handles;  // of adjacent allocations
   };
   struct PeerWindow {
     uint64_t id;
@@ -106,6 +107,8 @@ class Windows : public std::enable_shared_from_this<Windows> {
 
   Windows(runtime::Runtime& runtime, int device, std::shared_ptr<Arena> arena,
           bootstrap::Bootstrap& bootstrap, const WindowOptions& options, Wake wake);
+
+  using OwnKey = std::pair<uint64_t, uint64_t>;  // address and bytes of the allocations
 
   OwnWindow* findOwn(const runtime::Allocation& allocation);
   bool tell(OwnWindow& window, int peer);
@@ -131,7 +134,7 @@ class Windows : public std::enable_shared_from_this<Windows> {
   device::MappedWindow* table_;
 
   mutable std::mutex mutex_;
-  std::map<uint64_t, OwnWindow> own_;  // by the start of the allocation
+  std::map<OwnKey, OwnWindow> own_;
   uint64_t ownBytes_ = 0;
   std::vector<bool> indexUsed_ = std::vector<bool>(device::kWindowSlots);
   uint64_t generation_ = 0;

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "runtime/fallback.h"
 
 namespace unisono::runtime {
@@ -56,6 +57,60 @@ Runtime& Runtime::get() {
   std::lock_guard lock(mutex);
   if (instance == nullptr) instance = createRuntime(settingsFromEnvironment()).release();
   return *instance;
+}
+
+Allocation Runtime::findRun(const void* address, size_t bytes) {
+  Allocation run = findAllocation(address);
+  const uint64_t offset = reinterpret_cast<uint64_t>(address) - run.base;
+  for (int allocations = 1; run.serial != 0 && run.bytes - offset < bytes; allocations++) {
+    if (allocations == kLongestRun) return {};
+    const uint64_t end = run.base + run.bytes;
+    const Allocation next = findAllocation(reinterpret_cast<const void*>(end));
+    if (next.serial == 0 || next.base != end) return {};
+    run.bytes += next.bytes;
+    run.serial = mix64(run.serial) + next.serial;
+  }
+  return run;
+}
+
+std::vector<MemoryHandle> Runtime::exportRun(const Allocation& run) {
+  std::vector<MemoryHandle> handles;
+  const uint64_t end = run.base + run.bytes;
+  for (uint64_t base = run.base; base < end;) {
+    const auto* address = reinterpret_cast<const void*>(base);
+    const Allocation allocation = findAllocation(address);
+    if (allocation.serial == 0 || allocation.base != base || allocation.bytes > end - base) {
+      throw invalidArgument("The memory at {} was freed", address);
+    }
+    handles.push_back(exportMemory(address, allocation.bytes));
+    base += allocation.bytes;
+  }
+  return handles;
+}
+
+void checkRun(std::span<const MemoryHandle> handles) {
+  if (handles.empty()) throw invalidArgument("No memory handle was given");
+  for (const MemoryHandle& handle : handles) {
+    const uint64_t offset = handle.address - handle.base;
+    if (handle.address < handle.base || offset > handle.baseBytes ||
+        handle.bytes > handle.baseBytes - offset) {
+      throw invalidArgument(
+          "A memory handle names {} bytes at {:#x}, outside of its allocation of {} bytes at {:#x}",
+          handle.bytes, handle.address, handle.baseBytes, handle.base);
+    }
+  }
+  for (size_t i = 1; i < handles.size(); i++) {
+    const MemoryHandle &before = handles[i - 1], &here = handles[i];
+    const uint64_t end = before.base + before.baseBytes;
+    if (before.address + before.bytes != end || here.address != here.base || here.base != end ||
+        before.device != here.device || before.process != here.process ||
+        before.kind != here.kind) {
+      throw invalidArgument(
+          "The memory handle of {} bytes at {:#x} does not continue the one of {} bytes at {:#x}",
+          here.bytes, here.address, before.bytes, before.address)
+          .remedy("Buffers that span several allocations must be on one device");
+    }
+  }
 }
 
 const std::string& whyNoGpu() {

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "base/settings.h"
 #include "base/unique_descriptor.h"
@@ -63,6 +64,10 @@ struct MemoryHandle {
   std::array<std::byte, 64> fabric;   // CUmemFabricHandle
 };
 static_assert(std::is_trivially_copyable_v<MemoryHandle>);
+
+// Checks that each of `handles`, which another process may have sent, names a range inside its
+// allocation, and that the ranges follow each other without a gap. Throws Error(invalidArgument).
+void checkRun(std::span<const MemoryHandle> handles);
 
 // Device memory as adapters map it: a range of a DMA-BUF.
 struct DmaBuf {
@@ -146,8 +151,8 @@ struct PointerInfo {
   bool openToPeers = false;  // kernels on other devices of this process can reach it
 };
 
-// The allocation that an address is in. `serial` tells it from every other one of this process,
-// past and future, also from those at the same address; 0: there is none.
+// An allocation, or several at consecutive addresses. `serial` tells it from every other one of
+// this process, past and future, also from those at the same address; 0: there is none.
 struct Allocation {
   uint64_t base = 0;
   uint64_t bytes = 0;
@@ -226,9 +231,17 @@ class Runtime {
   // Any device address of this process, ours or an application's (cudaMalloc, the pool of a
   // framework, cuMemCreate); `bytes` must be inside one allocation. Throws invalidArgument if not.
   virtual MemoryHandle exportMemory(const void* address, size_t bytes) = 0;
+  // Exports each of the allocations that `run` consists of, in the order of their addresses.
+  std::vector<MemoryHandle> exportRun(const Allocation& run);
   // Maps what `handle` names so that kernels on `device` can use it; in the exporter's own process
   // the same address. Throws Error that says why it cannot be mapped.
-  virtual std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) = 0;
+  std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) {
+    return importRun({&handle, 1}, device);
+  }
+  // Maps what exportRun() returned at consecutive addresses, as importMemory() does. One handle may
+  // also name a part of an allocation.
+  virtual std::shared_ptr<MappedMemory> importRun(std::span<const MemoryHandle> handles,
+                                                  int device) = 0;
 
   // Whether exportDmaBuf() is there for memory of `device`.
   virtual bool supportsDmaBuf(int device) = 0;
@@ -256,6 +269,11 @@ class Runtime {
 
   // The allocation of device memory that `address` is in, ours or an application's.
   virtual Allocation findAllocation(const void* address) = 0;
+  // The allocations that hold a range, where they follow each other without a gap: a buffer in
+  // PyTorch's expandable segments spans several of 20 MiB. None if a part of the range is not
+  // allocated, or if there are more than kLongestRun: sharing takes a descriptor for each.
+  Allocation findRun(const void* address, size_t bytes);
+  static constexpr int kLongestRun = 128;
   // Drops the references that exportMemory() keeps to memory that was freed since.
   virtual void releaseFreedExports() {}
 

@@ -43,16 +43,17 @@ bool receiveMessage(int channel, Message& message) {
 
 ChildReply importAndWrite(Runtime& runtime, const ChildRequest& request) {
   ChildReply reply{};
-  const MemoryHandle& handle = request.handle;
-  auto mapped = runtime.importMemory(handle, request.device);
-  auto again = runtime.importMemory(handle, request.device);
+  std::vector<MemoryHandle> handles{request.handle};
+  if (request.next.bytes > 0) handles.push_back(request.next);
+  const size_t bytes = request.handle.bytes + request.next.bytes;
+  auto mapped = runtime.importRun(handles, request.device);
+  auto again = runtime.importRun(handles, request.device);
   if (mapped->address() != again->address()) {
     throw internalError("two imports of one range gave two addresses");
   }
   again.reset();
-  reply.wrong =
-      countOther(runtime, request.device, mapped->address(), handle.bytes, request.expected);
-  fill(runtime, request.device, mapped->address(), handle.bytes, request.written);
+  reply.wrong = countOther(runtime, request.device, mapped->address(), bytes, request.expected);
+  fill(runtime, request.device, mapped->address(), bytes, request.written);
   reply.succeeded = true;
   return reply;
 }

@@ -35,6 +35,7 @@ struct ChildRequest {
   int device;           // then set all to `written` by a kernel
   unsigned char expected;
   unsigned char written;
+  MemoryHandle next = {};  // the allocation after `handle`, mapped with it; none if it has no bytes
 };
 struct ChildReply {
   bool succeeded;

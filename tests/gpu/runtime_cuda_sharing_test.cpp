@@ -197,8 +197,30 @@ TEST_F(CudaSharingTest, AnApplicationsVmmMemoryIsSharedAndItsOfferEndsWithIt) {
   }
   EXPECT_TRUE(spans) << "a range over two allocations was exported as one";
 
+  // Together they are mapped at consecutive addresses.
+  const auto passRun = [&](unsigned char expected, unsigned char written) {
+    const Allocation run = runtime_->findRun(first + kOffset, 2 * granularity - kOffset);
+    ASSERT_EQ(run.base, reserved);
+    ASSERT_EQ(run.bytes, 2 * granularity);
+    fill(*runtime_, 0, first, 2 * granularity, expected);
+    const std::vector<MemoryHandle> handles = runtime_->exportRun(run);
+    ASSERT_EQ(handles.size(), 2u);
+    const ChildReply reply =
+        child.ask({ChildRequest::What::importMemory, handles[0], 0, expected, written, handles[1]});
+    ASSERT_TRUE(reply.succeeded) << reply.text;
+    EXPECT_EQ(reply.wrong, 0u);
+    EXPECT_EQ(countOther(*runtime_, 0, first, 2 * granularity, written), 0u);
+    const std::vector<MemoryHandle> swapped{handles[1], handles[0]};
+    EXPECT_THROW(runtime_->importRun(swapped, 0), Error);
+  };
+  passRun(0x21, 0x42);
+  const Allocation before = runtime_->findRun(first, 2 * granularity);
+
   ASSERT_EQ(driver().memUnmap(reserved + granularity, granularity), CUDA_SUCCESS);
+  EXPECT_EQ(runtime_->findRun(first, 2 * granularity), Allocation());
   ASSERT_EQ(map(1), second);
+  EXPECT_NE(runtime_->findRun(first, 2 * granularity).serial, before.serial);
+  passRun(0x63, 0x84);
   passThrough(child, *runtime_, 0, second, 4096, 0);
   EXPECT_NE(earlier.payload, runtime_->exportMemory(second, 64).payload);
   ChildReply reply = child.ask({ChildRequest::What::importMemory, earlier, 0, 0, 0});

@@ -58,17 +58,23 @@ def say_library():
     return path, version
 
 
+def gpu_of(rank):
+    """The GPU of a rank. Ranks share GPUs where there are fewer of them, which needs
+    NCCL_MULTI_RANK_GPU_ENABLE=1."""
+    return rank % torch.cuda.device_count()
+
+
 def barrier(rank, device):
-    dist.barrier(**({"device_ids": [rank]} if device == "cuda" else {}))
+    dist.barrier(**({"device_ids": [gpu_of(rank)]} if device == "cuda" else {}))
 
 
 def _rank_main(rank, world, device, eager, rendezvous, function, arguments):
     try:
         keywords = {}
         if device == "cuda":
-            torch.cuda.set_device(rank)
+            torch.cuda.set_device(gpu_of(rank))
             if eager:
-                keywords["device_id"] = torch.device("cuda", rank)
+                keywords["device_id"] = torch.device("cuda", gpu_of(rank))
         dist.init_process_group(
             backend="nccl" if device == "cuda" else "gloo", init_method=f"file://{rendezvous}",
             rank=rank, world_size=world, timeout=TIMEOUT, **keywords)

@@ -98,7 +98,7 @@ def run(rank, world, device, arguments):
     buffers = {}
     end = time.monotonic() + arguments.seconds
     call = 0
-    stop = torch.zeros(1, device=f"cuda:{rank}")
+    stop = torch.zeros(1, device="cuda")
     while True:
         if call % 50 == 0:
             # The ranks stop together.

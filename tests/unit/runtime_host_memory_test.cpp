@@ -153,6 +153,76 @@ TEST(HostProcessTest, ExchangesDataThroughSharedMemory) {
   }
 }
 
+Settings segmentSettings() {
+  Settings settings = hostSettings();
+  settings.hostSegmentBytes = 2 << 20;
+  return settings;
+}
+
+constexpr size_t kRunBytes = (5 << 20) + 100;
+
+// Fills memory of several allocations and sends it, with the bytes that the peer has to write.
+Child ownerOfARun([](int channel) {
+  HostRuntime runtime(segmentSettings());
+  auto memory = runtime.allocateForUser(1, kRunBytes);
+  auto* bytes = static_cast<std::byte*>(memory->address());
+  for (size_t i = 0; i < kRunBytes; i++) bytes[i] = static_cast<std::byte>(i % 251);
+  const std::vector<MemoryHandle> handles =
+      runtime.exportRun(runtime.findRun(bytes + 1000, kRunBytes - 1000));
+  put(channel, handles.size());
+  for (const MemoryHandle& handle : handles) put(channel, handle);
+  take<char>(channel);
+  for (size_t i = 0; i < kRunBytes; i++) {
+    if (bytes[i] != static_cast<std::byte>(i % 241)) return 5;
+  }
+  return 0;
+});
+
+TEST(HostProcessTest, AdjacentAllocationsAreMappedAtConsecutiveAddresses) {
+  ownerOfARun.start();
+  const int channel = ownerOfARun.channel();
+  std::vector<MemoryHandle> handles(take<size_t>(channel));
+  ASSERT_EQ(handles.size(), 3u);
+  for (MemoryHandle& handle : handles) handle = take<MemoryHandle>(channel);
+  HostRuntime runtime(hostSettings());
+  {
+    const auto mapped = runtime.importRun(handles, 0);
+    auto* bytes = static_cast<std::byte*>(mapped->address());
+    size_t wrong = 0;
+    for (size_t i = 0; i < kRunBytes; i++) {
+      wrong += bytes[i] == static_cast<std::byte>(i % 251) ? 0 : 1;
+      bytes[i] = static_cast<std::byte>(i % 241);
+    }
+    EXPECT_EQ(wrong, 0u);
+  }
+  const std::vector<MemoryHandle> holed{handles[0], handles[2]};
+  EXPECT_TRUE(contains(errorOf([&] { runtime.importRun(holed, 0); }), "does not continue"));
+  put(channel, 'x');
+  EXPECT_EQ(ownerOfARun.wait(), 0);
+}
+
+TEST(HostMemoryTest, ARunIsTheAllocationsThatHoldARange) {
+  HostRuntime runtime(segmentSettings());
+  auto memory = runtime.allocateForUser(0, kRunBytes);
+  auto* bytes = static_cast<std::byte*>(memory->address());
+  const Allocation first = runtime.findAllocation(bytes);
+  EXPECT_EQ(first.bytes, size_t{2} << 20);
+  EXPECT_EQ(runtime.findRun(bytes, first.bytes), first);
+  const Allocation two = runtime.findRun(bytes + first.bytes - 1, 2);
+  EXPECT_EQ(two.base, first.base);
+  EXPECT_EQ(two.bytes, 2 * first.bytes);
+  EXPECT_NE(two.serial, first.serial);
+  EXPECT_EQ(runtime.findRun(bytes, kRunBytes).bytes, kRunBytes);
+  EXPECT_EQ(runtime.findRun(bytes, kRunBytes + 1), Allocation());
+  // In the same process the same addresses.
+  const auto mapped = runtime.importRun(runtime.exportRun(two), 1);
+  EXPECT_EQ(mapped->address(), bytes);
+  const Allocation whole = runtime.findRun(bytes, kRunBytes);
+  memory.reset();
+  EXPECT_EQ(runtime.findRun(bytes, kRunBytes), Allocation());
+  EXPECT_TRUE(contains(errorOf([&] { runtime.exportRun(whole); }), "freed"));
+}
+
 Child shortLived([](int channel) {
   HostRuntime runtime(hostSettings());
   auto memory = runtime.allocate(0, 100);

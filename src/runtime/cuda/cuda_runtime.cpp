@@ -79,8 +79,9 @@ class CudaRuntime final : public Runtime {
   MemoryHandle exportMemory(const void* address, size_t bytes) override {
     return exportCudaMemory(address, bytes);
   }
-  std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override {
-    return importCudaMemory(handle, device);
+  std::shared_ptr<MappedMemory> importRun(std::span<const MemoryHandle> handles,
+                                          int device) override {
+    return importCudaMemory(handles, device);
   }
   bool supportsDmaBuf(int device) override;
   DmaBuf exportDmaBuf(const void* address, size_t bytes) override;

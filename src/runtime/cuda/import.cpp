@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/driver.h"
@@ -26,8 +28,8 @@ class Mapping {
 
 class VmmMapping final : public Mapping {
  public:
-  VmmMapping(const PhysicalMemory& memory, size_t bytes, int owner, int device)
-      : range_(memory, bytes, 0, device), owner_(owner) {}
+  VmmMapping(std::span<const AddressRange::Part> parts, int owner, int device)
+      : range_(parts, 0, device), owner_(owner) {}
   std::byte* base() const override { return static_cast<std::byte*>(range_.address()); }
   void allow(int device) override { grantAccess(range_.address(), range_.bytes(), device, owner_); }
 
@@ -90,8 +92,7 @@ UniqueDescriptor descriptorOf(const MemoryHandle& handle, std::string& why) {
   }
 }
 
-std::shared_ptr<Mapping> openFabric(const MemoryHandle& handle, int device,
-                                    const std::string& why) {
+PhysicalMemory openFabric(const MemoryHandle& handle, int device, const std::string& why) {
   CUmemFabricHandle fabric;
   std::memcpy(&fabric, handle.fabric.data(), sizeof(fabric));
   CUmemGenericAllocationHandle physical = 0;
@@ -107,11 +108,14 @@ std::shared_ptr<Mapping> openFabric(const MemoryHandle& handle, int device,
     error.remedy(remedy);
     throw error;
   }
-  return std::make_shared<VmmMapping>(PhysicalMemory(physical), handle.baseBytes, device, device);
+  return PhysicalMemory(physical);
 }
 
-std::shared_ptr<Mapping> openVmm(const MemoryHandle& handle, int device) {
+// `owner` becomes the ordinal of its device here, or that of the importer for a GPU of another
+// host.
+PhysicalMemory openVmm(const MemoryHandle& handle, int device, int& owner) {
   std::string why;
+  owner = device;
   UniqueDescriptor descriptor = descriptorOf(handle, why);
   if (!descriptor) return openFabric(handle, device, why);
   CUmemGenericAllocationHandle physical = 0;
@@ -127,40 +131,54 @@ std::shared_ptr<Mapping> openVmm(const MemoryHandle& handle, int device) {
     throw error;
   }
   PhysicalMemory memory(physical);
-  return std::make_shared<VmmMapping>(memory, handle.baseBytes, memory.properties().location.id,
-                                      device);
+  owner = memory.properties().location.id;
+  return memory;
 }
 
-// The mappings that are in use, so that ranges of one allocation share one. Each payload is unique
-// to an allocation: a ticket holds a random token, and CUDA never gives a handle twice.
+std::shared_ptr<Mapping> mapVmm(std::span<const MemoryHandle> handles, int device) {
+  std::vector<PhysicalMemory> memory;
+  std::vector<AddressRange::Part> parts;
+  int owner = device;
+  for (const MemoryHandle& handle : handles) {
+    memory.push_back(openVmm(handle, device, owner));
+    parts.push_back({memory.back().handle(), handle.baseBytes});
+  }
+  return std::make_shared<VmmMapping>(parts, owner, device);
+}
+
+// The mappings that are in use, so that ranges of one allocation, or of one run of allocations,
+// share one. Each payload is unique to an allocation: a ticket holds a random token, and CUDA never
+// gives a handle twice.
 class ImportCache {
  public:
-  std::shared_ptr<Mapping> get(const MemoryHandle& handle, int device) {
-    bool legacy = handle.kind == MemoryHandle::Kind::legacyIpc;
+  std::shared_ptr<Mapping> get(std::span<const MemoryHandle> handles, int device) {
+    bool legacy = handles.front().kind == MemoryHandle::Kind::legacyIpc;
     std::string key;
     auto append = [&key](const auto& value) {
       key.append(reinterpret_cast<const char*>(&value), sizeof(value));
     };
-    append(handle.payload);
-    append(handle.fabric);
-    append(handle.process);
-    append(handle.base);
+    for (const MemoryHandle& handle : handles) {
+      append(handle.payload);
+      append(handle.fabric);
+      append(handle.process);
+      append(handle.base);
+    }
     append(legacy ? device : -1);  // legacy IPC maps for one device at a time
     if (std::shared_ptr<Mapping> mapping = find(key)) return mapping;
     // Opened without the lock, since the other process may be slow to answer. Two threads may both
     // open; CUDA allows that, and one mapping is kept.
-    return keep(key, open(handle, device));
+    return keep(key, open(handles, device));
   }
 
  private:
-  static std::shared_ptr<Mapping> open(const MemoryHandle& handle, int device) {
-    switch (handle.kind) {
+  static std::shared_ptr<Mapping> open(std::span<const MemoryHandle> handles, int device) {
+    switch (handles.front().kind) {
       case MemoryHandle::Kind::legacyIpc:
-        return std::make_shared<LegacyMapping>(handle, device);
+        return std::make_shared<LegacyMapping>(handles.front(), device);
       case MemoryHandle::Kind::hostMemory:
-        return std::make_shared<HostMapping>(handle, device);
+        return std::make_shared<HostMapping>(handles.front(), device);
       default:
-        return openVmm(handle, device);
+        return mapVmm(handles, device);
     }
   }
 
@@ -218,28 +236,33 @@ void makeAccessible(const MemoryHandle& handle, int device) {
 
 }  // namespace
 
-std::shared_ptr<MappedMemory> importCudaMemory(const MemoryHandle& handle, int device) {
-  if (handle.kind > MemoryHandle::Kind::hostMemory ||
-      (handle.kind == MemoryHandle::Kind::none && handle.hasFabric == 0)) {
-    throw invalidArgument("A memory handle of kind {} cannot be mapped by CUDA",
-                          static_cast<uint32_t>(handle.kind))
-        .device(device);
-  }
-  uint64_t offset = handle.address - handle.base;
-  if (handle.address < handle.base || offset > handle.baseBytes ||
-      handle.bytes > handle.baseBytes - offset) {
-    throw invalidArgument("A memory handle names {} bytes at {:#x}, outside of its allocation",
-                          handle.bytes, handle.address)
-        .device(device);
+std::shared_ptr<MappedMemory> importCudaMemory(std::span<const MemoryHandle> handles, int device) {
+  checkRun(handles);
+  for (const MemoryHandle& handle : handles) {
+    const bool isVmm = handle.kind == MemoryHandle::Kind::descriptor || handle.hasFabric != 0;
+    if (handle.kind > MemoryHandle::Kind::hostMemory ||
+        (handle.kind == MemoryHandle::Kind::none && !isVmm)) {
+      throw invalidArgument("A memory handle of kind {} cannot be mapped by CUDA",
+                            static_cast<uint32_t>(handle.kind))
+          .device(device);
+    }
+    if (handles.size() > 1 && !isVmm) {
+      throw invalidArgument(
+          "The {} bytes at {:#x} go beyond their allocation, which is not memory of cuMemCreate",
+          handle.bytes, handle.address)
+          .device(device)
+          .remedy("Check the count and the pointer of the call");
+    }
   }
   DeviceCallScope scope(device);
-  if (handle.process == processToken()) {
-    makeAccessible(handle, device);
-    return std::make_shared<LocalRange>(reinterpret_cast<void*>(handle.address));
+  const MemoryHandle& first = handles.front();
+  if (first.process == processToken()) {
+    for (const MemoryHandle& handle : handles) makeAccessible(handle, device);
+    return std::make_shared<LocalRange>(reinterpret_cast<void*>(first.address));
   }
-  std::shared_ptr<Mapping> mapping = mappings().get(handle, device);
+  std::shared_ptr<Mapping> mapping = mappings().get(handles, device);
   mapping->allow(device);
-  return std::make_shared<ForeignRange>(std::move(mapping), offset);
+  return std::make_shared<ForeignRange>(std::move(mapping), first.address - first.base);
 }
 
 }  // namespace unisono::runtime

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -286,23 +287,39 @@ CUmemAllocationProp PhysicalMemory::properties() const {
   return properties;
 }
 
-AddressRange::AddressRange(const PhysicalMemory& memory, size_t bytes, size_t granularity,
-                           int device)
-    : bytes_(bytes), device_(device) {
-  check(driver().memAddressReserve(&address_, bytes, granularity, 0, 0), "cuMemAddressReserve",
+AddressRange::AddressRange(std::span<const Part> parts, size_t granularity, int device)
+    : device_(device) {
+  for (const Part& part : parts) bytes_ += part.bytes;
+  check(driver().memAddressReserve(&address_, bytes_, granularity, 0, 0), "cuMemAddressReserve",
         device);
-  CUresult result = driver().memMap(address_, bytes, 0, memory.handle(), 0);
-  if (result != CUDA_SUCCESS) {
-    quietly(driver().memAddressFree(address_, bytes));
-    throw cudaFailure(result, "cuMemMap", device);
+  CUdeviceptr address = address_;
+  for (const Part& part : parts) {
+    const CUresult result = driver().memMap(address, part.bytes, 0, part.memory, 0);
+    if (result != CUDA_SUCCESS) {
+      release();
+      throw cudaFailure(result, "cuMemMap", device);
+    }
+    mapped_.push_back(part.bytes);
+    address += part.bytes;
   }
 }
 
+AddressRange::AddressRange(const PhysicalMemory& memory, size_t bytes, size_t granularity,
+                           int device)
+    : AddressRange(std::array{Part{memory.handle(), bytes}}, granularity, device) {}
+
 AddressRange::~AddressRange() {
-  releaseOn(device_, [this] {
-    quietly(driver().memUnmap(address_, bytes_));
-    quietly(driver().memAddressFree(address_, bytes_));
-  });
+  releaseOn(device_, [this] { release(); });
+}
+
+// A mapping is unmapped whole, so each by itself.
+void AddressRange::release() {
+  CUdeviceptr address = address_;
+  for (const size_t bytes : mapped_) {
+    quietly(driver().memUnmap(address, bytes));
+    address += bytes;
+  }
+  quietly(driver().memAddressFree(address_, bytes_));
 }
 
 SharingSupport sharingSupport(int device) {

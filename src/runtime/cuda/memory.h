@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "runtime/runtime.h"
@@ -33,11 +35,16 @@ class PhysicalMemory {
   bool owned_ = false;
 };
 
-// Owns a range of addresses with one physical allocation mapped from its start; no device may
-// access it until grantAccess. `bytes` is a multiple of the allocation's granularity; a granularity
+// Owns a range of addresses with physical allocations mapped one after the other; no device may
+// access it until grantAccess. Sizes are multiples of the allocations' granularity; a granularity
 // of 0 is the driver's own. The mapping keeps the physical memory.
 class AddressRange {
  public:
+  struct Part {
+    CUmemGenericAllocationHandle memory;
+    size_t bytes;
+  };
+  AddressRange(std::span<const Part> parts, size_t granularity, int device);
   AddressRange(const PhysicalMemory& memory, size_t bytes, size_t granularity, int device);
   AddressRange(const AddressRange&) = delete;
   AddressRange& operator=(const AddressRange&) = delete;
@@ -47,8 +54,11 @@ class AddressRange {
   size_t bytes() const { return bytes_; }
 
  private:
+  void release();
+
   CUdeviceptr address_ = 0;
-  size_t bytes_;
+  std::vector<size_t> mapped_;  // bytes of each allocation
+  size_t bytes_ = 0;
   int device_;
 };
 

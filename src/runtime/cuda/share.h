@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 
 #include "runtime/runtime.h"
 
@@ -16,10 +17,10 @@ namespace unisono::runtime {
 // that the physical memory of a freed one can outlive it until then.
 MemoryHandle exportCudaMemory(const void* address, size_t bytes);
 
-// See Runtime::importMemory. Ranges of one allocation share one mapping. A descriptor is preferred;
+// See Runtime::importRun. Ranges of one allocation share one mapping. A descriptor is preferred;
 // a fabric handle serves where the exporter's service of descriptors cannot be reached: from
 // another host, or from a container with a network namespace of its own.
-std::shared_ptr<MappedMemory> importCudaMemory(const MemoryHandle& handle, int device);
+std::shared_ptr<MappedMemory> importCudaMemory(std::span<const MemoryHandle> handles, int device);
 
 // Ends the offer of the allocation that starts at `base`, if there is one.
 void withdrawOffer(const void* base);

@@ -94,7 +94,7 @@ ncclResult_t unisonoHostMalloc(void** address, size_t bytes) {
   return guarded([&] {
     checked(address, "address");
     HostRuntime& devices = host::runtime();
-    auto memory = devices.allocate(devices.currentDevice(), bytes);
+    auto memory = devices.allocateForUser(devices.currentDevice(), bytes);
     void* start = memory->address();
     std::lock_guard lock(owned().mutex);
     owned().memory[start] = std::move(memory);

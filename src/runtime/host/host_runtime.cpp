@@ -83,7 +83,9 @@ class HostTimedPoint final : public TimedPoint {
 };
 
 HostRuntime::HostRuntime(const Settings& settings)
-    : forks_(forkCount()), executor_(createExecutor(settings)) {
+    : forks_(forkCount()),
+      segmentBytes_(static_cast<size_t>(settings.hostSegmentBytes)),
+      executor_(createExecutor(settings)) {
   const std::string& broken = settings.hostBrokenLink;
   int end = -1;
   if (!broken.empty() &&
@@ -153,6 +155,13 @@ std::shared_ptr<DeviceMemory> HostRuntime::allocate(int device, size_t bytes) {
   return memory_->allocate(device, bytes);
 }
 
+std::shared_ptr<DeviceMemory> HostRuntime::allocateForUser(int device, size_t bytes) {
+  checkProcess();
+  deviceAt(device);
+  if (segmentBytes_ == 0) return memory_->allocate(device, bytes);
+  return memory_->allocateSegmented(device, bytes, segmentBytes_);
+}
+
 std::shared_ptr<PinnedMemory> HostRuntime::allocatePinned(size_t bytes) {
   return std::make_shared<HostPinned>(bytes);
 }
@@ -173,9 +182,12 @@ MemoryHandle HostRuntime::exportMemory(const void* address, size_t bytes) {
   return memory_->exportMemory(address, bytes);
 }
 
-std::shared_ptr<MappedMemory> HostRuntime::importMemory(const MemoryHandle& handle, int device) {
+std::shared_ptr<MappedMemory> HostRuntime::importRun(std::span<const MemoryHandle> handles,
+                                                     int device) {
   checkProcess();
   deviceAt(device);
+  checkRun(handles);
+  const MemoryHandle &handle = handles.front(), &last = handles.back();
   if (handle.process != processToken() &&
       executor_->schedule().memory != Schedule::Memory::machine) {
     throw invalidUsage(
@@ -183,12 +195,12 @@ std::shared_ptr<MappedMemory> HostRuntime::importMemory(const MemoryHandle& hand
         "memory within one process")
         .remedy("Run all ranks as threads of one process, or unset UNISONO_HOST_EXECUTOR");
   }
-  auto mapped = memory_->importMemory(handle);
+  auto mapped = memory_->importRun(handles);
   if (std::pair(device, handle.device) == brokenLink_ ||
       std::pair(handle.device, device) == brokenLink_) {
     const auto begin = reinterpret_cast<uintptr_t>(mapped->address());
     const std::lock_guard lock(brokenMutex_);
-    broken_.push_back({begin, begin + handle.bytes, device});
+    broken_.push_back({begin, begin + (last.address + last.bytes - handle.address), device});
   }
   return mapped;
 }

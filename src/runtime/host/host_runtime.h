@@ -37,11 +37,14 @@ class HostRuntime final : public Runtime {
   void openPeer(int, int) override {}  // one address space
 
   std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes) override;
+  // As allocate(), in segments where UNISONO_HOST_SEGMENT_BYTES says so.
+  std::shared_ptr<DeviceMemory> allocateForUser(int device, size_t bytes);
   std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) override;
   std::shared_ptr<DeviceMemory> allocateShared(int device, size_t bytes) override;
   std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) override;
   MemoryHandle exportMemory(const void* address, size_t bytes) override;
-  std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle, int device) override;
+  std::shared_ptr<MappedMemory> importRun(std::span<const MemoryHandle> handles,
+                                          int device) override;
   bool supportsDmaBuf(int) override { return true; }
   DmaBuf exportDmaBuf(const void* address, size_t bytes) override {
     return memory_->exportDmaBuf(address, bytes);
@@ -127,6 +130,7 @@ class HostRuntime final : public Runtime {
   void refuseCapture(Stream stream);
 
   const int forks_;  // of the process that made this
+  const size_t segmentBytes_;
   // Destroyed last to first: the executor waits for its tasks, which use the rest.
   std::vector<std::unique_ptr<Device>> devices_;
   std::shared_ptr<MemoryManager> memory_ = std::make_shared<MemoryManager>();

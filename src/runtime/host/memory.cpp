@@ -17,12 +17,29 @@ constexpr size_t kLargestPooled = 1 << 20;
 // Somebody else's range, or another owner's in this process.
 class MappedRange final : public MappedMemory {
  public:
-  MappedRange(std::shared_ptr<MemorySegment> segment, void* address)
-      : MappedMemory(address), segment_(std::move(segment)) {}
+  MappedRange(std::vector<std::shared_ptr<MemorySegment>> segments, void* address)
+      : MappedMemory(address), segments_(std::move(segments)) {}
 
  private:
-  std::shared_ptr<MemorySegment> segment_;
+  std::vector<std::shared_ptr<MemorySegment>> segments_;
 };
+
+class AdjacentAllocations final : public DeviceMemory {
+ public:
+  AdjacentAllocations(std::vector<std::shared_ptr<DeviceMemory>> allocations, size_t bytes,
+                      int device)
+      : DeviceMemory(allocations.front()->address(), bytes, device),
+        allocations_(std::move(allocations)) {}
+
+ private:
+  std::vector<std::shared_ptr<DeviceMemory>> allocations_;
+};
+
+DescriptorTicket ticketOf(const MemoryHandle& handle) {
+  DescriptorTicket ticket;
+  std::memcpy(&ticket, handle.payload.data(), sizeof(ticket));
+  return ticket;
+}
 
 static_assert(sizeof(DescriptorTicket) <= sizeof(MemoryHandle::payload));
 
@@ -64,19 +81,14 @@ class MemoryManager::Allocation final : public DeviceMemory {
 };
 
 std::shared_ptr<DeviceMemory> MemoryManager::allocate(int device, size_t bytes) {
-  std::shared_ptr<MemorySegment> segment;
-  std::byte* address;
-  size_t reserved = std::max<size_t>(bytes, 1);
-  std::unique_lock lock(mutex_);
-  if (bytes <= kLargestPooled) {
-    reserved = roundUp<size_t>(reserved, kAlignment);
-    address = takeFromPool(device, reserved, segment);
-  } else {
-    lock.unlock();
-    segment = std::make_shared<MemorySegment>(bytes);
-    address = segment->address();
-    lock.lock();
+  if (bytes > kLargestPooled) {
+    return add(std::make_shared<MemorySegment>(bytes), bytes, device,
+               MemoryHandle::Kind::descriptor);
   }
+  std::shared_ptr<MemorySegment> segment;
+  const size_t reserved = roundUp<size_t>(std::max<size_t>(bytes, 1), kAlignment);
+  std::unique_lock lock(mutex_);
+  std::byte* address = takeFromPool(device, reserved, segment);
   ranges_.emplace(reinterpret_cast<uintptr_t>(address),
                   Range{std::max<size_t>(bytes, 1), device, segment, ++lastSerial_});
   lock.unlock();
@@ -84,14 +96,35 @@ std::shared_ptr<DeviceMemory> MemoryManager::allocate(int device, size_t bytes) 
                                       reserved, device);
 }
 
+std::shared_ptr<DeviceMemory> MemoryManager::allocateSegmented(int device, size_t bytes,
+                                                               size_t segmentBytes) {
+  segmentBytes = roundUpToPages(segmentBytes);
+  if (bytes <= segmentBytes) return allocate(device, bytes);
+  const auto reservation = std::make_shared<AddressReservation>(roundUpToPages(bytes));
+  std::vector<std::shared_ptr<DeviceMemory>> allocations;
+  for (size_t offset = 0; offset < bytes; offset += segmentBytes) {
+    const size_t part = std::min(segmentBytes, bytes - offset);
+    auto segment =
+        std::make_shared<MemorySegment>(part, "unisono-device", SegmentPlace{reservation, offset});
+    allocations.push_back(add(std::move(segment), part, device, MemoryHandle::Kind::descriptor));
+  }
+  return std::make_shared<AdjacentAllocations>(std::move(allocations), bytes, device);
+}
+
 std::shared_ptr<DeviceMemory> MemoryManager::allocateShared(int device, size_t bytes) {
-  auto segment = std::make_shared<MemorySegment>(std::max<size_t>(bytes, 1), "unisono-host-memory");
+  return add(std::make_shared<MemorySegment>(std::max<size_t>(bytes, 1), "unisono-host-memory"),
+             bytes, device, MemoryHandle::Kind::hostMemory);
+}
+
+// An allocation that has `segment` to itself.
+std::shared_ptr<DeviceMemory> MemoryManager::add(std::shared_ptr<MemorySegment> segment,
+                                                 size_t bytes, int device,
+                                                 MemoryHandle::Kind kind) {
   std::byte* address = segment->address();
   {
     std::lock_guard lock(mutex_);
     ranges_.emplace(reinterpret_cast<uintptr_t>(address),
-                    Range{std::max<size_t>(bytes, 1), device, segment, ++lastSerial_,
-                          MemoryHandle::Kind::hostMemory});
+                    Range{std::max<size_t>(bytes, 1), device, segment, ++lastSerial_, kind});
   }
   return std::make_shared<Allocation>(shared_from_this(), std::move(segment), address, bytes, bytes,
                                       device);
@@ -205,36 +238,47 @@ MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {
   return handle;
 }
 
-std::shared_ptr<MappedMemory> MemoryManager::importMemory(const MemoryHandle& handle) {
+std::shared_ptr<MappedMemory> MemoryManager::importRun(std::span<const MemoryHandle> handles) {
+  const MemoryHandle& handle = handles.front();
   if (handle.kind != MemoryHandle::Kind::descriptor &&
       handle.kind != MemoryHandle::Kind::hostMemory) {
     throw invalidArgument("A memory handle of kind {} cannot be mapped by the host backend",
                           static_cast<uint32_t>(handle.kind))
         .remedy("Use the same backend (UNISONO_BACKEND) on all ranks");
   }
-  if (handle.address < handle.base || handle.address - handle.base > handle.baseBytes ||
-      handle.bytes > handle.baseBytes - (handle.address - handle.base)) {
-    throw invalidArgument("A memory handle names {} bytes outside of its allocation of {} bytes",
-                          handle.bytes, handle.baseBytes);
-  }
+  std::vector<std::shared_ptr<MemorySegment>> segments;
   if (handle.process == processToken()) {
-    auto* address = reinterpret_cast<void*>(handle.address);
     std::lock_guard lock(mutex_);
-    auto range = find(address);
-    if (range == ranges_.end()) {
-      throw invalidArgument("The memory at {} that a handle names was freed", address)
-          .remedy("Keep memory while others may map it");
+    for (const MemoryHandle& one : handles) {
+      const auto* address = reinterpret_cast<const void*>(one.address);
+      auto range = find(address);
+      if (range == ranges_.end()) {
+        throw invalidArgument("The memory at {} that a handle names was freed", address)
+            .remedy("Keep memory while others may map it");
+      }
+      segments.push_back(range->second.segment);
     }
-    return std::make_shared<MappedRange>(range->second.segment, address);
+    return std::make_shared<MappedRange>(std::move(segments),
+                                         reinterpret_cast<void*>(handle.address));
   }
-  std::shared_ptr<MemorySegment> segment = mapped(handle);
-  std::byte* address = segment->address() + (handle.address - handle.base);
-  return std::make_shared<MappedRange>(std::move(segment), address);
+  if (handles.size() == 1) {
+    segments.push_back(mapped(handle));
+  } else {
+    const MemoryHandle& last = handles.back();
+    const auto reservation =
+        std::make_shared<AddressReservation>(last.base + last.baseBytes - handle.base);
+    for (const MemoryHandle& one : handles) {
+      segments.push_back(std::make_shared<MemorySegment>(
+          fetchDescriptor(ticketOf(one)), static_cast<size_t>(one.baseBytes),
+          SegmentPlace{reservation, static_cast<size_t>(one.base - handle.base)}));
+    }
+  }
+  std::byte* address = segments.front()->address() + (handle.address - handle.base);
+  return std::make_shared<MappedRange>(std::move(segments), address);
 }
 
 std::shared_ptr<MemorySegment> MemoryManager::mapped(const MemoryHandle& handle) {
-  DescriptorTicket ticket;
-  std::memcpy(&ticket, handle.payload.data(), sizeof(ticket));
+  const DescriptorTicket ticket = ticketOf(handle);
   auto cached = [&]() -> std::shared_ptr<MemorySegment> {
     auto entry = imported_.find(ticket.token);
     if (entry == imported_.end()) return nullptr;

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "runtime/host/segment.h"
@@ -21,10 +22,13 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
  public:
   // Zero-filled, aligned to 512 bytes as cudaMalloc's.
   std::shared_ptr<DeviceMemory> allocate(int device, size_t bytes);
-  // The same in place of memory of the device's host; always a segment of its own.
+  // The same, made of adjacent allocations of `segmentBytes`, rounded up to pages.
+  std::shared_ptr<DeviceMemory> allocateSegmented(int device, size_t bytes, size_t segmentBytes);
+  // As allocate(), in place of memory of the device's host; always a segment of its own.
   std::shared_ptr<DeviceMemory> allocateShared(int device, size_t bytes);
   MemoryHandle exportMemory(const void* address, size_t bytes);
-  std::shared_ptr<MappedMemory> importMemory(const MemoryHandle& handle);
+  // `handles` have passed checkRun().
+  std::shared_ptr<MappedMemory> importRun(std::span<const MemoryHandle> handles);
   DmaBuf exportDmaBuf(const void* address, size_t bytes);
   PointerInfo inspect(const void* address);
   unisono::runtime::Allocation findAllocation(const void* address);
@@ -47,6 +51,8 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
 
   // The allocation that holds a range. Throws Error(invalidArgument) if none does.
   Range rangeOf(const void* address, size_t bytes);
+  std::shared_ptr<DeviceMemory> add(std::shared_ptr<MemorySegment> segment, size_t bytes,
+                                    int device, MemoryHandle::Kind kind);
   std::byte* takeFromPool(int device, size_t bytes, std::shared_ptr<MemorySegment>& segment);
   void free(const Allocation& allocation);
   std::map<uintptr_t, Range>::const_iterator find(const void* address) const;

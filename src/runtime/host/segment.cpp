@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -22,10 +23,22 @@ size_t roundUpToPages(size_t bytes) {
   return roundUp(bytes, page);
 }
 
-MemorySegment::MemorySegment(size_t bytes, const char* name)
+AddressReservation::AddressReservation(size_t bytes) : bytes_(bytes) {
+  void* address =
+      ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (address == MAP_FAILED) throw systemError(errno, "mmap of addresses for simulated memory");
+  address_ = static_cast<std::byte*>(address);
+}
+
+AddressReservation::~AddressReservation() {
+  if (forks_ == forkCount()) ::munmap(address_, bytes_);
+}
+
+MemorySegment::MemorySegment(size_t bytes, const char* name, SegmentPlace place)
     : descriptor_(
           openDescriptor([name] { return ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING); },
                          "memfd_create")),
+      place_(std::move(place)),
       bytes_(roundUpToPages(bytes)) {
   if (::ftruncate(descriptor_.get(), static_cast<off_t>(bytes_)) != 0) {
     throw systemError(errno, "ftruncate of simulated device memory");
@@ -36,7 +49,8 @@ MemorySegment::MemorySegment(size_t bytes, const char* name)
   map(descriptor_.get());
 }
 
-MemorySegment::MemorySegment(const UniqueDescriptor& descriptor, size_t bytes) : bytes_(bytes) {
+MemorySegment::MemorySegment(const UniqueDescriptor& descriptor, size_t bytes, SegmentPlace place)
+    : place_(std::move(place)), bytes_(bytes) {
   struct stat status {};
   if (::fstat(descriptor.get(), &status) != 0) throw systemError(errno, "fstat");
   int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
@@ -50,12 +64,21 @@ MemorySegment::MemorySegment(const UniqueDescriptor& descriptor, size_t bytes) :
 
 MemorySegment::~MemorySegment() {
   // In a child something else may be at these addresses.
-  if (address_ != nullptr && forks_ == forkCount()) ::munmap(address_, bytes_);
+  if (address_ == nullptr || forks_ != forkCount()) return;
+  if (place_.reservation == nullptr) {
+    ::munmap(address_, bytes_);
+  } else {
+    // The addresses stay reserved, as others of the process may map there otherwise.
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    static_cast<void>(::mmap(address_, bytes_, PROT_NONE, kFlags, -1, 0));
+  }
 }
 
 void MemorySegment::map(int descriptor) {
-  void* address =
-      ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  const bool isPlaced = place_.reservation != nullptr;
+  std::byte* where = isPlaced ? place_.reservation->address() + place_.offset : nullptr;
+  const int flags = MAP_SHARED | MAP_NORESERVE | (isPlaced ? MAP_FIXED : 0);
+  void* address = ::mmap(where, bytes_, PROT_READ | PROT_WRITE, flags, descriptor, 0);
   if (address == MAP_FAILED) throw systemError(errno, "mmap of simulated device memory");
   address_ = static_cast<std::byte*>(address);
   // The mapping is shared, so a child that wrote to it would write to its parent's memory.

@@ -11,15 +11,38 @@
 
 namespace unisono::runtime::host {
 
+// Addresses that are reserved for segments, which are mapped in it one after the other.
+class AddressReservation {
+ public:
+  explicit AddressReservation(size_t bytes);
+  AddressReservation(const AddressReservation&) = delete;
+  AddressReservation& operator=(const AddressReservation&) = delete;
+  ~AddressReservation();
+
+  std::byte* address() const { return address_; }
+
+ private:
+  std::byte* address_;
+  size_t bytes_;
+  const int forks_ = forkCount();
+};
+
+// Where a segment is mapped: anywhere, or in a reservation.
+struct SegmentPlace {
+  std::shared_ptr<AddressReservation> reservation;
+  size_t offset = 0;
+};
+
 // A mapped memfd: the unit that other processes map. Pages that were never written cost nothing.
 // Its size is sealed, so that nobody's mapping of it can be cut short. A child that is forked off
 // has no mapping of it.
 class MemorySegment {
  public:
   // `name` is that of the file in /proc. Throws Error(systemError).
-  explicit MemorySegment(size_t bytes, const char* name = "unisono-device");
+  explicit MemorySegment(size_t bytes, const char* name = "unisono-device",
+                         SegmentPlace place = {});
   // Maps a descriptor of another process's segment; throws Error if it is not one of `bytes`.
-  MemorySegment(const UniqueDescriptor& descriptor, size_t bytes);
+  MemorySegment(const UniqueDescriptor& descriptor, size_t bytes, SegmentPlace place = {});
   MemorySegment(const MemorySegment&) = delete;
   MemorySegment& operator=(const MemorySegment&) = delete;
   ~MemorySegment();
@@ -40,6 +63,7 @@ class MemorySegment {
   void map(int descriptor);
 
   UniqueDescriptor descriptor_;
+  SegmentPlace place_;
   std::byte* address_ = nullptr;
   size_t bytes_;
   const int forks_ = forkCount();
