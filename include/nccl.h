@@ -136,7 +136,7 @@ typedef struct ncclConfig_v22800 {
   int trafficClass;         // the network's traffic class of this communicator's data
   const char* commName;     // a name for logs and reports
   int collnetEnable;        // 1: use reductions in the network's switches
-  int CTAPolicy;            // one of NCCL_CTA_POLICY_*
+  int CTAPolicy;            // NCCL_CTA_POLICY_*, combined by |
   int shrinkShare;          // 1: communicators shrunk from this one share its resources
   int nvlsCTAs;             // thread blocks of kernels that use NVLink multicast
   int nChannelsPerNetPeer;  // channels to each peer that is reached over the network

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "comm/group.h"
 #include "comm/make.h"
+#include "unisono/config.h"
 
 using namespace unisono;
 using api::inGroup;
@@ -34,7 +35,10 @@ comm::Options optionsOf(const ncclConfig_t& config) {
   if (config.netName != nullptr) options.network = config.netName;
   if (config.trafficClass != NCCL_CONFIG_UNDEF_INT) options.trafficClass = config.trafficClass;
   options.collnet = config.collnetEnable == 1;
-  options.copyEngines = config.CTAPolicy == NCCL_CTA_POLICY_ZERO;
+  if (config.CTAPolicy != NCCL_CONFIG_UNDEF_INT) {
+    options.copyEngines = (config.CTAPolicy & NCCL_CTA_POLICY_ZERO) != 0;
+    options.deterministic = (config.CTAPolicy & UNISONO_CTA_POLICY_DETERMINISTIC) != 0;
+  }
   return options;
 }
 

@@ -7,12 +7,15 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "unisono/config.h"
 
 namespace unisono::api {
 namespace {
 
 constexpr unsigned kConfigMagic = 0xcafebeef;
 constexpr int kMaxChannels = 64;
+constexpr int kPolicies =
+    NCCL_CTA_POLICY_EFFICIENCY | NCCL_CTA_POLICY_ZERO | UNISONO_CTA_POLICY_DETERMINISTIC;
 
 // Sets the fields that the structure of the caller's version does not have to undefined. Its size
 // does not tell, because padding at its end has the offset of a later field.
@@ -55,22 +58,31 @@ constexpr AllowedRange kAllowedRanges[] = {
     {"maxCTAs", &ncclConfig_t::maxCTAs, 1, INT_MAX},
     {"splitShare", &ncclConfig_t::splitShare, 0, 1},
     {"collnetEnable", &ncclConfig_t::collnetEnable, 0, 1},
-    {"CTAPolicy", &ncclConfig_t::CTAPolicy, NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_ZERO},
     {"shrinkShare", &ncclConfig_t::shrinkShare, 0, 1},
     {"nvlsCTAs", &ncclConfig_t::nvlsCTAs, 1, INT_MAX},
     {"nChannelsPerNetPeer", &ncclConfig_t::nChannelsPerNetPeer, 1, kMaxChannels},
     {"nvlinkCentricSched", &ncclConfig_t::nvlinkCentricSched, 0, 1},
 };
 
+Error notAllowed(const char* name, int value, const std::string& allowed) {
+  return invalidArgument("ncclConfig_t.{} is {}, which is not allowed", name, value)
+      .remedy(fmt::format("Set it to {}, or leave it undefined", allowed));
+}
+
 void checkRange(const ncclConfig_t& config, const AllowedRange& range) {
   const int value = config.*range.field;
   if (value == NCCL_CONFIG_UNDEF_INT) return;
   if (value >= range.lowest && value <= range.highest) return;
-  const std::string allowed = range.highest == INT_MAX
-                                  ? fmt::format("{} or more", range.lowest)
-                                  : fmt::format("{} to {}", range.lowest, range.highest);
-  throw invalidArgument("ncclConfig_t.{} is {}, which is not allowed", range.name, value)
-      .remedy(fmt::format("Set it to {}, or leave it undefined", allowed));
+  throw notAllowed(range.name, value,
+                   range.highest == INT_MAX ? fmt::format("{} or more", range.lowest)
+                                            : fmt::format("{} to {}", range.lowest, range.highest));
+}
+
+void checkPolicy(int policy) {
+  if (policy == NCCL_CONFIG_UNDEF_INT || (policy & ~kPolicies) == 0) return;
+  throw notAllowed("CTAPolicy", policy,
+                   "a combination of NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO and "
+                   "UNISONO_CTA_POLICY_DETERMINISTIC");
 }
 
 }  // namespace
@@ -87,6 +99,7 @@ ncclConfig_t readConfig(const ncclConfig_t* given) {
   std::memcpy(&config, given, std::min(given->size, sizeof(config)));
   dropUnknownFields(config);
   for (const AllowedRange& range : kAllowedRanges) checkRange(config, range);
+  checkPolicy(config.CTAPolicy);
   if (config.minCTAs != NCCL_CONFIG_UNDEF_INT && config.maxCTAs != NCCL_CONFIG_UNDEF_INT &&
       config.minCTAs > config.maxCTAs) {
     throw invalidArgument("ncclConfig_t.minCTAs is {}, more than maxCTAs, which is {}",

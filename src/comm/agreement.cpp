@@ -83,13 +83,16 @@ void checkTuning(const RankFacts& first, const RankFacts& facts, size_t rank) {
     const char* variable;
     int64_t TuningSettings::*value;
   };
-  static constexpr Field kFields[] = {{"NCCL_NTHREADS", &TuningSettings::threads},
-                                      {"NCCL_LL128_NTHREADS", &TuningSettings::ll128Threads},
-                                      {"NCCL_NET_OVERHEAD", &TuningSettings::netOverheadNs},
-                                      {"NCCL_LL128_C2C", &TuningSettings::ll128C2c},
-                                      {"NCCL_PAT_ENABLE", &TuningSettings::patEnable},
-                                      {"NCCL_P2P_LL_THRESHOLD", &TuningSettings::p2pLlThreshold},
-                                      {"UNISONO_DETERMINISTIC", &TuningSettings::deterministic}};
+  static constexpr Field kFields[] = {
+      {"NCCL_NTHREADS", &TuningSettings::threads},
+      {"NCCL_LL128_NTHREADS", &TuningSettings::ll128Threads},
+      {"NCCL_NET_OVERHEAD", &TuningSettings::netOverheadNs},
+      {"NCCL_LL128_C2C", &TuningSettings::ll128C2c},
+      {"NCCL_PAT_ENABLE", &TuningSettings::patEnable},
+      {"NCCL_P2P_LL_THRESHOLD", &TuningSettings::p2pLlThreshold},
+      {"UNISONO_DETERMINISTIC (or of the flag "
+       "UNISONO_CTA_POLICY_DETERMINISTIC in ncclConfig_t.CTAPolicy)",
+       &TuningSettings::deterministic}};
   const char* differs = nullptr;
   for (const Field& field : kFields) {
     if (facts.tuning.*field.value != first.tuning.*field.value) differs = field.variable;

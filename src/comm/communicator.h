@@ -39,6 +39,7 @@ struct Options {
   int trafficClass = kAnyTrafficClass;  // of a network plug-in
   bool collnet = false;                 // as NCCL_COLLNET_ENABLE, which wins
   bool copyEngines = false;             // as NCCL_CTA_POLICY=ZERO, which wins
+  bool deterministic = false;           // as UNISONO_DETERMINISTIC=1, one of them is enough
   uint64_t id = 0;                      // the same on all ranks, set by the library
 };
 

@@ -215,6 +215,7 @@ RankFacts Communicator::facts() {
   static std::atomic<uint64_t> communicators = 0;
   facts.nonce = mix64(facts.process + communicators++);
   facts.tuning = tuning::tuningSettingsOf(settings_);
+  if (options_.deterministic) facts.tuning.deterministic = 1;
   facts.measurements = settings_.tuningFile.empty() ? 0 : tuning::hashOf(measurements(settings_));
   if (journal_ != nullptr) facts.calls = journal_->place();
   return facts;

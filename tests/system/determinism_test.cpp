@@ -15,10 +15,12 @@
 #include "support/seed.h"
 #include "testing.h"
 #include "tuning/registry.h"
+#include "unisono/config.h"
 
-// UNISONO_DETERMINISTIC: the bits of a result depend on the inputs, the operator and the number of
-// ranks. They are compared with those of one call of all elements, under everything else that may
-// differ: position and length of a call, alignment, channels, buffers, nodes and every algorithm.
+// UNISONO_DETERMINISTIC and the flag of ncclConfig_t.CTAPolicy: the bits of a result depend on the
+// inputs, the operator and the number of ranks. They are compared with those of one call of all
+// elements, under everything else that may differ: position and length of a call, alignment,
+// channels, buffers, nodes and every algorithm.
 namespace unisono::system_test {
 namespace {
 
@@ -163,9 +165,10 @@ struct Reduction {
 struct Environment {
   std::map<std::string, std::string> variables;
   Shape shape;
+  int policy = NCCL_CONFIG_UNDEF_INT;  // ncclConfig_t.CTAPolicy
 
   std::string text() const {
-    std::string result;
+    std::string result = policy == NCCL_CONFIG_UNDEF_INT ? "" : std::to_string(policy) + " ";
     for (const auto& [name, value] : variables) result.append(name).append("=" + value + " ");
     return result + std::to_string(shape.nodes) + "x" + std::to_string(shape.ranksPerNode);
   }
@@ -299,7 +302,9 @@ class Determinism : public ::testing::Test {
     for (const auto& [name, value] : environment.variables) {
       settings.push_back(std::make_unique<Setting>(name.c_str(), value.c_str()));
     }
-    body(Ranks(environment.shape.nodes, environment.shape.ranksPerNode));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.CTAPolicy = environment.policy;
+    body(Ranks(environment.shape.nodes, environment.shape.ranksPerNode, &config));
   }
 };
 LaunchLog Determinism::log_;
@@ -335,6 +340,113 @@ TEST_F(Determinism, ResultsDoNotDependOnTheAlgorithm) {
       EXPECT_EQ(differences(environment), 0) << last_;
     }
   }
+}
+
+TEST_F(Determinism, OfOneCommunicatorIsAFlagOfItsConfiguration) {
+  {
+    const Setting deterministic("UNISONO_DETERMINISTIC", "1");
+    setExpected({{}, {1, 6}});
+  }
+  int differing = 0;
+  for (const Shape shape : {Shape{1, 6}, Shape{2, 3}, Shape{6, 1}}) {
+    Environment environment{{}, shape};
+    environment.policy = NCCL_CTA_POLICY_EFFICIENCY | NCCL_CTA_POLICY_ZERO;
+    differing += differences(environment);
+    environment.policy |= UNISONO_CTA_POLICY_DETERMINISTIC;
+    EXPECT_EQ(differences(environment), 0) << last_;
+  }
+  EXPECT_GT(differing, 0);
+}
+
+// The algorithm of a small all-reduce: a ring only where the order is fixed.
+class Inheritance : public Determinism {
+ protected:
+  std::string algorithmOf(const std::vector<ncclComm_t>& comms) {
+    std::vector<DeviceStream> streams;
+    std::vector<DeviceBuffer> buffers;
+    log_.take();
+    check(ncclGroupStart());
+    for (ncclComm_t comm : comms) {
+      int device = -1;
+      check(ncclCommCuDevice(comm, &device));
+      float* buffer = buffers.emplace_back(device, 64 * sizeof(float)).as<float>();
+      check(ncclAllReduce(buffer, buffer, 64, ncclFloat, ncclSum, comm,
+                          streams.emplace_back(device)));
+    }
+    check(ncclGroupEnd());
+    for (const DeviceStream& stream : streams) stream.synchronize();
+    std::string lines;
+    for (const std::string& line : log_.take()) lines += line + "\n";
+    if (lines.find("Reduce of 64 elements with Ring ") != std::string::npos) return "ring";
+    if (lines.find("with Direct LL") != std::string::npos) return "direct";
+    return lines;
+  }
+  // What `make(rank, comm)` makes in a group for each of `ranks` ranks.
+  template <typename Make>
+  std::vector<ncclComm_t> madeBy(int ranks, Make make) {
+    std::vector<ncclComm_t> comms(static_cast<size_t>(ranks));
+    check(ncclGroupStart());
+    for (int rank = 0; rank < ranks; rank++) {
+      device::use(deviceOf(rank));
+      check(make(rank, &comms[static_cast<size_t>(rank)]));
+    }
+    check(ncclGroupEnd());
+    made_.insert(made_.end(), comms.begin(), comms.end());
+    return comms;
+  }
+  ~Inheritance() override {
+    for (ncclComm_t comm : made_) ncclCommDestroy(comm);
+  }
+
+ private:
+  std::vector<ncclComm_t> made_;
+};
+
+TEST_F(Inheritance, IsThatOfOtherFields) {
+  ncclConfig_t flagged = NCCL_CONFIG_INITIALIZER;
+  flagged.CTAPolicy = UNISONO_CTA_POLICY_DETERMINISTIC;
+  ncclConfig_t other = NCCL_CONFIG_INITIALIZER;
+  const ncclUniqueId id = newId(), plainId = newId();
+  const auto plain = madeBy(
+      3, [&](int rank, ncclComm_t* comm) { return ncclCommInitRank(comm, 3, plainId, rank); });
+  EXPECT_EQ(algorithmOf(plain), "direct");
+  const auto parent = madeBy(3, [&](int rank, ncclComm_t* comm) {
+    return ncclCommInitRankConfig(comm, 3, id, rank, &flagged);
+  });
+  EXPECT_EQ(algorithmOf(parent), "ring");
+  const auto splitOf = [&](const std::vector<ncclComm_t>& of, ncclConfig_t* config) {
+    return madeBy(3, [&](int rank, ncclComm_t* comm) {
+      return ncclCommSplit(of[static_cast<size_t>(rank)], 0, rank, comm, config);
+    });
+  };
+  const auto split = splitOf(parent, nullptr);
+  EXPECT_EQ(algorithmOf(split), "ring");
+  EXPECT_EQ(algorithmOf(splitOf(split, nullptr)), "ring");
+  EXPECT_EQ(algorithmOf(splitOf(parent, &other)), "direct");
+  EXPECT_EQ(algorithmOf(splitOf(plain, &flagged)), "ring");
+  int excluded[] = {2};
+  EXPECT_EQ(algorithmOf(madeBy(2,
+                               [&](int rank, ncclComm_t* comm) {
+                                 return ncclCommShrink(parent[static_cast<size_t>(rank)], excluded,
+                                                       1, comm, nullptr, NCCL_SHRINK_DEFAULT);
+                               })),
+            "ring");
+  // The new rank of a growth has nothing to inherit and must say so itself.
+  ncclUniqueId growth;
+  check(ncclCommGetUniqueId(parent[0], &growth));
+  EXPECT_EQ(algorithmOf(madeBy(4,
+                               [&](int rank, ncclComm_t* comm) {
+                                 if (rank == 3) {
+                                   return ncclCommGrow(nullptr, 4, &growth, rank, comm, &flagged);
+                                 }
+                                 return ncclCommGrow(parent[static_cast<size_t>(rank)], 4,
+                                                     rank == 0 ? &growth : nullptr, -1, comm,
+                                                     nullptr);
+                               })),
+            "ring");
+  // It is not for the variable that overrides NCCL's policies to take it away.
+  const Setting policy("NCCL_CTA_POLICY", "DEFAULT");
+  EXPECT_EQ(algorithmOf(splitOf(plain, &flagged)), "ring");
 }
 
 // Otherwise the tests above could not fail: each algorithm runs in one of its environments, and

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "testing.h"
+#include "unisono/config.h"
 
 // Wrong use: the right code, a text that says what to do, and a library that works afterwards.
 namespace unisono::system_test {
@@ -384,7 +385,10 @@ TEST(MisusedInit, RanksAndConfigs) {
   refused(&ncclConfig_t::splitShare, 7, "splitShare");
   refused(&ncclConfig_t::collnetEnable, 5, "collnetEnable");
   refused(&ncclConfig_t::CTAPolicy, 99, "CTAPolicy");
-  refused(&ncclConfig_t::CTAPolicy, 3, "CTAPolicy");
+  refused(&ncclConfig_t::CTAPolicy, -1, "CTAPolicy");
+  refused(&ncclConfig_t::CTAPolicy, UNISONO_CTA_POLICY_DETERMINISTIC | 4, "CTAPolicy");
+  refused(&ncclConfig_t::CTAPolicy, UNISONO_CTA_POLICY_DETERMINISTIC << 1,
+          "UNISONO_CTA_POLICY_DETERMINISTIC");
   refused(&ncclConfig_t::shrinkShare, -1, "shrinkShare");
   refused(&ncclConfig_t::nvlsCTAs, -3, "nvlsCTAs");
   refused(&ncclConfig_t::nChannelsPerNetPeer, 65, "nChannelsPerNetPeer");
@@ -450,6 +454,19 @@ TEST(MisusedInit, RanksThatContradictEachOther) {
   id = newId();
   initOnThreads(2, ncclInvalidUsage,
                 [&](ncclComm_t* comm, int) { return ncclCommInitRank(comm, 2, id, 1); });
+}
+
+TEST(MisusedInit, RanksOfWhichSomeAreDeterministic) {
+  const ncclUniqueId id = newId();
+  const auto init = [&](ncclComm_t* comm, int rank) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (rank == 2) config.CTAPolicy = UNISONO_CTA_POLICY_DETERMINISTIC | NCCL_CTA_POLICY_ZERO;
+    return ncclCommInitRankConfig(comm, 3, id, rank, &config);
+  };
+  for (const std::string& text : initOnThreads(3, ncclInvalidUsage, init)) {
+    EXPECT_NE(text.find("Ranks 0 and 2"), std::string::npos) << text;
+    EXPECT_NE(text.find("UNISONO_CTA_POLICY_DETERMINISTIC"), std::string::npos) << text;
+  }
 }
 
 TEST(MisusedInit, Settings) {

@@ -59,7 +59,8 @@ Ranks::Ranks(int ranks) : comms_(static_cast<size_t>(ranks)) {
   check(ncclCommInitAll(comms_.data(), ranks, devices_.data()));
 }
 
-Ranks::Ranks(int nodes, int ranksPerNode) : comms_(static_cast<size_t>(nodes * ranksPerNode)) {
+Ranks::Ranks(int nodes, int ranksPerNode, ncclConfig_t* config)
+    : comms_(static_cast<size_t>(nodes * ranksPerNode)) {
   const ncclUniqueId id = newId();
   for (int rank = 0; rank < size(); rank++) {
     devices_.push_back(deviceOf(rank % ranksPerNode));
@@ -68,7 +69,7 @@ Ranks::Ranks(int nodes, int ranksPerNode) : comms_(static_cast<size_t>(nodes * r
   inGroup([&](int rank) {
     const Setting node("NCCL_HOSTID", ("node " + std::to_string(rank / ranksPerNode)).c_str());
     device::use(device(rank));
-    check(ncclCommInitRank(&comms_[static_cast<size_t>(rank)], size(), id, rank));
+    check(ncclCommInitRankConfig(&comms_[static_cast<size_t>(rank)], size(), id, rank, config));
   });
 }
 

@@ -97,7 +97,7 @@ class Ranks {
   explicit Ranks(int ranks);
   // On simulated nodes: rank r is on node r / ranksPerNode, and on that node's device of its number
   // there.
-  Ranks(int nodes, int ranksPerNode);
+  Ranks(int nodes, int ranksPerNode, ncclConfig_t* config = nullptr);
   ~Ranks();
   int size() const { return static_cast<int>(comms_.size()); }
   ncclComm_t comm(int rank) const { return comms_[static_cast<size_t>(rank)]; }
