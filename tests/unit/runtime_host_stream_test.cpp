@@ -62,10 +62,10 @@ TEST_P(HostStreamTest, GraphsRunWhatWasCapturedAsOftenAsTheyAreLaunched) {
   for (int i = 0; i < 2; i++) {
     event->makeGraphWait(stream.get());
     launch(runtime, stream.get(), "append", append, AppendArguments{&next, log, i});
+    runtime.fillAsync(memory->address(), std::byte{7}, memory->bytes(), stream.get());
+    runtime.copyAsync(back.data(), memory->address(), back.size(), stream.get());
     event->recordInGraph(stream.get());
   }
-  runtime.fillAsync(memory->address(), std::byte{7}, memory->bytes(), stream.get());
-  runtime.copyAsync(back.data(), memory->address(), back.size(), stream.get());
   const auto graph = runtime.endCapture(stream.get());
   EXPECT_THROW(runtime.endCapture(stream.get()), Error);
   EXPECT_EQ(runtime.captureState(stream.get()), CaptureState::none);
@@ -73,7 +73,7 @@ TEST_P(HostStreamTest, GraphsRunWhatWasCapturedAsOftenAsTheyAreLaunched) {
   EXPECT_EQ(next, 0) << "capturing runs nothing";
   EXPECT_TRUE(event->isReached());
 
-  // The event keeps launches on different streams in order.
+  // The event keeps what different streams run in order.
   runtime.launchGraph(*graph, stream.get());
   runtime.launchGraph(*graph, other.get());
   event->makeWait(stream.get());
