@@ -15,7 +15,7 @@ std::vector<int> runChildren(int processes, const std::function<void(int)>& body
   for (int process = 0; process < processes; process++) {
     const pid_t child = ::fork();
     if (child == 0) {
-      ::alarm(100);  // never outlives the test
+      ::alarm(static_cast<unsigned>(scaled(250, 800)));  // does not outlive the test for long
 #ifdef __SANITIZE_THREAD__
       // It does not see the order that another process makes between the groups of a tree.
       ::setenv("NCCL_ALGO", "^tree", 0);
