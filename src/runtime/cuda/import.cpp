@@ -35,7 +35,7 @@ class VmmMapping final : public Mapping {
 
  private:
   AddressRange range_;
-  int owner_;  // ordinal here; that of the importer for a GPU of another host
+  int owner_;  // as OpenedMemory::owner
 };
 
 class LegacyMapping final : public Mapping {
@@ -92,7 +92,12 @@ UniqueDescriptor descriptorOf(const MemoryHandle& handle, std::string& why) {
   }
 }
 
-PhysicalMemory openFabric(const MemoryHandle& handle, int device, const std::string& why) {
+struct OpenedMemory {
+  PhysicalMemory memory;
+  int owner;  // ordinal here; that of the importer for a GPU of another host
+};
+
+OpenedMemory openFabric(const MemoryHandle& handle, int device, const std::string& why) {
   CUmemFabricHandle fabric;
   std::memcpy(&fabric, handle.fabric.data(), sizeof(fabric));
   CUmemGenericAllocationHandle physical = 0;
@@ -108,14 +113,11 @@ PhysicalMemory openFabric(const MemoryHandle& handle, int device, const std::str
     error.remedy(remedy);
     throw error;
   }
-  return PhysicalMemory(physical);
+  return {PhysicalMemory(physical), device};
 }
 
-// `owner` becomes the ordinal of its device here, or that of the importer for a GPU of another
-// host.
-PhysicalMemory openVmm(const MemoryHandle& handle, int device, int& owner) {
+OpenedMemory openVmm(const MemoryHandle& handle, int device) {
   std::string why;
-  owner = device;
   UniqueDescriptor descriptor = descriptorOf(handle, why);
   if (!descriptor) return openFabric(handle, device, why);
   CUmemGenericAllocationHandle physical = 0;
@@ -131,19 +133,18 @@ PhysicalMemory openVmm(const MemoryHandle& handle, int device, int& owner) {
     throw error;
   }
   PhysicalMemory memory(physical);
-  owner = memory.properties().location.id;
-  return memory;
+  const int owner = memory.properties().location.id;
+  return {std::move(memory), owner};
 }
 
 std::shared_ptr<Mapping> mapVmm(std::span<const MemoryHandle> handles, int device) {
-  std::vector<PhysicalMemory> memory;
+  std::vector<OpenedMemory> opened;
   std::vector<AddressRange::Part> parts;
-  int owner = device;
   for (const MemoryHandle& handle : handles) {
-    memory.push_back(openVmm(handle, device, owner));
-    parts.push_back({memory.back().handle(), handle.baseBytes});
+    opened.push_back(openVmm(handle, device));
+    parts.push_back({opened.back().memory.handle(), handle.baseBytes});
   }
-  return std::make_shared<VmmMapping>(parts, owner, device);
+  return std::make_shared<VmmMapping>(parts, opened.front().owner, device);
 }
 
 // The mappings that are in use, so that ranges of one allocation, or of one run of allocations,
