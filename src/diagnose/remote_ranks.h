@@ -39,7 +39,7 @@ class RemoteRanks {
   // connections that exist are used.
   std::vector<RankView> compare(const RankView& own, uint64_t ownCalls, int64_t now);
 
-  // Forgets what ranks have told.
+  // Forgets what ranks have told. `now` here and in gather() is of any clock, the same for both.
   void restart(int64_t now);
   // Asks for all ranks that cannot be read: first the uplink, which may be about to explain the
   // same, then one rank of each host, then one of each process that nobody has told of. Returns

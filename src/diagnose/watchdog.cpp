@@ -177,6 +177,7 @@ Watched::Watched(std::shared_ptr<Journal> journal, std::shared_ptr<PeerTables> p
       description_(std::move(description)),
       patience_(patience.count()),
       questions_(std::move(questions)),
+      clock_(patience_),
       remote_(peers_, rank, questions_.uplink, questions_.ask) {}
 
 void Watched::hear(std::vector<std::byte> answer) {
@@ -205,12 +206,22 @@ void Watched::stop() {
   stopped_ = true;
 }
 
-void Watched::look() {
-  const int64_t now = steadyNow();
+void Watched::look(int64_t now) {
+  if (clock_.look(now)) {
+    // Kernels, and the threads that answer other hosts, did not run either.
+    forgetMeasurement(now);
+    asked_ = {};
+  }
   peers_->map(now);
   if (!updateProgress(now)) return;
-  compareCalls();
+  compareCalls(now);
   reportHang(now);
+}
+
+void Watched::forgetMeasurement(int64_t now) {
+  nextMeasurement_ = now + std::min(kSlow, patience_ / kReadsPerPatience);
+  measured_.reset();
+  unread_ = 0;
 }
 
 // Returns whether the communicator is still to be watched.
@@ -230,14 +241,9 @@ bool Watched::updateProgress(int64_t now) {
     noteQuiet(now);
     return true;
   }
-  const int64_t pause = patience_ / kReadsPerPatience;
-  if (!std::exchange(isBusy_, true)) {
-    nextMeasurement_ = now + std::min(kSlow, pause);
-    measured_.reset();
-    unread_ = 0;
-  }
+  if (!std::exchange(isBusy_, true)) forgetMeasurement(now);
   if (now >= nextMeasurement_) {
-    nextMeasurement_ = now + pause;
+    nextMeasurement_ = now + patience_ / kReadsPerPatience;
     measure(now);
   }
   return true;
@@ -290,7 +296,7 @@ void Watched::noteQuiet(int64_t now) {
 
 // Every rank compares its collectives with those of the lowest one and of its uplink, and what it
 // sends with what the peers receive. So every two ranks are joined by such pairs.
-void Watched::compareCalls() {
+void Watched::compareCalls(int64_t now) {
   if (mismatches_) return;
   // Counted before they are read, so that no call is missed.
   const uint64_t ownCalls = peers_->calls(rank_);
@@ -301,7 +307,6 @@ void Watched::compareCalls() {
   };
   const bool isNew = countCalls() != comparedCalls_;
   if (!isNew && !remote_.isComparing(ownCalls)) return;
-  const int64_t now = steadyNow();
   const RankView own = peers_->view(rank_, now);
   for (const RankView& other : remote_.compare(own, ownCalls, now)) {
     if (compareWith(own, other)) return;
@@ -355,11 +360,13 @@ void Watched::reportHang(int64_t now) {
   const Call* current = own.current();
   const auto identity = [](const Call& call) { return std::pair(call.index, call.replay); };
   if (current == nullptr || identity(*current) == reported_ ||
-      now - own.waitsSince(*current) < patience_ || !isMeasured()) {
+      clock_.waited(identity(*current), own.waitsSince(*current)) < patience_ || !isMeasured()) {
     return;
   }
-  if (std::exchange(asked_, identity(*current)) != identity(*current)) remote_.restart(now);
-  const bool isComplete = remote_.gather(now);
+  if (std::exchange(asked_, identity(*current)) != identity(*current)) {
+    remote_.restart(clock_.time());
+  }
+  const bool isComplete = remote_.gather(clock_.time());
   for (int rank = 0; rank < rank_; rank++) {
     if (!reportsInstead(viewOf(rank, now), now)) continue;
     reported_ = identity(*current);
@@ -467,7 +474,7 @@ void Watchdog::run() {
       const auto owned = each.lock();
       if (owned == nullptr) continue;
       try {
-        owned->look();
+        owned->look(steadyNow());
       } catch (const std::exception& error) {
         // Its device has failed, or memory is short.
         logWarn("{}: hangs are not diagnosed any more: {}", owned->description_, error.what());

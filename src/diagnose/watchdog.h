@@ -19,6 +19,7 @@
 #include "diagnose/outside_inquiries.h"
 #include "diagnose/rank_view.h"
 #include "diagnose/remote_ranks.h"
+#include "diagnose/wait_clock.h"
 
 namespace unisono::diagnose {
 
@@ -114,6 +115,8 @@ class Watched {
  public:
   Watched(std::shared_ptr<Journal> journal, std::shared_ptr<PeerTables> peers, int rank,
           std::string description, std::chrono::nanoseconds patience, Questions questions);
+  // Does all that is to be done at `now`, of steadyNow(). Only the watchdog's thread calls it.
+  void look(int64_t now);
   // Returns when the watchdog asks no more.
   void stop();
   // The answer of another rank to a question.
@@ -130,12 +133,12 @@ class Watched {
  private:
   friend class Watchdog;
 
-  void look();
+  void forgetMeasurement(int64_t now);
   bool updateProgress(int64_t now);
   void measure(int64_t now);
   void lookAtReplays(int64_t now);
   void noteQuiet(int64_t now);
-  void compareCalls();
+  void compareCalls(int64_t now);
   bool compareWith(const RankView& own, const RankView& other);
   bool isMeasured() const;
   void reportHang(int64_t now);
@@ -151,6 +154,7 @@ class Watched {
   const std::string description_;
   const int64_t patience_;
   Questions questions_;
+  WaitClock clock_;
   bool isBusy_ = false;  // a launch was not done at the last look
   int64_t nextMeasurement_ = 0;
   std::optional<Progress> measured_;  // what the device said last, while it is busy

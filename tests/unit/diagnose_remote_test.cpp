@@ -30,6 +30,7 @@ class Job {
     }
   }
   Journal& journal(int rank) { return *journals_[static_cast<size_t>(rank)]; }
+  std::shared_ptr<Journal> shared(int rank) { return journals_[static_cast<size_t>(rank)]; }
   std::shared_ptr<PeerTables> tablesAt(int host) const {
     std::vector<RankPlace> places;
     for (size_t rank = 0; rank < journals_.size(); rank++) {
@@ -362,6 +363,36 @@ TEST(RemoteRanks, WaitForNobodyWithoutEnd) {
   while (!ranks.gather(now)) now += kSecond / 4;
   EXPECT_LE(now - begun, 3 * kSecond);
   EXPECT_EQ(ranks.find(0), nullptr);
+}
+
+// The machine of the asker is paused just after it has asked. It asks again and hears the answer.
+TEST(RemoteRanks, HaveTimeToAnswerAfterAPause) {
+  Job job(2);
+  const auto theirs = job.tablesAt(1);
+  job.journal(0).enter(task(plan::Call::allReduce, 8));
+  job.journal(0).launched(1, 1, 2);
+  std::deque<Question> asked;
+  SimulatedWatch watch(job.shared(0), job.tablesAt(0), 0,
+                       [&](int, std::span<const std::byte> question, bool) {
+                         asked.push_back(questionFrom(question));
+                         return true;
+                       });
+  const auto lookUntilAsked = [&] {
+    asked.clear();
+    for (int i = 0; i < 1000 && asked.empty(); i++) watch.look();
+    ASSERT_FALSE(asked.empty());
+  };
+  lookUntilAsked();
+  watch.look(60 * kSecond);
+  EXPECT_FALSE(watch.hasReported());
+  lookUntilAsked();
+  EXPECT_FALSE(watch.hasReported());
+  // A pause that is too short to be noticed.
+  watch.look(3 * SimulatedWatch::kInterval);
+  EXPECT_FALSE(watch.hasReported());
+  watch.watched().hear(answerQuestion(bytesOf(asked.back()), *theirs, 1, 0));
+  watch.look();
+  EXPECT_TRUE(watch.hasReported());
 }
 
 }  // namespace

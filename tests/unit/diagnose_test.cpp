@@ -682,5 +682,78 @@ TEST(Report, StaysShortWithManyRanks) {
   EXPECT_LT(report->json(views[0]).size(), 32'768u);
 }
 
+// Rank 0 is in a call that rank 1 has not made.
+struct LateRank {
+  explicit LateRank(bool hasLaunched = true) {
+    journals[0]->enter(task(plan::Call::allReduce, 8));
+    if (hasLaunched) journals[0]->launched(1, 1, 2);
+  }
+  std::vector<std::shared_ptr<Journal>> journals{startedJournal(1, 0), startedJournal(1, 1)};
+  SimulatedWatch watch{journals[0], tablesOf(1, journals), 0};
+};
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+TEST(Watchdog, ReportsAfterItsPatience) {
+  LateRank rank;
+  const int64_t after = rank.watch.lookUntilReport(60 * kSecond);
+  EXPECT_TRUE(rank.watch.hasReported());
+  EXPECT_GE(after, SimulatedWatch::kPatience);
+  EXPECT_LE(after, SimulatedWatch::kPatience + kSecond);
+}
+
+// The machine is paused for a minute just before the report: afterwards the ranks have time to go
+// on, and what the report says of the kernels is read after the pause.
+TEST(Watchdog, DoesNotCountPauses) {
+  LateRank rank;
+  EXPECT_EQ(rank.watch.lookUntilReport(SimulatedWatch::kPatience - kSecond),
+            SimulatedWatch::kPatience - kSecond);
+  const int before = rank.watch.measurements();
+  rank.watch.look(60 * kSecond);
+  const int64_t after = rank.watch.lookUntilReport(60 * kSecond);
+  EXPECT_TRUE(rank.watch.hasReported());
+  EXPECT_GE(after, SimulatedWatch::kPatience / 4);
+  EXPECT_LE(after, SimulatedWatch::kPatience / 2);
+  EXPECT_GE(rank.watch.measurements(), before + 2);
+}
+
+// The pause begins in the moment after the call.
+TEST(Watchdog, DoesNotCountAPauseBeforeItsFirstLook) {
+  LateRank rank(false);
+  rank.watch.look(60 * kSecond);
+  EXPECT_FALSE(rank.watch.hasReported());
+  EXPECT_GE(rank.watch.lookUntilReport(60 * kSecond), SimulatedWatch::kPatience - kSecond);
+  EXPECT_TRUE(rank.watch.hasReported());
+}
+
+TEST(Watchdog, IsSilentWhereTheCallGoesOnAfterAPause) {
+  LateRank rank;
+  rank.watch.lookUntilReport(SimulatedWatch::kPatience - kSecond);
+  rank.watch.look(60 * kSecond);
+  rank.watch.look();
+  rank.watch.finish();
+  rank.watch.lookUntilReport(60 * kSecond);
+  EXPECT_FALSE(rank.watch.hasReported());
+}
+
+// A machine on which the watchdog gets to run every three seconds only.
+TEST(Watchdog, ReportsLateWhereItSeldomRuns) {
+  LateRank rank;
+  for (int i = 0; i < 40 && !rank.watch.hasReported(); i++) rank.watch.look(3 * kSecond);
+  EXPECT_TRUE(rank.watch.hasReported());
+}
+
+TEST(Watchdog, CountsPausesOfTheSameLengthOnce) {
+  WaitClock clock(8 * kSecond);
+  EXPECT_FALSE(clock.look(100 * kSecond));
+  EXPECT_EQ(clock.waited({1, 0}, 100 * kSecond), 0);
+  EXPECT_TRUE(clock.look(110 * kSecond));
+  EXPECT_FALSE(clock.look(120 * kSecond));
+  EXPECT_TRUE(clock.look(141 * kSecond));
+  EXPECT_EQ(clock.waited({1, 0}, 100 * kSecond), 3 * kSecond / 2);
+  EXPECT_EQ(clock.waited({2, 0}, 141 * kSecond), 0) << "another call";
+  EXPECT_TRUE(clock.look(143 * kSecond));
+}
+
 }  // namespace
 }  // namespace unisono::diagnose
