@@ -493,7 +493,7 @@ TEST_P(FaultMatrix, EverySurvivorKnowsWhy) {
   for (int rank = 0; rank < kRanks; rank++) {
     const pid_t child = ::fork();
     if (child == 0) {
-      ::alarm(100);
+      ::alarm(250);
       ::setenv("UNISONO_FAILURE_GRACE", kGrace, 1);
       int status = 0;
       try {
