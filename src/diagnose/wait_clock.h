@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <utility>
 
@@ -12,17 +11,12 @@ namespace unisono::diagnose {
 // that such time proves nothing. All times are in ns.
 class WaitClock {
  public:
-  // A longer gap between two looks adds only this to the time.
-  static constexpr std::chrono::milliseconds kLongestStep{500};
-  // A gap longer than this is a pause.
-  static constexpr std::chrono::milliseconds kPause{1000};
-
   explicit WaitClock(int64_t patience) : patience_(patience) {}
 
-  // To be called once a look. Returns whether there was a pause before it: what was read earlier
-  // says little. A wait then lasts another quarter of the patience at least. A machine so busy that
-  // every gap is long gets no such delay twice: for one wait, only a gap of twice the length is
-  // the next pause.
+  // Called once per look of the watchdog. Returns whether there was a pause before this look, so
+  // that what was read earlier is out of date. After a pause, a wait lasts at least another quarter
+  // of the patience. On a machine so busy that every gap is long, this delays a report only once:
+  // for the same wait, only a gap of more than twice the length counts as another pause.
   bool look(int64_t now);
   // The time that has passed, from an arbitrary moment.
   int64_t time() const { return time_; }
@@ -30,12 +24,16 @@ class WaitClock {
   int64_t waited(std::pair<uint64_t, uint64_t> call, int64_t since);
 
  private:
+  static constexpr int64_t kLongestStep = 500'000'000;  // what a look adds to the time at most
+  static constexpr int64_t kPause = 1'000'000'000;      // a longer gap between looks is a pause
+
   const int64_t patience_;
   int64_t time_ = 0;
-  int64_t lastLook_ = 0;                                           // 0: there was none
-  int64_t longestGap_ = std::chrono::nanoseconds(kPause).count();  // that is no pause
+  int64_t lastLook_ = 0;         // 0: there was none
+  int64_t longestGap_ = kPause;  // a longer one is the next pause of this wait
   std::pair<uint64_t, uint64_t> call_;
-  int64_t since_ = 0, began_ = 0;  // when the wait of call_ began: as told, and of time_
+  int64_t since_ = 0;  // when the wait of call_ began, as its caller said
+  int64_t began_ = 0;  // the same, of time_
 };
 
 }  // namespace unisono::diagnose

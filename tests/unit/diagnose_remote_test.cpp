@@ -17,8 +17,6 @@
 namespace unisono::diagnose {
 namespace {
 
-constexpr int64_t kSecond = 1'000'000'000;
-
 // The ranks of a communicator, all in this process. One of `near` reads only the tables of these,
 // as its places are of another process.
 class Job {

@@ -692,8 +692,6 @@ struct LateRank {
   SimulatedWatch watch{journals[0], tablesOf(1, journals), 0};
 };
 
-constexpr int64_t kSecond = 1'000'000'000;
-
 TEST(Watchdog, ReportsAfterItsPatience) {
   LateRank rank;
   const int64_t after = rank.watch.lookUntilReport(60 * kSecond);

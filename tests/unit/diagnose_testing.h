@@ -11,6 +11,8 @@
 
 namespace unisono::diagnose {
 
+constexpr int64_t kSecond = 1'000'000'000;
+
 // A call of int32 elements, as a journal takes it.
 inline plan::Task task(plan::Call call, uint64_t count, int peer = -1) {
   plan::Task made{};
