@@ -443,8 +443,9 @@ TEST(BootstrapFamily, DeathEndsEveryCommunicatorOfTheProcess) {
     const UniqueId id = createUniqueId(settings);
     constexpr int kProcesses = 4, kVictim = 2;
     std::vector<pid_t> processes;
-    int gate[2];
+    int gate[2], survivors[2];
     ASSERT_EQ(::pipe(gate), 0);
+    ASSERT_EQ(::pipe(survivors), 0);
     for (int rank = 0; rank < kProcesses; rank++) {
       const pid_t process = ::fork();
       ASSERT_GE(process, 0);
@@ -452,8 +453,9 @@ TEST(BootstrapFamily, DeathEndsEveryCommunicatorOfTheProcess) {
         processes.push_back(process);
         continue;
       }
-      char byte;
+      char byte = 0;
       ::close(gate[1]);
+      if (rank == kVictim) ::close(survivors[1]);
       EXPECT_EQ(::read(gate[0], &byte, 1), 0);
       try {
         const auto ofParent = std::make_shared<Watcher>(), ofAll = std::make_shared<Watcher>();
@@ -467,7 +469,12 @@ TEST(BootstrapFamily, DeathEndsEveryCommunicatorOfTheProcess) {
         all->barrier();
         if (!withParent) parent.reset();
         all->barrier();
-        if (rank == kVictim) ::raise(SIGKILL);
+        // The victim dies when the others have left the barrier, which could fail otherwise.
+        if (rank == kVictim) {
+          for (int i = 1; i < kProcesses; i++) EXPECT_EQ(::read(survivors[0], &byte, 1), 1);
+          ::raise(SIGKILL);
+        }
+        EXPECT_EQ(::write(survivors[1], &byte, 1), 1);
         const auto expectDeath = [&](const Watcher& watcher, int number) {
           eventually("the death", [&] { return watcher.failure().has_value(); });
           EXPECT_THAT(watcher.failure()->what(),
@@ -491,8 +498,7 @@ TEST(BootstrapFamily, DeathEndsEveryCommunicatorOfTheProcess) {
       }
       std::_Exit(testing::Test::HasFailure() ? 1 : 0);
     }
-    ::close(gate[0]);
-    ::close(gate[1]);
+    for (const int end : {gate[0], gate[1], survivors[0], survivors[1]}) ::close(end);
     for (int rank = 0; rank < kProcesses; rank++) {
       int status = 0;
       const pid_t process = processes[static_cast<size_t>(rank)];
