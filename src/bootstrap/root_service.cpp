@@ -557,7 +557,10 @@ RootService::RootService(Listener listener, const Secret& secret, const RootTime
 }
 
 RootService::~RootService() {
-  ::eventfd_write(stop_.get(), 1);
+  {
+    const std::lock_guard lock(stopMutex_);
+    if (!finished()) ::eventfd_write(stop_.get(), 1);
+  }
   thread_.join();
 }
 
@@ -567,8 +570,10 @@ void RootService::run() {
   } catch (const std::exception& error) {
     logWarn("root: {}", error.what());
   }
-  // Otherwise its sockets would stay open until the next id is made.
+  // Otherwise its descriptors would stay open until the next id is made.
   rendezvous_.reset();
+  const std::lock_guard lock(stopMutex_);
+  stop_.reset();
   finished_.store(true, std::memory_order_release);
 }
 

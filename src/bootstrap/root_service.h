@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "base/unique_descriptor.h"
@@ -51,7 +52,8 @@ class RootService {
  private:
   void run();
 
-  UniqueDescriptor stop_;
+  std::mutex stopMutex_;
+  UniqueDescriptor stop_;                   // an eventfd; closed when the thread ends
   std::unique_ptr<Rendezvous> rendezvous_;  // the thread's, while it runs
   std::atomic<bool> finished_{false};
   std::thread thread_;
