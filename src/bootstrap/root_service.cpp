@@ -559,7 +559,7 @@ RootService::RootService(Listener listener, const Secret& secret, const RootTime
 RootService::~RootService() {
   {
     const std::lock_guard lock(stopMutex_);
-    if (!finished()) ::eventfd_write(stop_.get(), 1);
+    if (stop_) ::eventfd_write(stop_.get(), 1);
   }
   thread_.join();
 }

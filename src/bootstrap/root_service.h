@@ -52,7 +52,7 @@ class RootService {
  private:
   void run();
 
-  std::mutex stopMutex_;
+  std::mutex stopMutex_;                    // guards stop_
   UniqueDescriptor stop_;                   // an eventfd; closed when the thread ends
   std::unique_ptr<Rendezvous> rendezvous_;  // the thread's, while it runs
   std::atomic<bool> finished_{false};
