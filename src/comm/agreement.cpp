@@ -11,9 +11,9 @@
 
 #include "base/error.h"
 #include "base/fnv.h"
-#include "base/math.h"
 #include "bootstrap/frame.h"
 #include "device/multicast.h"
+#include "plan/message_settings.h"
 
 namespace unisono::comm {
 
@@ -27,41 +27,17 @@ static_assert(sizeof(RankFacts) == 672 && bootstrap::kProtocolVersion == 22,
 namespace {
 
 struct Defaults {
-  int channels;        // where the machine does not tell
-  uint32_t slotBytes;  // of protocol Simple
-  uint32_t llSlotBytes, ll128SlotBytes;
-  uint32_t peerSlotBytes, peerLineSlotBytes;  // of messages, over Simple and LL
+  int channels;  // where the machine does not tell
   uint32_t headSlotBytes;
-  uint32_t slots;  // of a FIFO: a chunk on its way and the next one
-  int peerChannels;
-  int mostChannelsPerPeer;
   int64_t ringBytesPerThread;  // a channel with less is not worth its start
-  uint64_t minBytesPerPart;
-  uint64_t wideOfferBytes;  // shares over LL128 from which on peers' buffers are used
-  uint64_t remoteBytes;     // most of the slots for messages to other hosts, and from them
 };
 
-// CUDA: as many rings as H200 needs to fill its links with one block each, and slices long enough
-// that what happens between two of them does not count; lines fill a slot in passes of whole
-// blocks. Below 32 MiB of a share LL128 is faster than the exchange of buffers
-// (docs/results/2026-11-22-in-place.md). Host: small, so that hundreds of ranks fit. For
-// remoteBytes see docs/decisions/0020-memory-of-messages.md.
-constexpr Defaults kCuda{24, 512 << 10, 112 << 10, 224 << 10, 256 << 10, 32 << 10, 64 << 10,
-                         4,  32,        16,        64,        64 << 10,  32 << 20, 192 << 20};
-constexpr Defaults kHost{2, 32 << 10, 8 << 10, 16 << 10, 32 << 10, 8 << 10, 8 << 10,
-                         8, 4,        2,       128,      64 << 10, 1 << 20, 4 << 20};
+// CUDA: as many rings as H200 needs to fill its links with one block each. Host: small, so that
+// hundreds of ranks fit.
+constexpr Defaults kCuda{24, 64 << 10, 64};
+constexpr Defaults kHost{2, 8 << 10, 128};
 
 constexpr uint32_t kSlicesPerChunk = 2;
-constexpr int64_t kSlotGrain = 512;
-// Slots for messages between hosts are not made smaller, and those over LL are this part of them.
-constexpr uint32_t kLeastRemoteSlotBytes = 4 << 10, kDataPerLineBytes = 8;
-constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
-// Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
-constexpr uint64_t kDirectBytes = 256 << 10;
-// Of a message on one channel, up to which it goes over LL through host memory and networks.
-// Simple is faster from 4 KB (sockets) or 8 KB on (docs/results/2026-11-23-clusters.md).
-constexpr uint64_t kMessageLineBytes = 2 << 10;
-
 constexpr auto kSmaller = [](int64_t a, int64_t b) { return std::min(a, b); };
 constexpr auto kLarger = [](int64_t a, int64_t b) { return std::max(a, b); };
 
@@ -277,56 +253,31 @@ int64_t residentChannels(const std::vector<RankFacts>& ranks) {
   return std::max<int64_t>(result, 1);
 }
 
-// Sets how many channels messages use: as many as the defaults say, within the bounds of the user
-// and of the blocks that can be resident. All of these are powers of two.
-static void setPeerChannels(const std::vector<RankFacts>& ranks, const Defaults& defaults,
-                            int64_t most, plan::CommConfig& config) {
-  const int64_t lowest = settingOf(ranks, &RankFacts::minPeerChannels, kLarger);
-  const int64_t highest = settingOf(ranks, &RankFacts::maxPeerChannels, kSmaller);
-  if (highest > 0) most = std::min(most, highest);
-  int64_t channels = std::min<int64_t>(defaults.peerChannels, most);
-  channels = std::bit_floor(static_cast<uint64_t>(channels));
-  if (lowest > channels) channels = std::bit_ceil(static_cast<uint64_t>(lowest));
-  channels = std::min<int64_t>(channels, std::bit_floor(static_cast<uint64_t>(most)));
-  config.peerChannels = static_cast<int>(channels);
-  const int peers =
-      static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(config.ranks - 1, 1))));
-  config.channelsPerPeer = std::clamp(config.peerChannels / peers, 1,
-                                      std::min(config.peerChannels, defaults.mostChannelsPerPeer));
-}
-
-// Sets the slots for messages between hosts: as many connections as a rank can have to others share
-// a budget.
-static void setRemoteSlots(const std::vector<RankFacts>& ranks, const Defaults& defaults,
-                           plan::CommConfig& config) {
-  if (!usesNetwork(ranks)) return;
-  auto hosts = std::make_shared<std::vector<uint64_t>>();
-  std::map<uint64_t, uint64_t> ranksOf;
-  for (const RankFacts& facts : ranks) {
-    hosts->push_back(facts.host);
-    ranksOf[facts.host]++;
+// `most` channels, 0 for any, and `resident` blocks at a time.
+static plan::MessageFacts messageFactsOf(const std::vector<RankFacts>& ranks,
+                                         const tuning::Allowed& allowed, int64_t most,
+                                         int64_t resident) {
+  plan::MessageFacts facts;
+  facts.cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
+  if (usesNetwork(ranks)) {
+    for (const RankFacts& rank : ranks) facts.hosts.push_back(rank.host);
   }
-  config.hosts = std::move(hosts);
-  config.remoteSlots = config.peerSlots;
-  const auto shares = [](const RankFacts& facts) { return facts.sharesNetBuffers != 0; };
-  if (!std::ranges::all_of(ranks, shares)) return;
-  const auto fewest =
-      std::ranges::min_element(ranksOf, {}, [](const auto& entry) { return entry.second; });
-  const uint64_t fifos =
-      (ranks.size() - fewest->second) * static_cast<uint64_t>(config.channelsPerPeer);
-  plan::MessageSlots& slots = config.remoteSlots;
-  while (fifos * defaults.slots * (slots.bytes + slots.lineBytes) > defaults.remoteBytes &&
-         slots.bytes / 2 >= kLeastRemoteSlotBytes) {
-    slots.bytes =
-        static_cast<uint32_t>(ceilDivide<int64_t>(slots.bytes / 2, kSlotGrain) * kSlotGrain);
-    slots.lineBytes = std::min<uint32_t>(slots.lineBytes, slots.bytes / kDataPerLineBytes);
-  }
+  facts.fewestChannels = settingOf(ranks, &RankFacts::minPeerChannels, kLarger);
+  facts.mostChannels = settingOf(ranks, &RankFacts::maxPeerChannels, kSmaller);
+  facts.mostBlocks = most > 0 ? most : resident;
+  facts.residentBlocks = resident;
+  facts.allowed = allowed;
+  facts.llThreshold = ranks.front().tuning.p2pLlThreshold;
+  facts.sharesNetBuffers =
+      std::ranges::all_of(ranks, [](const RankFacts& rank) { return rank.sharesNetBuffers != 0; });
+  return facts;
 }
 
 Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology::RankPlace>& places,
                 const TuningChanges& changes) {
   const bool cuda = ranks.front().backend == static_cast<int>(runtime::Backend::cuda);
   const Defaults& defaults = cuda ? kCuda : kHost;
+  const plan::SlotDefaults& slots = plan::slotDefaults(cuda);
 
   const int64_t least = settingOf(ranks, &RankFacts::minChannels, kLarger);
   const int64_t most = settingOf(ranks, &RankFacts::maxChannels, kSmaller);
@@ -345,9 +296,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 
   const auto slotBytes = [&](int64_t RankFacts::*setting, uint32_t automatic) {
     const int64_t buffer = settingOf(ranks, setting, kSmaller);
-    const int64_t slot = buffer / defaults.slots / kSlotGrain * kSlotGrain;
-    return buffer > 0 ? static_cast<uint32_t>(std::clamp(slot, kSlotGrain, kMostSlotBytes))
-                      : automatic;
+    return plan::slotBytesOf(buffer, slots.count, automatic);
   };
 
   Decision decision;
@@ -373,26 +322,18 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   plan::CommConfig& config = decision.config;
   config.ranks = static_cast<int>(ranks.size());
   config.channels = decision.joined.channels();
-  const uint32_t simple = slotBytes(&RankFacts::bufferBytes, defaults.slotBytes);
+  const uint32_t simple = slotBytes(&RankFacts::bufferBytes, slots.simple);
   config.slotBytes.fill(simple);
   config.slotBytes[plan::indexOf(device::Protocol::ll)] =
-      slotBytes(&RankFacts::llBufferBytes, defaults.llSlotBytes);
+      slotBytes(&RankFacts::llBufferBytes, slots.ll);
   config.slotBytes[plan::indexOf(device::Protocol::ll128)] =
-      slotBytes(&RankFacts::ll128BufferBytes, defaults.ll128SlotBytes);
+      slotBytes(&RankFacts::ll128BufferBytes, slots.ll128);
   config.slicesPerChunk = kSlicesPerChunk;
   config.fixedOrder = ranks.front().tuning.deterministic != 0;
-
-  // A launch of messages may also have a block for each peer (device::MessagesArguments).
-  const int64_t forPeers = ranks.size() <= device::kDirectMaxRanks ? config.ranks - 1 : 0;
-  const int64_t mostForMessages = std::max<int64_t>(resident - forPeers, 1);
-  setPeerChannels(ranks, defaults, most > 0 ? std::min(most, mostForMessages) : mostForMessages,
-                  config);
 
   const int64_t mostBlocks = most > 0 ? std::min(most, resident) : resident;
   tuning::setLimits(allReach, input.facts, static_cast<int>(mostBlocks));
   config.directBlocks = input.facts.direct.blocks;
-  input.facts.wide.offerBytes = defaults.wideOfferBytes;
-  config.wide = input.facts.wide;
   config.directLineBits = input.facts.reachAll ? tuning::directLineBits(config.ranks) : 0;
   decision.nodes = decision.joined.nodes();
   const auto isUsed = [transports](TransportKind kind) {
@@ -427,12 +368,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts.chunkBytes = plan::chunkBytesOf(config);
   input.allowed = allowed;
   input.settings = ranks.front().tuning;
-  if (input.settings.p2pLlThreshold >= 0) {
-    // Limits the product with the channels of a peer to what a number holds.
-    const auto threshold =
-        static_cast<uint64_t>(std::min<int64_t>(input.settings.p2pLlThreshold, int64_t{1} << 40));
-    input.facts.direct.messageBytes = threshold * static_cast<uint64_t>(config.channelsPerPeer);
-  }
+  plan::setMessages(messageFactsOf(ranks, allowed, most, resident), config, input.facts);
   int64_t& ringThreshold = input.settings.thresholds.back();
   if (ringThreshold < 0) ringThreshold = defaults.ringBytesPerThread;
   input.measured = tuning::replaceCurves(input.measured, changes.measurements);
@@ -440,18 +376,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
   decision.warnings = tuning::warningsOf(input, *config.model);
 
-  config.peerSlots.bytes = std::min(simple, defaults.peerSlotBytes);
-  const bool hasSlowLinks = input.facts.network || input.facts.slotsOfHost;
-  if (hasSlowLinks && allowed.allows(device::Operation::allReduce, device::Protocol::ll)) {
-    const int64_t threshold = input.settings.p2pLlThreshold;
-    config.peerSlots.lineBytes =
-        std::min(config.slotBytes[plan::indexOf(device::Protocol::ll)], defaults.peerLineSlotBytes);
-    config.peerLineBytes = threshold < 0 ? kMessageLineBytes : static_cast<uint64_t>(threshold);
-  }
-  setRemoteSlots(ranks, defaults, config);
-  config.minBytesPerPart = defaults.minBytesPerPart;
-  config.directBytes = kDirectBytes;
-  decision.slots = defaults.slots;
+  decision.slots = slots.count;
   for (int c = 0; c < decision.joined.channels(); c++) {
     std::vector<int>& ring = decision.graphs.rings.emplace_back(decision.joined.ringOrder(c));
     // A ring reduces in its order.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "plan/message_choice.h"
 
 namespace unisono::plan {
 namespace {
@@ -40,21 +41,13 @@ uint64_t shareBytes(const Task& task) {
   return task.count * device::elementBytes(task.reduction.type);
 }
 
-// Above it, messages that go straight into mapped buffers are as fast
-// (docs/results/2026-11-23-protocols.md).
-constexpr uint64_t kMaxWideMessageBytes = 8 << 20;
-
 bool sendsWide(const CommConfig& config) {
-  // As sendsDirectly(), what holds for all-reduce.
-  const tuning::Estimate& wide = config.model->of(
-      device::Operation::allReduce, device::Algorithm::direct, device::Protocol::ll128);
-  return config.wide.blocks > 0 && wide.exclusion == tuning::Exclusion::none && wide.allowed;
+  const MessageExclusion exclusion = exclusionOf(config, MessagePath::directLl128, {.bytes = 1});
+  return exclusion == MessageExclusion::none || exclusion == MessageExclusion::threshold;
 }
 
 bool isWideMessage(const CommConfig& config, uint64_t bytes) {
-  return bytes > 0 && bytes <= kMaxWideMessageBytes && bytes < config.wide.offerBytes &&
-         bytes <= config.model->facts.direct.messageBytes &&
-         !tuning::sendsDirectly(*config.model, bytes) && sendsWide(config);
+  return carries(config, MessagePath::directLl128, bytes);
 }
 
 bool isWideMessages(const CommConfig& config, const Task& task) {
@@ -64,7 +57,7 @@ bool isWideMessages(const CommConfig& config, const Task& task) {
 
 bool canBeInPlace(const CommConfig& config, const Task& task) {
   return !usesCopyEngines(config, task) &&
-         (tuning::sendsDirectly(*config.model, shareBytes(task)) || isWideMessages(config, task));
+         (carries(config, MessagePath::directLl, shareBytes(task)) || isWideMessages(config, task));
 }
 
 DirectWork directWork(const CommConfig& config, const Task& task) {
@@ -224,12 +217,7 @@ std::vector<DirectLaunch> DirectPacker::take() {
 
 device::DirectMessage wideMessage(const CommConfig& config, int peer, bool sends, std::byte* buffer,
                                   uint64_t bytes) {
-  // The streams of all peers run at the same time in each block, so with more peers fewer blocks
-  // fill the links. On the host backend each stream of a block is a task with a stack of its own.
-  constexpr int kFewestBlocks = 8;
-  const int most =
-      std::max(2 * device::kDirectMaxBlocks / std::max(config.ranks - 1, 1), kFewestBlocks);
-  const tuning::WideShape shape = tuning::wideShape(config.wide, bytes, most);
+  const tuning::WideShape shape = wideMessageShape(config, bytes);
   if (shape.passLines > device::kMaxPassLines) {
     throw internalError("A pass over LL128 has {} lines", shape.passLines).rank(config.rank);
   }

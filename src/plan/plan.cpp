@@ -9,6 +9,7 @@
 #include "base/math.h"
 #include "device/multicast.h"
 #include "plan/direct_plan.h"
+#include "plan/message_choice.h"
 
 namespace unisono::plan {
 namespace {
@@ -278,9 +279,10 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
 }  // namespace
 
 bool usesCopyEngines(const CommConfig& config, const Task& task) {
-  return task.symmetric != nullptr && config.ranks > 1 && config.directLineBits > 0 &&
-         (task.call == Call::allGather || task.call == Call::allToAll) &&
-         shareBytes(task) >= config.directBytes;
+  return exclusionOf(config, MessagePath::copyEngines,
+                     {.call = task.call,
+                      .bytes = shareBytes(task),
+                      .symmetric = task.symmetric != nullptr}) == MessageExclusion::none;
 }
 
 OfferedBuffers buffersOffered(const CommConfig& config, const Task& task) {

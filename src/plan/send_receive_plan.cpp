@@ -7,16 +7,14 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/math.h"
 #include "plan/direct_plan.h"
+#include "plan/message_choice.h"
 
 namespace unisono::plan {
 namespace {
 
 using device::Message;
 using device::SendReceiveWork;
-
-using tuning::kGrainBytes;
 
 struct PendingMessage {
   std::byte* buffer;
@@ -83,32 +81,18 @@ void enqueueMessages(const CommConfig& config, const Task& task, MessageQueues& 
   }
 }
 
-// Cuts a part into slices: at least two, unless they were too small.
-uint32_t sliceOf(uint32_t slotBytes, uint64_t part) {
-  constexpr uint64_t kSmallestSlice = 16 << 10;
-  const uint64_t slice =
-      std::max(roundUp(ceilDivide(part, uint64_t{2}), kGrainBytes), kSmallestSlice);
-  return static_cast<uint32_t>(std::min<uint64_t>(slice, slotBytes));
-}
-
 // How a message between two ranks `delta` apart is split; the same at both ends.
 Message split(const CommConfig& config, int delta, int peer, const PendingMessage& letter) {
-  const uint64_t most = std::clamp<uint64_t>(letter.bytes / config.minBytesPerPart, 1,
-                                             static_cast<uint64_t>(config.channelsPerPeer));
-  const uint64_t part = roundUp(ceilDivide(letter.bytes, most), kGrainBytes);
-  const MessageSlots slots = messageSlots(config, config.rank, peer);
-  const bool asLines =
-      delta != 0 && slots.lineBytes > 0 && std::min(part, letter.bytes) <= config.peerLineBytes;
+  const MessageChoice choice = fifoChoice(config, config.rank, peer, letter.bytes);
   return {.peer = peer,
           .firstChannel = static_cast<uint16_t>(firstMessageChannel(config, 0, delta)),
-          .channels = static_cast<uint16_t>((letter.bytes + part - 1) / part),
+          .channels = static_cast<uint16_t>(choice.channels),
           .buffer = letter.buffer,
           .bytes = letter.bytes,
-          .part = part,
-          .slice = asLines ? device::payloadOf(device::Protocol::ll, slots.lineBytes)
-                           : sliceOf(slots.bytes, part),
-          .offered = delta != 0 && !asLines && letter.bytes >= config.directBytes,
-          .asLines = asLines};
+          .part = choice.partBytes,
+          .slice = static_cast<uint32_t>(choice.sliceBytes),
+          .offered = choice.offered,
+          .asLines = choice.path == MessagePath::fifoLl};
 }
 
 void checkMessagesToSelf(const CommConfig& config, const MessageQueues& queues) {
@@ -195,7 +179,7 @@ void needPeers(const CommConfig& config, device::DirectPeers to, device::DirectP
     if (sends) needs.peers.push_back({rank, true});
     if (receives) needs.peers.push_back({rank, false});
   }
-  if (tuning::sendsDirectly(*config.model, 1)) needs.direct |= to | from;
+  if (carries(config, MessagePath::directLl, 1)) needs.direct |= to | from;
   if (sendsWide(config)) needs.wide |= to | from;
 }
 
@@ -356,11 +340,13 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
     }
   }
   checkMessagesToSelf(config, queues);
-  MessageQueues direct = takeOf(
-      config, queues, [&](uint64_t bytes) { return tuning::sendsDirectly(*config.model, bytes); });
+  MessageQueues direct = takeOf(config, queues, [&](uint64_t bytes) {
+    return carries(config, MessagePath::directLl, bytes);
+  });
   addMessages(config, direct, packer, plan.needs);
-  MessageQueues overLl128 =
-      takeOf(config, queues, [&](uint64_t bytes) { return isWideMessage(config, bytes); });
+  MessageQueues overLl128 = takeOf(config, queues, [&](uint64_t bytes) {
+    return carries(config, MessagePath::directLl128, bytes);
+  });
   const std::vector<device::DirectMessage> wide = takeWide(config, overLl128, plan.needs);
   const std::vector<SendReceiveWork> staged = planRounds(config, queues, plan.needs);
   const std::vector<DirectLaunch> launches = packer.take();

@@ -318,15 +318,6 @@ int channelsOf(double load, int channels) {
   return static_cast<int>(std::clamp(load, 1.0, static_cast<double>(channels)));
 }
 
-bool sendsDirectly(const CostModel& model, uint64_t bytes) {
-  if (bytes == 0 || bytes > model.facts.direct.messageBytes || !model.facts.reachAll ||
-      model.facts.ranks < 2 || !model.allowed.allows(Operation::allReduce, Algorithm::direct)) {
-    return false;
-  }
-  return model.allowed.allows(Operation::allReduce, Protocol::ll) &&
-         model.facts.direct.fits(Protocol::ll, bytes);
-}
-
 Explanation explain(const CostModel& model, const Question& question, const Advisor* advisor) {
   Explanation result;
   result.choice = choose(model, question, advisor);

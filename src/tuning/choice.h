@@ -98,8 +98,4 @@ std::vector<ChoiceRange> choicesBySize(const CostModel& model, Question question
 // The channels of calls that share a launch, from the sum of their loads.
 int channelsOf(double load, int channels);
 
-// Whether the direct family carries a message of `bytes` bytes, over LL. Messages follow what
-// NCCL_ALGO and NCCL_PROTO say of all-reduce. Both ends decide alike.
-bool sendsDirectly(const CostModel& model, uint64_t bytes);
-
 }  // namespace unisono::tuning

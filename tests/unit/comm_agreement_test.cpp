@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "plan/message_choice.h"
 
 namespace unisono::comm {
 namespace {
@@ -382,7 +383,7 @@ TEST(Decision, TheThresholdOfMessagesIsForEachChannelOfAPeer) {
     for (RankFacts& facts : ranks) facts.tuning.p2pLlThreshold = threshold;
     const Decision decision = decideFrom(ranks, 0);
     EXPECT_EQ(decision.config.channelsPerPeer, 2);
-    return tuning::sendsDirectly(*decision.config.model, bytes);
+    return plan::carries(decision.config, plan::MessagePath::directLl, bytes);
   };
   EXPECT_TRUE(isDirect(-1, 256 << 10));
   EXPECT_FALSE(isDirect(-1, (256 << 10) + 1));

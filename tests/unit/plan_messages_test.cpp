@@ -9,6 +9,8 @@
 #include <span>
 
 #include "base/error.h"
+#include "plan/direct_plan.h"
+#include "plan/message_choice.h"
 #include "plan_testing.h"
 
 // The plans of all ranks together: do their sends and receives meet, and can they always go on?
@@ -351,6 +353,106 @@ TEST(PlanMessages, OffersNameThePlaceOfEachPart) {
       EXPECT_EQ(work.receive.offered, work.receive.peer != config.rank);
     }
   }
+}
+
+// What a plan of one rank does with its messages to `peer`.
+MessageChoice plannedFor(const CommConfig& config, const Task& task, int peer) {
+  MessageChoice choice;
+  for (const Launch& launch : makePlan(config, {task}).launches) {
+    if (std::holds_alternative<CopyLaunch>(launch)) return {.path = MessagePath::copyEngines};
+    if (const auto* direct = std::get_if<DirectLaunch>(&launch)) {
+      return {.path = MessagePath::directLl, .channels = direct->blocks};
+    }
+    if (const auto* wide = std::get_if<WideLaunch>(&launch)) {
+      return {.path = MessagePath::directLl128, .channels = wide->blocks};
+    }
+    if (const auto* wide = std::get_if<WideMessagesLaunch>(&launch)) {
+      return {.path = MessagePath::directLl128, .channels = wide->arguments.message[0].blocks};
+    }
+    if (std::holds_alternative<BarrierLaunch>(launch)) continue;
+    for (const SendReceiveWork& work : roundsOf(launch).works) {
+      const Message& message = work.send;
+      if (message.peer != peer) continue;
+      choice.path = message.asLines ? MessagePath::fifoLl : MessagePath::fifoSimple;
+      choice.channels = message.channels;
+      choice.partBytes = message.part;
+      choice.sliceBytes = message.slice;
+      choice.offered = message.offered;
+      return choice;
+    }
+  }
+  ADD_FAILURE() << "no message to rank " << peer;
+  return choice;
+}
+
+// Messages travel as `unisono explain` says: by every path, with its channels, parts and slices.
+TEST(Messages, TravelAsTheChoiceSays) {
+  struct Settings {
+    const char* algorithms;
+    const char* protocols;
+    uint64_t messageBytes;  // NCCL_P2P_LL_THRESHOLD
+    bool reach, hosts;
+  };
+  constexpr uint64_t kAny = ~uint64_t{0};
+  std::set<MessagePath> seen;
+  for (const Settings& settings :
+       {Settings{"", "", kAny, true, false}, Settings{"", "", 100'000, true, false},
+        Settings{"ring", "", kAny, true, false}, Settings{"", "Simple", kAny, true, false},
+        Settings{"", "^LL128", kAny, true, false}, Settings{"", "^LL", kAny, true, false},
+        Settings{"", "", kAny, false, false}, Settings{"", "", kAny, false, true}}) {
+    for (const int ranks : {2, 4, 8}) {
+      CommConfig config = configOf(0, ranks, 24, 32, 4);
+      config.minBytesPerPart = 64 << 10;
+      config.directBytes = 256 << 10;
+      if (settings.reach) {
+        config.directLineBits = tuning::directLineBits(ranks);
+        config.wide = tuning::wideGeometry(ranks);
+        config.wide.offerBytes = 32 << 20;
+      } else {
+        config.peerSlots = {32 << 10, 4096};
+        config.peerLineBytes = 2048;
+      }
+      if (settings.hosts) {
+        config.remoteSlots = {8192, 1024};
+        std::vector<uint64_t> hosts(static_cast<size_t>(ranks), 6);
+        hosts[0] = 5;
+        config.hosts = std::make_shared<const std::vector<uint64_t>>(hosts);
+      }
+      tuning::ModelInput input = testing::modelInputOf(config, {.lowLatencyTraffic = std::nullopt,
+                                                                .algorithms = settings.algorithms,
+                                                                .protocols = settings.protocols});
+      input.facts.direct.messageBytes = settings.messageBytes;
+      config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
+      const SymmetricWindow window{std::vector<std::byte*>(static_cast<size_t>(ranks), nullptr),
+                                   kAny};
+      for (const Call call : {Call::send, Call::allToAll, Call::gather, Call::scatter}) {
+        for (const bool symmetric : {false, true}) {
+          for (uint64_t bytes = 1; bytes <= uint64_t{64} << 20; bytes = bytes * 3 + 1) {
+            SCOPED_TRACE(fmt::format("NCCL_ALGO={} NCCL_PROTO={} call {} ranks {} bytes {}",
+                                     settings.algorithms, settings.protocols,
+                                     static_cast<int>(call), ranks, bytes));
+            // The root of a gather is another rank, so that this one sends.
+            const int peer = call == Call::scatter ? 0 : 1;
+            Task task = taskOf(call, bytes, device::DataType::uint8, peer);
+            if (symmetric) task.symmetric = &window;
+            const MessageQuestion question{call, 0, 1, bytes, symmetric};
+            const MessageChoice choice = messageChoice(config, question);
+            EXPECT_EQ(choice, plannedFor(config, task, 1));
+            EXPECT_EQ(exclusionOf(config, choice.path, question), MessageExclusion::none);
+            for (int p = 0; p < kMessagePaths; p++) {
+              const auto path = static_cast<MessagePath>(p);
+              if (path < choice.path) {
+                EXPECT_NE(exclusionOf(config, path, question), MessageExclusion::none) << p;
+              }
+              EXPECT_NE(reasonOf(config, path, question), "") << p;
+            }
+            seen.insert(choice.path);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), size_t{kMessagePaths});
 }
 
 // Slices fit into the slots of the connection.

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/message_choice.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/math.h"
+
+namespace unisono::plan {
+namespace {
+
+using device::Operation;
+using device::Protocol;
+using tuning::kGrainBytes;
+
+// Above it, messages that go straight into mapped buffers are as fast
+// (docs/results/2026-11-23-protocols.md).
+constexpr uint64_t kMaxWideMessageBytes = 8 << 20;
+
+// Messages follow what holds for an all-reduce.
+constexpr Operation kLike = Operation::allReduce;
+
+const tuning::Estimate& wideEstimate(const CommConfig& config) {
+  return config.model->of(kLike, device::Algorithm::direct, Protocol::ll128);
+}
+
+MessageExclusion copyEnginesExclusion(const CommConfig& config, const MessageQuestion& question) {
+  if (question.call != Call::allGather && question.call != Call::allToAll) {
+    return MessageExclusion::operation;
+  }
+  if (config.ranks < 2 || config.directLineBits == 0) return MessageExclusion::model;
+  if (!question.symmetric) return MessageExclusion::window;
+  return question.bytes < config.directBytes ? MessageExclusion::tooSmall : MessageExclusion::none;
+}
+
+MessageExclusion directLlExclusion(const CommConfig& config, uint64_t bytes) {
+  const tuning::CostModel& model = *config.model;
+  if (bytes == 0) return MessageExclusion::empty;
+  if (!model.facts.reachAll || model.facts.ranks < 2) return MessageExclusion::model;
+  if (!model.allowed.allows(kLike, device::Algorithm::direct) ||
+      !model.allowed.allows(kLike, Protocol::ll)) {
+    return MessageExclusion::settings;
+  }
+  if (bytes > model.facts.direct.messageBytes) return MessageExclusion::threshold;
+  return model.facts.direct.fits(Protocol::ll, bytes) ? MessageExclusion::none
+                                                      : MessageExclusion::tooLarge;
+}
+
+uint64_t mostWideBytes(const CommConfig& config) {
+  return std::min(kMaxWideMessageBytes, config.wide.offerBytes - 1);
+}
+
+MessageExclusion directLl128Exclusion(const CommConfig& config, uint64_t bytes) {
+  const tuning::Estimate& estimate = wideEstimate(config);
+  if (bytes == 0) return MessageExclusion::empty;
+  if (config.wide.blocks == 0 || estimate.exclusion != tuning::Exclusion::none) {
+    return MessageExclusion::model;
+  }
+  if (!estimate.allowed) return MessageExclusion::settings;
+  if (bytes > config.model->facts.direct.messageBytes) return MessageExclusion::threshold;
+  return bytes > mostWideBytes(config) ? MessageExclusion::tooLarge : MessageExclusion::none;
+}
+
+// The parts of a message, at least `minBytesPerPart` each.
+uint64_t partOf(const CommConfig& config, uint64_t bytes) {
+  const uint64_t most = std::clamp<uint64_t>(bytes / config.minBytesPerPart, 1,
+                                             static_cast<uint64_t>(config.channelsPerPeer));
+  return roundUp(ceilDivide(bytes, most), kGrainBytes);
+}
+
+MessageExclusion fifoLlExclusion(const CommConfig& config, const MessageQuestion& question) {
+  const uint64_t bytes = question.bytes;
+  if (question.from == question.to ||
+      messageSlots(config, question.from, question.to).lineBytes == 0) {
+    return MessageExclusion::noLines;
+  }
+  return std::min(partOf(config, bytes), bytes) > config.peerLineBytes ? MessageExclusion::tooLarge
+                                                                       : MessageExclusion::none;
+}
+
+// Cuts a part into slices: at least two, unless they were too small.
+uint64_t sliceOf(uint32_t slotBytes, uint64_t part) {
+  constexpr uint64_t kSmallestSlice = 16 << 10;
+  const uint64_t slice =
+      std::max(roundUp(ceilDivide(part, uint64_t{2}), kGrainBytes), kSmallestSlice);
+  return std::min<uint64_t>(slice, slotBytes);
+}
+
+bool hasLaunchOfItsOwn(Call call) {
+  return call == Call::allToAll || call == Call::gather || call == Call::scatter;
+}
+
+}  // namespace
+
+const char* nameOf(MessagePath path) {
+  switch (path) {
+    case MessagePath::copyEngines:
+      return "CopyEngines";
+    case MessagePath::directLl:
+      return "Direct LL";
+    case MessagePath::directLl128:
+      return "Direct LL128";
+    case MessagePath::fifoLl:
+      return "FIFO LL";
+    case MessagePath::fifoSimple:
+      return "FIFO Simple";
+  }
+  return "?";
+}
+
+MessageExclusion exclusionOf(const CommConfig& config, MessagePath path,
+                             const MessageQuestion& question) {
+  switch (path) {
+    case MessagePath::copyEngines:
+      return copyEnginesExclusion(config, question);
+    case MessagePath::directLl:
+      return directLlExclusion(config, question.bytes);
+    case MessagePath::directLl128:
+      return directLl128Exclusion(config, question.bytes);
+    case MessagePath::fifoLl:
+      return fifoLlExclusion(config, question);
+    case MessagePath::fifoSimple:
+      break;
+  }
+  return MessageExclusion::none;
+}
+
+std::string reasonOf(const CommConfig& config, MessagePath path, const MessageQuestion& question) {
+  const tuning::DirectLimits& direct = config.model->facts.direct;
+  switch (exclusionOf(config, path, question)) {
+    case MessageExclusion::none:
+      break;
+    case MessageExclusion::operation:
+      return "copy engines carry all-gather and all-to-all only";
+    case MessageExclusion::window:
+      return fmt::format(
+          "only if the output is in a window that all ranks have registered with "
+          "NCCL_WIN_COLL_SYMMETRIC, and a block has at least {} bytes",
+          config.directBytes);
+    case MessageExclusion::empty:
+      return "there is nothing to send";
+    case MessageExclusion::model: {
+      const tuning::Exclusion exclusion = wideEstimate(config).exclusion;
+      const bool known = path == MessagePath::directLl128 && exclusion != tuning::Exclusion::none;
+      if (config.ranks < 2) return std::string(reasonOf(tuning::Exclusion::oneRank));
+      return std::string(reasonOf(known ? exclusion : tuning::Exclusion::unreachable));
+    }
+    case MessageExclusion::settings:
+      return "excluded by NCCL_ALGO or NCCL_PROTO (messages follow what these say of all-reduce)";
+    case MessageExclusion::threshold:
+      return fmt::format("more than the {} bytes that NCCL_P2P_LL_THRESHOLD allows here",
+                         direct.messageBytes);
+    case MessageExclusion::tooSmall:
+      return fmt::format("less than {} bytes", config.directBytes);
+    case MessageExclusion::tooLarge:
+      if (path == MessagePath::fifoLl) {
+        return fmt::format("more than {} bytes on a channel", config.peerLineBytes);
+      }
+      return fmt::format("more than {} bytes", path == MessagePath::directLl
+                                                   ? direct.shareBytes[indexOf(Protocol::ll)]
+                                                   : mostWideBytes(config));
+    case MessageExclusion::noLines:
+      return "only through memory of the host or networks, and if NCCL_PROTO allows LL";
+  }
+  return fmt::format("{} comes first", nameOf(messageChoice(config, question).path));
+}
+
+MessageChoice fifoChoice(const CommConfig& config, int from, int to, uint64_t bytes) {
+  const MessageQuestion question{.from = from, .to = to, .bytes = bytes};
+  const MessageSlots slots = messageSlots(config, from, to);
+  MessageChoice choice;
+  choice.partBytes = partOf(config, bytes);
+  choice.channels = static_cast<int>(ceilDivide(std::max<uint64_t>(bytes, 1), choice.partBytes));
+  if (fifoLlExclusion(config, question) == MessageExclusion::none) {
+    choice.path = MessagePath::fifoLl;
+    choice.sliceBytes = device::payloadOf(Protocol::ll, slots.lineBytes);
+  } else {
+    choice.sliceBytes = sliceOf(slots.bytes, choice.partBytes);
+    choice.offered = from != to && bytes >= config.directBytes;
+  }
+  return choice;
+}
+
+MessageChoice messageChoice(const CommConfig& config, const MessageQuestion& question) {
+  const uint64_t bytes = question.bytes;
+  const auto can = [&](MessagePath path) {
+    return exclusionOf(config, path, question) == MessageExclusion::none;
+  };
+  if (can(MessagePath::copyEngines)) return {.path = MessagePath::copyEngines};
+  if (can(MessagePath::directLl)) {
+    const uint32_t lines = device::linesOf(static_cast<uint32_t>(bytes));
+    return {.path = MessagePath::directLl,
+            .channels = tuning::directShape(lines, config.directBlocks).blocks};
+  }
+  if (can(MessagePath::directLl128)) {
+    const tuning::WideShape shape = hasLaunchOfItsOwn(question.call)
+                                        ? tuning::wideShape(config.wide, bytes)
+                                        : wideMessageShape(config, bytes);
+    return {.path = MessagePath::directLl128, .channels = shape.blocks};
+  }
+  return fifoChoice(config, question.from, question.to, bytes);
+}
+
+bool carries(const CommConfig& config, MessagePath path, uint64_t bytes) {
+  for (const MessagePath earlier : {MessagePath::directLl, MessagePath::directLl128}) {
+    const bool can = exclusionOf(config, earlier, {.bytes = bytes}) == MessageExclusion::none;
+    if (can || earlier == path) return can && earlier == path;
+  }
+  return false;
+}
+
+tuning::WideShape wideMessageShape(const CommConfig& config, uint64_t bytes) {
+  // The streams of all peers run at the same time in each block, so with more peers fewer blocks
+  // fill the links. On the host backend each stream of a block is a task with a stack of its own.
+  constexpr int kFewestBlocks = 8;
+  const int most =
+      std::max(2 * device::kDirectMaxBlocks / std::max(config.ranks - 1, 1), kFewestBlocks);
+  return tuning::wideShape(config.wide, bytes, most);
+}
+
+}  // namespace unisono::plan
