@@ -66,7 +66,7 @@ MessageExclusion directLl128Exclusion(const CommConfig& config, uint64_t bytes) 
 uint64_t partOf(const CommConfig& config, uint64_t bytes) {
   const uint64_t most = std::clamp<uint64_t>(bytes / config.minBytesPerPart, 1,
                                              static_cast<uint64_t>(config.channelsPerPeer));
-  return roundUp(ceilDivide(bytes, most), kGrainBytes);
+  return roundUp(ceilDivide(std::max<uint64_t>(bytes, 1), most), kGrainBytes);
 }
 
 MessageExclusion fifoLlExclusion(const CommConfig& config, const MessageQuestion& question) {
@@ -135,16 +135,18 @@ std::string reasonOf(const CommConfig& config, MessagePath path, const MessageQu
       return "copy engines carry all-gather and all-to-all only";
     case MessageExclusion::window:
       return fmt::format(
-          "only if the output is in a window that all ranks have registered with "
-          "NCCL_WIN_COLL_SYMMETRIC, and a block has at least {} bytes",
+          "only with NCCL_CTA_POLICY=ZERO, into a window that all ranks have registered with "
+          "NCCL_WIN_COLL_SYMMETRIC, from {} bytes of a block on",
           config.directBytes);
     case MessageExclusion::empty:
       return "there is nothing to send";
     case MessageExclusion::model: {
-      const tuning::Exclusion exclusion = wideEstimate(config).exclusion;
-      const bool known = path == MessagePath::directLl128 && exclusion != tuning::Exclusion::none;
       if (config.ranks < 2) return std::string(reasonOf(tuning::Exclusion::oneRank));
-      return std::string(reasonOf(known ? exclusion : tuning::Exclusion::unreachable));
+      const Protocol protocol = path == MessagePath::directLl128 ? Protocol::ll128 : Protocol::ll;
+      const tuning::Exclusion exclusion =
+          config.model->of(kLike, device::Algorithm::direct, protocol).exclusion;
+      const bool isKnown = exclusion != tuning::Exclusion::none;
+      return std::string(reasonOf(isKnown ? exclusion : tuning::Exclusion::unreachable));
     }
     case MessageExclusion::settings:
       return "excluded by NCCL_ALGO or NCCL_PROTO (messages follow what these say of all-reduce)";
@@ -171,7 +173,7 @@ MessageChoice fifoChoice(const CommConfig& config, int from, int to, uint64_t by
   const MessageSlots slots = messageSlots(config, from, to);
   MessageChoice choice;
   choice.partBytes = partOf(config, bytes);
-  choice.channels = static_cast<int>(ceilDivide(std::max<uint64_t>(bytes, 1), choice.partBytes));
+  choice.channels = static_cast<int>(ceilDivide(bytes, choice.partBytes));
   if (fifoLlExclusion(config, question) == MessageExclusion::none) {
     choice.path = MessagePath::fifoLl;
     choice.sliceBytes = device::payloadOf(Protocol::ll, slots.lineBytes);

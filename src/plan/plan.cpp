@@ -279,10 +279,10 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
 }  // namespace
 
 bool usesCopyEngines(const CommConfig& config, const Task& task) {
+  if (task.symmetric == nullptr) return false;
   return exclusionOf(config, MessagePath::copyEngines,
-                     {.call = task.call,
-                      .bytes = shareBytes(task),
-                      .symmetric = task.symmetric != nullptr}) == MessageExclusion::none;
+                     {.call = task.call, .bytes = shareBytes(task), .symmetric = true}) ==
+         MessageExclusion::none;
 }
 
 OfferedBuffers buffersOffered(const CommConfig& config, const Task& task) {

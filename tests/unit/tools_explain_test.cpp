@@ -173,13 +173,113 @@ TEST_F(ExplainProgram, RunsTheCallOnSimulatedGpus) {
   EXPECT_THAT(text.out, Not(HasSubstr("measured / predicted")));
 }
 
+TEST_F(ExplainProgram, ExplainsMessages) {
+  const Run run = explain("alltoall --preset hgx-h200x8 -s 1M");
+  ASSERT_EQ(run.status, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("alltoall of 1 MiB (32768 float) by 8 ranks on 1 node"));
+  EXPECT_THAT(run.out, HasSubstr("Each message has 128 KiB."));
+  EXPECT_THAT(run.out, HasSubstr("Predicted: nothing; there is no cost model of messages"));
+  EXPECT_THAT(run.out, HasSubstr("Messages inside a node (as from rank 0 to rank 1)"));
+  EXPECT_THAT(run.out, HasSubstr("\nChoice: Direct LL, "));
+  EXPECT_THAT(run.out, HasSubstr("FIFO Simple    Direct LL comes first"));
+  EXPECT_EQ(run.err, "");
+
+  const json nothing = explainJson("sendrecv --preset hgx-h200x8 -s 0 -b 0 -e 8");
+  EXPECT_EQ(nothing["routes"][0]["candidates"][1]["reason"], "there is nothing to send");
+  EXPECT_EQ(nothing["routes"][0]["choice"]["channels"], 0);
+
+  // Every path of one node, from small to large.
+  const json report = explainJson("sendrecv -d uint8 --preset hgx-h200x8 -b 1 -e 1G");
+  EXPECT_TRUE(report["predicted_us"].is_null());
+  ASSERT_EQ(report["routes"].size(), 1u);
+  const json& ranges = report["routes"][0]["ranges"];
+  ASSERT_EQ(ranges.size(), 3u);
+  EXPECT_EQ(ranges[0]["path"], "Direct LL");
+  EXPECT_EQ(ranges[1]["path"], "Direct LL128");
+  EXPECT_EQ(ranges[1]["last_bytes"], 8 << 20);
+  EXPECT_EQ(ranges[2]["path"], "FIFO Simple");
+  uint64_t next = 1;
+  for (const json& range : ranges) {
+    EXPECT_EQ(range["first_bytes"], next);
+    next = range["last_bytes"].get<uint64_t>() + 1;
+  }
+  EXPECT_EQ(next, (uint64_t{1} << 30) + 1);
+}
+
+TEST_F(ExplainProgram, MessagesFollowTheEnvironment) {
+  const auto pathOf = [&](const std::string& arguments, const std::string& environment) {
+    return explainJson(arguments, environment)["routes"][0]["choice"]["path"];
+  };
+  const std::string call = "sendrecv --preset hgx-h200x8 -s 1K";
+  EXPECT_EQ(pathOf(call, ""), "Direct LL");
+  EXPECT_EQ(pathOf(call, "NCCL_PROTO=LL128"), "Direct LL128");
+  EXPECT_EQ(pathOf(call, "NCCL_ALGO=ring"), "FIFO Simple");
+  EXPECT_EQ(pathOf(call, "NCCL_P2P_LL_THRESHOLD=10"), "FIFO Simple");
+  EXPECT_EQ(pathOf(call, "NCCL_P2P_DISABLE=1"), "FIFO LL");
+  const json large = explainJson("sendrecv --preset hgx-h200x8 -s 64M", "NCCL_MAX_P2P_NCHANNELS=2");
+  EXPECT_EQ(large["routes"][0]["choice"]["channels"], 1);
+  const json wide =
+      explainJson("sendrecv --preset hgx-h200x8 --ranks 2 -s 64M", "NCCL_MAX_P2P_NCHANNELS=2");
+  EXPECT_EQ(wide["routes"][0]["choice"]["channels"], 2);
+}
+
+TEST_F(ExplainProgram, MessagesBetweenNodesHaveTheirOwnChoice) {
+  const std::string call = "gather --preset dgx-h100 --nodes 2 ";
+  const json report = explainJson(call + "-s 16K", "NCCL_NET_PLUGIN=none");
+  ASSERT_EQ(report["routes"].size(), 2u);
+  EXPECT_EQ(report["routes"][1]["name"], "between nodes");
+  EXPECT_EQ(report["routes"][1]["to"], 8);
+  EXPECT_EQ(report["routes"][1]["links"], "the network");
+  EXPECT_EQ(report["routes"][1]["choice"]["path"], "FIFO LL");
+  for (const json& row : report["routes"][1]["candidates"]) {
+    EXPECT_EQ(row["chosen"], row["reason"].get<std::string>().empty()) << row;
+  }
+  EXPECT_EQ(report["routes"][0]["candidates"][1]["reason"], "only inside one node");
+  const Run large = explain(call + "-s 1G --svg " + at("messages.svg"), "NCCL_NET_PLUGIN=none");
+  EXPECT_THAT(large.out, HasSubstr("FIFO LL        more than 2048 bytes on a channel"));
+  EXPECT_THAT(large.out, HasSubstr("copy engines carry all-gather and all-to-all only"));
+  EXPECT_THAT(read(at("messages.svg")),
+              AllOf(HasSubstr("<svg"), HasSubstr("between nodes"), HasSubstr("FIFO Simple, "),
+                    HasSubstr("</svg>"), Not(HasSubstr("nan"))));
+}
+
+TEST_F(ExplainProgram, RunsMessagesOnSimulatedGpus) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << kNotUnderThreadSanitizer;
+#endif
+  const json report = explainJson("alltoall --preset hgx-h200x4 --ranks 2 --run -b 1K -e 64K");
+  EXPECT_EQ(report["run"]["simulated"], true);
+  ASSERT_EQ(report["run"]["rows"].size(), 4u);
+  for (const json& row : report["run"]["rows"]) {
+    EXPECT_GT(row["measured_us"], 0.0);
+    EXPECT_EQ(row["wrong"], 0);
+    EXPECT_EQ(row["paths"][0], "Direct LL");
+  }
+  const Run text = explain("sendrecv --preset hgx-h200x4 --ranks 2 --run -s 1K");
+  ASSERT_EQ(text.status, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("A CPU simulated the GPUs"));
+}
+
+// A launch of the direct family has at most as many blocks as the user allows.
+TEST_F(ExplainProgram, KnowsTheLimitOfBlocks) {
+  const std::string call = "--preset hgx-h200x8 -s 1M";
+  EXPECT_EQ(
+      explainJson(call,
+                  "NCCL_ALGO=direct NCCL_PROTO=LL128 NCCL_MAX_NCHANNELS=4")["choice"]["channels"],
+      4);
+}
+
 TEST_F(ExplainProgram, WrongArgumentsAreErrorsThatListTheAcceptedOnes) {
   struct Case {
     const char* arguments;
     const char* part;
   };
   const Case cases[] = {
-      {"all_to_all --preset dgx-h100", "expected one of all_reduce, all_gather, reduce_scatter"},
+      {"all_to_all --preset dgx-h100",
+       "expected one of all_reduce, all_gather, reduce_scatter, broadcast, reduce, sendrecv, "
+       "alltoall, gather, scatter"},
+      {"alltoall --preset dgx-h100 --as-nccl", "alltoall consists of messages; omit it"},
+      {"sendrecv --preset dgx-h100 -b 2K -e 1K", "--min 2 KiB is larger than --max 1 KiB"},
       {"--preset dgx-h100 -d quad", "expected one of int8, uint8"},
       {"--preset dgx-h100 -o xor", "expected one of sum, prod, max, min, avg, mulsum"},
       {"--preset dgx-h100 -s many", "--size: \"many\" is not a size"},

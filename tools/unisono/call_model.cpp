@@ -1,20 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "call_model.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "detect/detect.h"
+#include "plan/message_settings.h"
 #include "topology/checks.h"
 #include "tuning/settings.h"
 
 namespace unisono::explain {
 namespace {
 
-// How the GPUs of a machine reach each other.
-struct GpuReach {
-  bool all = true;          // all map each other's memory
-  bool hostMemory = false;  // some exchange data through memory of the host
-};
+// The blocks that the devices can run at the same time, and what the user leaves of them.
+plan::MessageFacts messageFactsOf(const Settings& settings, const tuning::ModelInput& input) {
+  plan::MessageFacts facts;
+  const int64_t most = channelBounds(settings).max;
+  facts.fewestChannels = settings.minPeerChannels;
+  facts.mostChannels = settings.maxPeerChannels;
+  facts.residentBlocks = topology::kMostChannels;
+  facts.mostBlocks = most > 0 ? std::min(most, facts.residentBlocks) : facts.residentBlocks;
+  facts.allowed = input.allowed;
+  facts.llThreshold = input.settings.p2pLlThreshold;
+  facts.sharesNetBuffers = settings.netSharedBuffers;
+  return facts;
+}
+
+// What messages and calls of the direct family depend on.
+plan::CommConfig configOf(const Settings& settings, const plan::MessageFacts& facts,
+                          tuning::CommFacts& model) {
+  const plan::SlotDefaults& slots = plan::slotDefaults(facts.cuda);
+  plan::CommConfig config;
+  config.ranks = model.ranks;
+  config.slotBytes = {plan::slotBytesOf(settings.llBufferBytes, slots.count, slots.ll),
+                      plan::slotBytesOf(settings.ll128BufferBytes, slots.count, slots.ll128),
+                      plan::slotBytesOf(settings.bufferBytes, slots.count, slots.simple)};
+  static_assert(plan::indexOf(device::Protocol::ll) == 0 &&
+                plan::indexOf(device::Protocol::ll128) == 1 &&
+                plan::indexOf(device::Protocol::simple) == 2);
+  config.directBlocks = model.direct.blocks;
+  config.directLineBits = model.reachAll ? tuning::directLineBits(model.ranks) : 0;
+  plan::setMessages(facts, config, model);
+  return config;
+}
+
+}  // namespace
 
 GpuReach reachOf(const topo::View& view) {
   GpuReach reach;
@@ -35,8 +65,6 @@ GpuReach reachOf(const topo::View& view) {
   return reach;
 }
 
-}  // namespace
-
 tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view,
                                 const Assumptions& assumptions) {
   tuning::ModelInput input;
@@ -53,10 +81,12 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
     input.measured.clear();
   } else {
     const GpuReach reach = reachOf(view);
-    tuning::setLimits(reach.all, input.facts);
+    const plan::MessageFacts messages = messageFactsOf(settings, input);
+    tuning::setLimits(reach.all, input.facts, static_cast<int>(messages.mostBlocks));
     input.facts.slotsOfHost = reach.hostMemory;
     input.facts.network = input.facts.nodes > 1 && assumptions.network;
     input.facts.sockets = assumptions.sockets;
+    configOf(settings, messages, input.facts);
   }
   if (!settings.tuningFile.empty()) {
     input.measured = tuning::replaceCurves(
@@ -65,6 +95,19 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
                                   settings.tuningFile));
   }
   return input;
+}
+
+plan::CommConfig messageConfigOf(const Settings& settings, const topo::View& view,
+                                 tuning::ModelInput input) {
+  plan::MessageFacts facts = messageFactsOf(settings, input);
+  if (input.facts.network) {
+    for (int rank = 0; rank < input.facts.ranks; rank++) {
+      facts.hosts.push_back(static_cast<uint64_t>(view.joined.nodeOf(rank)));
+    }
+  }
+  plan::CommConfig config = configOf(settings, facts, input.facts);
+  config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
+  return config;
 }
 
 }  // namespace unisono::explain

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/settings.h"
+#include "plan/plan.h"
 #include "topo_view.h"
 #include "tuning/model.h"
 
@@ -19,9 +20,20 @@ struct Assumptions {
   bool collnetAllGather = true, collnetReduceScatter = true;
 };
 
+// How the GPUs of a machine reach each other.
+struct GpuReach {
+  bool all = true;          // all map each other's memory
+  bool hostMemory = false;  // some exchange data through memory of the host
+};
+GpuReach reachOf(const topo::View& view);
+
 // What a communicator on the machine of `view` with these settings would choose by. Throws Error
 // for settings or a UNISONO_TUNING_FILE that it would refuse.
 tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view,
                                 const Assumptions& assumptions);
+
+// The part of its config that is about messages, with the model of `input`.
+plan::CommConfig messageConfigOf(const Settings& settings, const topo::View& view,
+                                 tuning::ModelInput input);
 
 }  // namespace unisono::explain

@@ -14,6 +14,7 @@
 #include "bench_run.h"
 #include "call_model.h"
 #include "detect/detect.h"
+#include "explain_messages.h"
 #include "explain_report.h"
 #include "library_table.h"
 #include "plugin/collnet.h"
@@ -32,19 +33,16 @@ constexpr double kRunFactor = 4;  // between the sizes of a run over a range
 
 std::string operationNames() {
   std::vector<std::string> names;
-  for (int o = 0; o < tuning::kCollectives; o++) {
-    names.emplace_back(bench::operationInfo(static_cast<BenchOperation>(o)).name);
-  }
+  for (const bench::OperationInfo& info : bench::operations()) names.emplace_back(info.name);
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// The first operations of the bench are those that have a choice, in the same order.
+// The first operations of the bench are the collectives, which have a cost model, in its order.
 BenchOperation parseOperation(const std::string& text) {
-  for (int o = 0; o < tuning::kCollectives; o++) {
-    const auto operation = static_cast<BenchOperation>(o);
-    if (text == bench::operationInfo(operation).name || tuning::findOperation(text) == o) {
-      return operation;
-    }
+  const int collective = tuning::findOperation(text);
+  if (collective >= 0) return static_cast<BenchOperation>(collective);
+  for (const bench::OperationInfo& info : bench::operations()) {
+    if (text == info.name) return info.operation;
   }
   throw UsageError(
       fmt::format("unknown operation \"{}\"; expected one of {}", text, operationNames()));
@@ -81,20 +79,39 @@ device::Reduction deviceReduction(BenchReduction reduction, const bench::Element
   }
 }
 
+// What to run: `bytes`, or with --min or --max the sizes of the range.
+struct RunRequest {
+  BenchOperation operation;
+  bench::ElementType type;
+  uint64_t bytes, minBytes, maxBytes;
+  int nodes, ranks;
+};
+struct RunRow {
+  uint64_t bytes;
+  double us;
+  uint64_t wrong;
+};
+struct RunResult {
+  int status;  // of the command
+  std::string backend;
+  std::vector<RunRow> rows;
+  bool failed() const { return status != kExitShown && status != bench::kExitWrongResult; }
+};
+
 // Runs the call through the bench: on this machine's GPUs, or on the host backend with the machine
-// that was asked for. Returns the exit status.
-int measure(const ExplainArguments& arguments, const topology::XmlTopology& file,
-            const bench::ElementInfo& type, ExplainReport& report) {
+// that was asked for.
+RunResult measure(const ExplainArguments& arguments, const topology::XmlTopology& file,
+                  const RunRequest& request) {
   const bench::TemporaryFile results(".json"), machine(".xml");
   bench::BenchOptions options;
-  options.operation = report.operation;
-  options.types = {type.type};
+  options.operation = request.operation;
+  options.types = {request.type};
   options.reductions = {parseReduction(arguments.reduction)};
-  options.minBytes = arguments.rangeGiven ? report.minBytes : report.question.bytes;
-  options.maxBytes = arguments.rangeGiven ? report.maxBytes : report.question.bytes;
+  options.minBytes = arguments.rangeGiven ? request.minBytes : request.bytes;
+  options.maxBytes = arguments.rangeGiven ? request.maxBytes : request.bytes;
   options.factor = kRunFactor;
-  options.nodes = report.nodes;
-  options.gpusPerThread = report.ranks / report.nodes;
+  options.nodes = request.nodes;
+  options.gpusPerThread = request.ranks / request.nodes;
   options.seed = 1;
   options.library = bench::defaultLibraryPath();
   options.jsonPath = results.path();
@@ -106,19 +123,77 @@ int measure(const ExplainArguments& arguments, const topology::XmlTopology& file
   } else {
     options.backend = "cuda";
   }
-  const int status = bench::runBench(options);
-  if (status != bench::kExitSuccess && status != bench::kExitWrongResult) return status;
+  RunResult result{bench::runBench(options), "", {}};
+  if (result.failed()) return result;
   const auto json = nlohmann::json::parse(detect::readFile(results.path(), "the results"));
-  report.backend = json.at("backend");
-  tuning::Question question = report.question;
+  result.backend = json.at("backend");
   for (const auto& row : json.at("rows")) {
-    question.bytes = row.at("bytes");
     const auto& ours = row.at("out_of_place").at("ours");
     const double seconds = ours.at("time").at("median");
-    report.run.push_back({question.bytes,
-                          tuning::choose(report.model, question, report.advisor.get()),
-                          seconds * 1e6, ours.at("wrong")});
+    result.rows.push_back({row.at("bytes"), seconds * 1e6, ours.at("wrong")});
   }
+  return result;
+}
+
+// Writes what the user asked for.
+template <typename Report>
+void write(const ExplainArguments& arguments, const Report& report) {
+  if (!arguments.svgFile.empty()) detect::writeFile(arguments.svgFile, svgOf(report));
+  if (!arguments.jsonFile.empty() && arguments.jsonFile != "-") {
+    detect::writeFile(arguments.jsonFile, jsonOf(report));
+  }
+  topo::print(arguments.jsonFile == "-" ? jsonOf(report) : topo::printableLines(textOf(report)));
+}
+
+// Explains messages, of which `call` has the size and the machine.
+int showMessages(const ExplainArguments& arguments, const Settings& settings,
+                 const topo::View& view, const topology::XmlTopology& file,
+                 const bench::ElementInfo& type, const tuning::ModelInput& input,
+                 const ExplainReport& call) {
+  MessageReport report;
+  report.source = call.source;
+  report.nodes = call.nodes;
+  report.ranks = call.ranks;
+  report.network = call.network;
+  report.operation = call.operation;
+  report.typeName = call.typeName;
+  report.typeBytes = type.bytes;
+  report.count = call.count;
+  report.bytes = call.question.bytes;
+  report.messageBytes = call.count * type.bytes;
+  report.minBytes = call.minBytes;
+  report.maxBytes = call.maxBytes;
+  report.warnings = call.warnings;
+  const plan::CommConfig config = messageConfigOf(settings, view, input);
+  const GpuReach reach = reachOf(view);
+  const int ranksPerNode = report.ranks / report.nodes;
+  if (report.ranks == 1) addRoute(config, "to oneself", 0, 0, "memory of the device", report);
+  if (ranksPerNode > 1) {
+    addRoute(config, "inside a node", 0, 1,
+             reach.hostMemory ? "memory of GPUs, or of the host where they do not reach each other"
+                              : "memory of GPUs",
+             report);
+  }
+  if (report.nodes > 1) {
+    addRoute(config, "between nodes", 0, ranksPerNode,
+             input.facts.network ? "the network" : "shared memory", report);
+  }
+  int status = kExitShown;
+  if (arguments.run) {
+    const RunResult result = measure(arguments, file,
+                                     {report.operation, type.type, report.bytes, report.minBytes,
+                                      report.maxBytes, report.nodes, report.ranks});
+    status = result.status;
+    if (result.failed()) return status;
+    report.backend = result.backend;
+    for (const RunRow& row : result.rows) {
+      MessageRow& shown = report.run.emplace_back(MessageRow{row.bytes, {}, row.us, row.wrong});
+      for (const MessageRoute& route : report.routes) {
+        shown.paths.push_back(choiceAt(config, report, route, row.bytes).path);
+      }
+    }
+  }
+  write(arguments, report);
   return status;
 }
 
@@ -192,6 +267,11 @@ int show(const ExplainArguments& arguments) {
   if (arguments.run && arguments.asNccl) {
     throw UsageError("--run runs this library, not NCCL; omit it or --as-nccl");
   }
+  if (arguments.asNccl && isMessages(operation)) {
+    throw UsageError(fmt::format(
+        "--as-nccl compares algorithms of collectives, and {} consists of messages; omit it",
+        bench::operationInfo(operation).name));
+  }
   topo::MachineOptions machine = arguments.machine;
   if (arguments.ranks % machine.nodes != 0) {
     throw UsageError(
@@ -216,10 +296,14 @@ int show(const ExplainArguments& arguments) {
   report.typeName = type.name;
   report.reductionName = bench::reductionName(reduction);
   report.count = bench::countForBytes(operation, bytes, type.bytes, report.ranks);
-  report.question = {static_cast<tuning::Operation>(operation),
+  report.question = {isMessages(operation) ? tuning::Operation::allReduce
+                                           : static_cast<tuning::Operation>(operation),
                      bench::bytesForCount(operation, report.count, type.bytes, report.ranks),
                      static_cast<device::DataType>(type.type), deviceReduction(reduction, type), 1};
   tuning::ModelInput input = modelInputOf(settings, view, assumed);
+  if (isMessages(operation)) {
+    return showMessages(arguments, settings, view, file, type, input, report);
+  }
   loadTuner(settings, view, input, report);
   report.model = tuning::makeModel(input);
   for (std::string& warning : tuning::warningsOf(input, report.model)) {
@@ -231,14 +315,20 @@ int show(const ExplainArguments& arguments) {
 
   int status = kExitShown;
   if (arguments.run) {
-    status = measure(arguments, file, type, report);
-    if (status != kExitShown && status != bench::kExitWrongResult) return status;
+    const RunResult result = measure(arguments, file,
+                                     {operation, type.type, report.question.bytes, report.minBytes,
+                                      report.maxBytes, report.nodes, report.ranks});
+    status = result.status;
+    if (result.failed()) return status;
+    report.backend = result.backend;
+    tuning::Question question = report.question;
+    for (const RunRow& row : result.rows) {
+      question.bytes = row.bytes;
+      report.run.push_back({row.bytes, tuning::choose(report.model, question, report.advisor.get()),
+                            row.us, row.wrong});
+    }
   }
-  if (!arguments.svgFile.empty()) detect::writeFile(arguments.svgFile, svgOf(report));
-  if (!arguments.jsonFile.empty() && arguments.jsonFile != "-") {
-    detect::writeFile(arguments.jsonFile, jsonOf(report));
-  }
-  topo::print(arguments.jsonFile == "-" ? jsonOf(report) : topo::printableLines(textOf(report)));
+  write(arguments, report);
   return status;
 }
 
@@ -247,7 +337,8 @@ int show(const ExplainArguments& arguments) {
 CLI::App* addExplainCommand(CLI::App& app, ExplainArguments& arguments) {
   CLI::App* explain = app.add_subcommand(
       "explain",
-      "Explain how a call is carried: the choice of algorithm and protocol, its predicted time, "
+      "Explain how a call is carried: the choice of algorithm and protocol (of messages: the path "
+      "through kernels, FIFOs or copy engines), its predicted time (of collectives), "
       "every candidate with the reason why it lost or is excluded, and how the choice changes over "
       "sizes, as a communicator with the NCCL_* variables of this environment sees them. Exit "
       "status: 0 explained, 1 a run had wrong results, 2 wrong options or an unusable file, 3 a "

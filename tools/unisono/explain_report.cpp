@@ -71,11 +71,7 @@ std::string runText(const ExplainReport& report) {
                                         : "-",
                         row.wrong);
   }
-  if (simulated) {
-    text +=
-        "  A CPU simulated the GPUs: the results are real, the times of the simulation are not "
-        "those of GPUs.\n";
-  }
+  if (simulated) text += kSimulationNote;
   return text;
 }
 

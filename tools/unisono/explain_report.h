@@ -48,6 +48,15 @@ std::string jsonOf(const ExplainReport& report);
 // Draws the predicted time of every candidate over the sizes.
 std::string svgOf(const ExplainReport& report);
 
+// Below the times of a run on the host backend.
+inline constexpr const char* kSimulationNote =
+    "  A CPU simulated the GPUs: the results are real, the times of the simulation are not those "
+    "of "
+    "GPUs.\n";
+
+// Text for SVG.
+std::string escapeXml(const std::string& text);
+
 // "256 KiB", "1000001 B".
 std::string bytesText(uint64_t bytes);
 

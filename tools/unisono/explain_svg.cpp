@@ -27,28 +27,13 @@ struct Curve {
   std::vector<Point> points;
 };
 
-std::string escape(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '&') {
-      result += "&amp;";
-    } else if (c == '<') {
-      result += "&lt;";
-    } else if (c == '>') {
-      result += "&gt;";
-    } else {
-      result += c;
-    }
-  }
-  return result;
-}
-
 std::vector<uint64_t> sizesOf(const ExplainReport& report) {
   std::vector<uint64_t> sizes;
   const double low = std::log2(static_cast<double>(std::max<uint64_t>(report.minBytes, 1)));
   const double high = std::log2(static_cast<double>(std::max<uint64_t>(report.maxBytes, 1)));
-  for (double exponent = low; exponent < high; exponent += 1 / kPointsPerOctave) {
-    const auto bytes = static_cast<uint64_t>(std::exp2(exponent) + 0.5);
+  const auto points = static_cast<int>(std::ceil((high - low) * kPointsPerOctave));
+  for (int point = 0; point < points; point++) {
+    const auto bytes = static_cast<uint64_t>(std::exp2(low + point / kPointsPerOctave) + 0.5);
     if (sizes.empty() || bytes > sizes.back()) sizes.push_back(bytes);
   }
   if (sizes.empty() || sizes.back() < report.maxBytes) sizes.push_back(report.maxBytes);
@@ -112,9 +97,9 @@ class Plot {
         kWidth, kHeight);
     svg += fmt::format(
         "<text x=\"{}\" y=\"28\" font-size=\"16\">{}</text>\n", kLeft,
-        escape(fmt::format("{}, {} ranks on {} node{}: {}",
-                           tuning::nameOf(report_.question.operation), report_.ranks, report_.nodes,
-                           report_.nodes == 1 ? "" : "s", report_.source)));
+        escapeXml(fmt::format("{}, {} ranks on {} node{}: {}",
+                              tuning::nameOf(report_.question.operation), report_.ranks,
+                              report_.nodes, report_.nodes == 1 ? "" : "s", report_.source)));
     svg += axes();
     svg += line(curves.back(), "#f2c94c", 7, "");
     size_t row = 0, colour = 0;
@@ -141,15 +126,16 @@ class Plot {
   std::string axes() const {
     std::string svg;
     constexpr double kLabels = 6;
-    const double step = std::max(1.0, std::ceil((highSize_ - lowSize_) / kLabels));
-    for (double exponent = std::ceil(lowSize_); exponent <= highSize_; exponent += step) {
-      const auto bytes = static_cast<uint64_t>(std::exp2(exponent));
+    const int step = std::max(1, static_cast<int>(std::ceil((highSize_ - lowSize_) / kLabels)));
+    for (int exponent = static_cast<int>(std::ceil(lowSize_)); exponent <= highSize_;
+         exponent += step) {
+      const uint64_t bytes = uint64_t{1} << exponent;
       svg += fmt::format(
           "<line x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2}\" stroke=\"#e3e6e8\"/>"
           "<text x=\"{0:.1f}\" y=\"{3}\" text-anchor=\"middle\">{4}</text>\n",
           x(bytes), kTop, kHeight - kBottom, kHeight - kBottom + 18, bytesText(bytes));
     }
-    for (double exponent = lowTime_; exponent <= highTime_; exponent += 1) {
+    for (int exponent = static_cast<int>(lowTime_); exponent <= highTime_; exponent++) {
       const double time = std::pow(10, exponent);
       svg += fmt::format(
           "<line x1=\"{1}\" x2=\"{2}\" y1=\"{0:.1f}\" y2=\"{0:.1f}\" stroke=\"#e3e6e8\"/>"
@@ -170,7 +156,7 @@ class Plot {
     return fmt::format(
         "<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-dasharray=\"{}\" "
         "stroke-linejoin=\"round\" points=\"{}\"><title>{}</title></polyline>\n",
-        stroke, width, dashes, points, escape(curve.name));
+        stroke, width, dashes, points, escapeXml(curve.name));
   }
 
   static std::string legend(const std::string& name, const char* stroke, size_t row) {
@@ -179,7 +165,7 @@ class Plot {
         "<line x1=\"{0}\" x2=\"{1}\" y1=\"{2}\" y2=\"{2}\" stroke=\"{3}\" stroke-width=\"3\"/>"
         "<text x=\"{4}\" y=\"{5}\">{6}</text>\n",
         kWidth - kRight + 20, kWidth - kRight + 44, top, stroke, kWidth - kRight + 52, top + 4,
-        escape(name));
+        escapeXml(name));
   }
 
   const ExplainReport& report_;
@@ -187,6 +173,22 @@ class Plot {
 };
 
 }  // namespace
+
+std::string escapeXml(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '&') {
+      result += "&amp;";
+    } else if (c == '<') {
+      result += "&lt;";
+    } else if (c == '>') {
+      result += "&gt;";
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
 
 std::string svgOf(const ExplainReport& report) {
   const std::vector<Curve> curves = curvesOf(report, sizesOf(report));
