@@ -19,11 +19,6 @@ using device::Operation;
 
 using tuning::kGrainBytes;
 
-bool isMessage(Call call) {
-  return call == Call::send || call == Call::receive || call == Call::allToAll ||
-         call == Call::gather || call == Call::scatter;
-}
-
 Operation operationOf(Call call) {
   switch (call) {
     case Call::allReduce:
@@ -289,7 +284,8 @@ OfferedBuffers buffersOffered(const CommConfig& config, const Task& task) {
   OfferedBuffers offered;
   const uint64_t bytes = shareBytes(task);
   const bool hasResult = offersOutput(config, task);
-  if (isMessage(task.call) || (!hasResult && bytes < config.wide.offerBytes)) return offered;
+  if (consistsOfMessages(task.call) || (!hasResult && bytes < config.wide.offerBytes))
+    return offered;
   const tuning::Choice choice = choiceOf(config, task);
   const uint64_t all = bytes * static_cast<uint64_t>(config.ranks);
   bool offersInput = false, offersResult = false;
@@ -426,7 +422,7 @@ Plan planInFixedOrder(const CommConfig& config, const std::vector<Task>& tasks) 
   std::vector<Task> first, second;
   for (const Task& task : tasks) {
     if (task.call != Call::allReduce) {
-      (isMessage(task.call) ? second : first).push_back(task);
+      (consistsOfMessages(task.call) ? second : first).push_back(task);
       continue;
     }
     Task& reduce = first.emplace_back(task);
@@ -454,13 +450,13 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks,
   if (config.fixedOrder && config.ranks > 1 && std::ranges::any_of(tasks, isAllReduce)) {
     return planInFixedOrder(config, tasks);
   }
-  if (tasks.size() == 1 && !isMessage(tasks[0].call)) {
+  if (tasks.size() == 1 && !consistsOfMessages(tasks[0].call)) {
     return planCollective(config, tasks[0], std::move(storage));
   }
   Plan plan;
   plan.launches = std::move(storage);
   std::vector<ChosenCall> run;
-  std::vector<Task> messages;
+  bool hasMessages = false;
   DirectPacker direct(config);
   auto endRun = [&] {
     if (!run.empty()) planRun(config, run, plan);
@@ -476,8 +472,8 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks,
       planCopies(config, task, plan);
       continue;
     }
-    if (isMessage(task.call)) {
-      messages.push_back(task);
+    if (consistsOfMessages(task.call)) {
+      hasMessages = true;
       continue;
     }
     if (task.count == 0) continue;
@@ -503,7 +499,7 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks,
   }
   endRun();
   endDirect();
-  if (!messages.empty()) planMessages(config, messages, plan);
+  if (hasMessages) planMessages(config, tasks, plan);
   return plan;
 }
 

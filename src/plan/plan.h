@@ -23,6 +23,7 @@ enum class Call : uint8_t {
   reduceScatter,
   broadcast,
   reduce,
+  // Messages:
   send,
   receive,
   allToAll,
@@ -30,6 +31,9 @@ enum class Call : uint8_t {
   scatter,
 };
 inline constexpr int kCallKinds = 10;
+constexpr bool consistsOfMessages(Call call) {
+  return call >= Call::send;
+}
 
 // Windows that all ranks have registered together. A call uses the same place in each.
 struct SymmetricWindow {
@@ -213,7 +217,7 @@ tuning::Choice choiceOf(const CommConfig& config, const Task& task);
 // Returns the first channel of messages from one rank to another, the same at both ends.
 int firstMessageChannel(const CommConfig& config, int from, int to);
 
-// Appends launches for the messages of `tasks` (send, receive, all-to-all, gather, scatter).
+// Appends launches for the messages of `tasks` that no copy engines carry, and skips other calls.
 void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan& plan);
 
 // One copy inside a device, as a launch for up to `channels` channels.

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <deque>
-#include <iterator>
 #include <optional>
 #include <span>
 #include <utility>
@@ -16,35 +14,100 @@ namespace {
 using device::Message;
 using device::SendReceiveWork;
 
-struct PendingMessage {
-  std::byte* buffer;
-  uint64_t bytes;
-  // Of a receive: see Task.
-  bool open;
-  device::WindowReference window;
-};
+// What carries a message, in the order in which the messages of a group are planned.
+enum class Carrier : uint8_t { lines, wide, fifos };
 
-// The messages of a group, in call order, by the peer at the other end.
-struct MessageQueues {
-  std::vector<std::deque<PendingMessage>> to, from;
-  explicit MessageQueues(int ranks)
-      : to(static_cast<size_t>(ranks)), from(static_cast<size_t>(ranks)) {}
+struct PendingMessage {
+  Carrier carrier = Carrier::fifos;
+  // The round: how many ranks further on the receiver is, and how many messages of the same carrier
+  // and direction are before this one, to or from the same rank. Until they are arranged, `pass`
+  // counts all messages of the direction.
+  int delta = 0;
+  uint32_t pass = 0;
+  int rank = 0;  // at the other end
+  std::byte* buffer = nullptr;
+  uint64_t bytes = 0;
+  // Of a receive: see Task.
+  bool open = false;
+  device::WindowReference window{};
+
+  auto round() const { return std::pair(pass, delta); }
+};
+using PendingMessages = std::span<const PendingMessage>;
+
+// The messages of a group, in call order.
+class MessageQueues {
+ public:
+  explicit MessageQueues(const CommConfig& config) : config_(config) {}
 
   // Messages of no bytes are left out by both sides.
-  void send(int peer, const void* buffer, uint64_t bytes) {
+  void send(int rank, const void* buffer, uint64_t bytes) {
     if (bytes == 0) return;
-    auto* address = static_cast<std::byte*>(const_cast<void*>(buffer));
-    to[static_cast<size_t>(peer)].push_back({address, bytes, false, {}});
+    PendingMessage& message = add(to_, rank, rank - config_.rank, bytes);
+    message.buffer = static_cast<std::byte*>(const_cast<void*>(buffer));
   }
   // Part `part` of the task's output.
-  void receive(int peer, const Task& task, uint64_t bytes, int part = 0) {
+  void receive(int rank, const Task& task, uint64_t bytes, int part = 0) {
     if (bytes == 0) return;
     const uint64_t offset = static_cast<uint64_t>(part) * bytes;
-    device::WindowReference window = task.window;
-    window.offset += offset;
-    from[static_cast<size_t>(peer)].push_back(
-        {static_cast<std::byte*>(task.output) + offset, bytes, task.outputIsOpen, window});
+    PendingMessage& message = add(from_, rank, config_.rank - rank, bytes);
+    message.buffer = static_cast<std::byte*>(task.output) + offset;
+    message.open = task.outputIsOpen;
+    message.window = task.window;
+    message.window.offset += offset;
   }
+
+  // Follows the last message.
+  void arrange() {
+    arrange(to_);
+    arrange(from_);
+  }
+  PendingMessages to(Carrier carrier) const { return of(to_, carrier); }
+  PendingMessages from(Carrier carrier) const { return of(from_, carrier); }
+
+  // Before they are arranged: throws an error if what this rank sends to itself does not match what
+  // it receives.
+  void checkMessagesToSelf() const;
+
+ private:
+  PendingMessage& add(std::vector<PendingMessage>& list, int rank, int delta,
+                      uint64_t bytes) const {
+    PendingMessage& message = list.emplace_back();
+    message.carrier = carrierOf(bytes);
+    message.delta = (delta + config_.ranks) % config_.ranks;
+    message.pass = static_cast<uint32_t>(list.size());
+    message.rank = rank;
+    message.bytes = bytes;
+    return message;
+  }
+  Carrier carrierOf(uint64_t bytes) const {
+    if (carries(config_, MessagePath::directLl, bytes)) return Carrier::lines;
+    if (carries(config_, MessagePath::directLl128, bytes)) return Carrier::wide;
+    return Carrier::fifos;
+  }
+  // Sorts by carrier and round. Takes no memory, as std::stable_sort() does.
+  static void arrange(std::vector<PendingMessage>& list) {
+    const auto queue = [](const PendingMessage& message) {
+      return std::pair(message.carrier, message.delta);
+    };
+    std::ranges::sort(list, {}, [&](const PendingMessage& message) {
+      return std::pair(queue(message), message.pass);
+    });
+    for (size_t i = 0; i < list.size(); i++) {
+      const bool continues = i > 0 && queue(list[i - 1]) == queue(list[i]);
+      list[i].pass = continues ? list[i - 1].pass + 1 : 0;
+    }
+    std::ranges::sort(list, {}, [](const PendingMessage& message) {
+      return std::pair(message.carrier, message.round());
+    });
+  }
+  static PendingMessages of(const std::vector<PendingMessage>& list, Carrier carrier) {
+    const auto range = std::ranges::equal_range(list, carrier, {}, &PendingMessage::carrier);
+    return {range.begin(), range.end()};
+  }
+
+  const CommConfig& config_;
+  std::vector<PendingMessage> to_, from_;
 };
 
 void enqueueMessages(const CommConfig& config, const Task& task, MessageQueues& queues) {
@@ -81,36 +144,41 @@ void enqueueMessages(const CommConfig& config, const Task& task, MessageQueues& 
   }
 }
 
-// How a message between two ranks `delta` apart is split; the same at both ends.
-Message split(const CommConfig& config, int delta, int peer, const PendingMessage& letter) {
-  const MessageChoice choice = fifoChoice(config, config.rank, peer, letter.bytes);
-  return {.peer = peer,
-          .firstChannel = static_cast<uint16_t>(firstMessageChannel(config, 0, delta)),
+// How a message is split; the same at both ends.
+Message split(const CommConfig& config, const PendingMessage& message) {
+  const MessageChoice choice = fifoChoice(config, config.rank, message.rank, message.bytes);
+  return {.peer = message.rank,
+          .firstChannel = static_cast<uint16_t>(firstMessageChannel(config, 0, message.delta)),
           .channels = static_cast<uint16_t>(choice.channels),
-          .buffer = letter.buffer,
-          .bytes = letter.bytes,
+          .buffer = message.buffer,
+          .bytes = message.bytes,
           .part = choice.partBytes,
           .slice = static_cast<uint32_t>(choice.sliceBytes),
           .offered = choice.offered,
           .asLines = choice.path == MessagePath::fifoLl};
 }
 
-void checkMessagesToSelf(const CommConfig& config, const MessageQueues& queues) {
-  const auto& to = queues.to[static_cast<size_t>(config.rank)];
-  const auto& from = queues.from[static_cast<size_t>(config.rank)];
-  if (to.size() != from.size()) {
-    throw invalidUsage("The group has {} send(s) from this rank to itself but {} receive(s)",
-                       to.size(), from.size())
-        .rank(config.rank)
+void MessageQueues::checkMessagesToSelf() const {
+  const auto isOwn = [](const PendingMessage& message) { return message.delta == 0; };
+  const auto sends = std::ranges::count_if(to_, isOwn),
+             receives = std::ranges::count_if(from_, isOwn);
+  if (sends != receives) {
+    throw invalidUsage("The group has {} send(s) from this rank to itself but {} receive(s)", sends,
+                       receives)
+        .rank(config_.rank)
         .remedy("Put a send and its receive between the same ncclGroupStart and ncclGroupEnd");
   }
-  for (size_t i = 0; i < to.size(); i++) {
-    if (to[i].bytes != from[i].bytes) {
-      throw invalidUsage("This rank sends {} bytes to itself but receives {}", to[i].bytes,
-                         from[i].bytes)
-          .rank(config.rank)
+  auto received = from_.begin();
+  for (const PendingMessage& sent : to_) {
+    if (!isOwn(sent)) continue;
+    received = std::find_if(received, from_.end(), isOwn);
+    if (sent.bytes != received->bytes) {
+      throw invalidUsage("This rank sends {} bytes to itself but receives {}", sent.bytes,
+                         received->bytes)
+          .rank(config_.rank)
           .remedy("Pass the same count and type to both calls");
     }
+    received++;
   }
 }
 
@@ -131,42 +199,19 @@ namespace {
 
 // In round `delta` every rank sends to rank + delta and receives from rank - delta, so the two ends
 // of a message are in the same round, and all ranks go through the rounds in the same order.
-// Further messages of a pair wait for the next pass. Calls visit(delta, to, from) for each round
-// that is not empty; it takes at least one message.
+// Further messages of a pair wait for the next pass. Calls visit(delta, outgoing, incoming) for
+// each round that has messages; one of the two pointers may be null.
 template <typename Visit>
-void forEachRound(const CommConfig& config, MessageQueues& queues, Visit visit) {
-  auto anyLeft = [&] {
-    auto notEmpty = [](const auto& queue) { return !queue.empty(); };
-    return std::any_of(queues.to.begin(), queues.to.end(), notEmpty) ||
-           std::any_of(queues.from.begin(), queues.from.end(), notEmpty);
-  };
-  while (anyLeft()) {
-    for (int delta = 0; delta < config.ranks; delta++) {
-      const int to = (config.rank + delta) % config.ranks;
-      const int from = (config.rank + config.ranks - delta) % config.ranks;
-      if (queues.to[static_cast<size_t>(to)].empty() &&
-          queues.from[static_cast<size_t>(from)].empty()) {
-        continue;
-      }
-      visit(delta, to, from);
-    }
+void forEachRound(PendingMessages to, PendingMessages from, Visit visit) {
+  while (!to.empty() || !from.empty()) {
+    const bool hasOutgoing = !to.empty() && (from.empty() || to[0].round() <= from[0].round());
+    const bool hasIncoming = !from.empty() && (to.empty() || from[0].round() <= to[0].round());
+    const PendingMessage* outgoing = hasOutgoing ? &to[0] : nullptr;
+    const PendingMessage* incoming = hasIncoming ? &from[0] : nullptr;
+    if (hasOutgoing) to = to.subspan(1);
+    if (hasIncoming) from = from.subspan(1);
+    visit(hasOutgoing ? outgoing->delta : incoming->delta, outgoing, incoming);
   }
-}
-
-// Takes the messages out of `queues` for whose sizes `takes` says so.
-template <typename Takes>
-MessageQueues takeOf(const CommConfig& config, MessageQueues& queues, Takes takes) {
-  MessageQueues taken(config.ranks);
-  auto isTaken = [&](const PendingMessage& message) { return takes(message.bytes); };
-  auto take = [&](auto& from, auto& to) {
-    for (size_t rank = 0; rank < from.size(); rank++) {
-      std::copy_if(from[rank].begin(), from[rank].end(), std::back_inserter(to[rank]), isTaken);
-      std::erase_if(from[rank], isTaken);
-    }
-  };
-  take(queues.to, taken.to);
-  take(queues.from, taken.from);
-  return taken;
 }
 
 // The windows and the connections for messages of other sizes are connected at the first message,
@@ -183,75 +228,69 @@ void needPeers(const CommConfig& config, device::DirectPeers to, device::DirectP
   if (sendsWide(config)) needs.wide |= to | from;
 }
 
-void addMessages(const CommConfig& config, MessageQueues& queues, DirectPacker& packer,
+void addMessages(const CommConfig& config, const MessageQueues& queues, DirectPacker& packer,
                  Needs& needs) {
-  forEachRound(config, queues, [&](int, int to, int from) {
-    auto& outgoing = queues.to[static_cast<size_t>(to)];
-    auto& incoming = queues.from[static_cast<size_t>(from)];
+  const auto add = [&](int, const PendingMessage* outgoing, const PendingMessage* incoming) {
     DirectMessages messages;
-    if (!outgoing.empty()) {
-      messages.to = to;
-      messages.input = outgoing.front().buffer;
-      messages.inputBytes = outgoing.front().bytes;
-      outgoing.pop_front();
+    if (outgoing != nullptr) {
+      messages.to = outgoing->rank;
+      messages.input = outgoing->buffer;
+      messages.inputBytes = outgoing->bytes;
     }
-    if (!incoming.empty()) {
-      messages.from = from;
-      messages.output = incoming.front().buffer;
-      messages.outputBytes = incoming.front().bytes;
-      incoming.pop_front();
+    if (incoming != nullptr) {
+      messages.from = incoming->rank;
+      messages.output = incoming->buffer;
+      messages.outputBytes = incoming->bytes;
     }
     const device::DirectWork work = directWork(config, messages);
     needPeers(config, work.to, work.from, needs);
     packer.add(work);
-  });
+  };
+  forEachRound(queues.to(Carrier::lines), queues.from(Carrier::lines), add);
 }
 
 // The messages over LL128.
-std::vector<device::DirectMessage> takeWide(const CommConfig& config, MessageQueues& queues,
+std::vector<device::DirectMessage> planWide(const CommConfig& config, const MessageQueues& queues,
                                             Needs& needs) {
   std::vector<device::DirectMessage> messages;
-  forEachRound(config, queues, [&](int delta, int to, int from) {
-    auto take = [&](std::deque<PendingMessage>& queue, int rank,
-                    bool sends) -> device::DirectPeers {
-      if (queue.empty()) return 0;
-      const PendingMessage message = queue.front();
-      queue.pop_front();
-      const int peer = delta == 0 ? config.ranks - 1 : device::peerOfRank(rank, config.rank);
-      messages.push_back(wideMessage(config, peer, sends, message.buffer, message.bytes));
+  const auto add = [&](int delta, const PendingMessage* outgoing, const PendingMessage* incoming) {
+    const auto addOne = [&](const PendingMessage* message, bool sends) -> device::DirectPeers {
+      if (message == nullptr) return 0;
+      const int peer =
+          delta == 0 ? config.ranks - 1 : device::peerOfRank(message->rank, config.rank);
+      messages.push_back(wideMessage(config, peer, sends, message->buffer, message->bytes));
       return static_cast<device::DirectPeers>(delta == 0 ? 0 : 1u << peer);
     };
-    const device::DirectPeers receiver = take(queues.to[static_cast<size_t>(to)], to, true);
-    const device::DirectPeers sender = take(queues.from[static_cast<size_t>(from)], from, false);
+    const device::DirectPeers receiver = addOne(outgoing, true), sender = addOne(incoming, false);
     needPeers(config, receiver, sender, needs);
-  });
+  };
+  forEachRound(queues.to(Carrier::wide), queues.from(Carrier::wide), add);
   return messages;
 }
 
 // The rounds of messages through the FIFOs of channels.
-std::vector<SendReceiveWork> planRounds(const CommConfig& config, MessageQueues& queues,
+std::vector<SendReceiveWork> planRounds(const CommConfig& config, const MessageQueues& queues,
                                         Needs& needs) {
   std::vector<SendReceiveWork> works;
-  forEachRound(config, queues, [&](int delta, int to, int from) {
-    auto& outgoing = queues.to[static_cast<size_t>(to)];
-    auto& incoming = queues.from[static_cast<size_t>(from)];
+  const auto add = [&](int delta, const PendingMessage* outgoing, const PendingMessage* incoming) {
     SendReceiveWork& work = works.emplace_back();
-    if (!incoming.empty()) {
-      work.addressIsOpen = incoming.front().open;
-      work.window = incoming.front().window;
+    if (incoming != nullptr) {
+      work.addressIsOpen = incoming->open;
+      work.window = incoming->window;
     }
-    auto take = [&](std::deque<PendingMessage>& queue, int peer, bool sends) -> Message {
-      Message message{};
-      message.peer = -1;
-      if (queue.empty()) return message;
-      message = split(config, delta, peer, queue.front());
-      queue.pop_front();
-      if (delta != 0) needs.peers.push_back({peer, sends});
-      return message;
+    const auto messageOf = [&](const PendingMessage* message, bool sends) -> Message {
+      if (message == nullptr) {
+        Message none{};
+        none.peer = -1;
+        return none;
+      }
+      if (delta != 0) needs.peers.push_back({message->rank, sends});
+      return split(config, *message);
     };
-    work.send = take(outgoing, to, true);
-    work.receive = take(incoming, from, false);
-  });
+    work.send = messageOf(outgoing, true);
+    work.receive = messageOf(incoming, false);
+  };
+  forEachRound(queues.to(Carrier::fifos), queues.from(Carrier::fifos), add);
   return works;
 }
 
@@ -323,8 +362,9 @@ WideMessagesLaunch wideMessagesLaunch(const CommConfig& config,
 
 void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan& plan) {
   DirectPacker packer(config);
-  MessageQueues queues(config.ranks);
+  MessageQueues queues(config);
   for (const Task& task : tasks) {
+    if (!consistsOfMessages(task.call) || usesCopyEngines(config, task)) continue;
     const bool isPair = task.call == Call::send || task.call == Call::receive;
     if (!isPair && canBeInPlace(config, task)) {
       const device::DirectWork work = directWork(config, task);
@@ -339,15 +379,10 @@ void planMessages(const CommConfig& config, const std::vector<Task>& tasks, Plan
       enqueueMessages(config, task, queues);
     }
   }
-  checkMessagesToSelf(config, queues);
-  MessageQueues direct = takeOf(config, queues, [&](uint64_t bytes) {
-    return carries(config, MessagePath::directLl, bytes);
-  });
-  addMessages(config, direct, packer, plan.needs);
-  MessageQueues overLl128 = takeOf(config, queues, [&](uint64_t bytes) {
-    return carries(config, MessagePath::directLl128, bytes);
-  });
-  const std::vector<device::DirectMessage> wide = takeWide(config, overLl128, plan.needs);
+  queues.checkMessagesToSelf();
+  queues.arrange();
+  addMessages(config, queues, packer, plan.needs);
+  const std::vector<device::DirectMessage> wide = planWide(config, queues, plan.needs);
   const std::vector<SendReceiveWork> staged = planRounds(config, queues, plan.needs);
   const std::vector<DirectLaunch> launches = packer.take();
   const auto append = [&](const auto& more) {
