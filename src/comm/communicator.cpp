@@ -326,7 +326,7 @@ std::shared_ptr<void> Communicator::registerTogether(void* address, uint64_t byt
   offer.offset = offer.address - runtime_.findRun(address, bytes).base;
   offer.bytes = bytes;
   offer.isOpen = runtime_.inspect(address).openToPeers ? 1 : 0;
-  offer.usesCopyEngines = isSymmetric && mayUseCopyEngines_ ? 1 : 0;
+  offer.usesCopyEngines = isSymmetric && copyEngines_ != nullptr ? 1 : 0;
   const std::vector<WindowOffer> offers = bootstrap_->allGather(offer);
   for (size_t peer = 0; windows_ != nullptr && peer < offers.size(); peer++) {
     if (offers[peer].window != 0) {

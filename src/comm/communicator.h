@@ -222,8 +222,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<const Decision> decision_;  // shared with the other ranks of the process
   plan::CommConfig config_;                   // of the decision, for this rank
   std::shared_ptr<memory::Arena> arena_;
-  std::shared_ptr<memory::Windows> windows_;  // null if no peer can use any
-  bool mayUseCopyEngines_ = false;
+  std::shared_ptr<memory::Windows> windows_;              // null if no peer can use any
+  std::unique_ptr<runtime::ParallelCopies> copyEngines_;  // null: they may not be used
   std::mutex symmetricMutex_;
   std::vector<std::shared_ptr<SymmetricMemory>> symmetric_;
   std::unique_ptr<memory::MappingCache> mappings_;

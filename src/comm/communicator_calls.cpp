@@ -52,7 +52,7 @@ void Communicator::enter(Prepared& prepared) {
 // Finds the symmetric windows of the results of calls. Such a call begins with a barrier in which
 // every rank takes part, so no other choice may follow from what one rank knows alone.
 void Communicator::findSymmetric(std::vector<plan::Task>& calls) {
-  if (!mayUseCopyEngines_) return;
+  if (copyEngines_ == nullptr) return;
   const std::lock_guard lock(symmetricMutex_);
   for (plan::Task& call : calls) {
     const uint64_t bytes =
@@ -270,7 +270,8 @@ transport::LaunchContext Communicator::launchContext(const device::LaunchMark& m
           &connector_->wide(),
           windows_ == nullptr ? nullptr : windows_->table(),
           mark,
-          clusterBlocks_};
+          clusterBlocks_,
+          copyEngines_.get()};
 }
 
 // A stream that is idle once everything that was launched is done.

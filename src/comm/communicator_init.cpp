@@ -487,8 +487,9 @@ std::shared_ptr<const tuning::Advisor> Communicator::makeTuner(
 
 // Windows are for the ranks of other processes. Those of this one exchange addresses.
 void Communicator::makeWindows() {
-  mayUseCopyEngines_ =
+  const bool usesCopyEngines =
       settings_.ctaPolicy.empty() ? options_.copyEngines : settings_.ctaPolicy == "ZERO";
+  if (usesCopyEngines) copyEngines_ = runtime_.createParallelCopies(device_);
   if (!settings_.zeroCopy) return;
   memory::Windows::WindowOptions options{
       bootstrap_->rank(), {}, static_cast<uint64_t>(settings_.zeroCopyBytes)};

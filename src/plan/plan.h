@@ -164,7 +164,7 @@ struct Copy {
 struct BarrierLaunch {
   device::BarrierArguments arguments;
 };
-// Copies by copy engines, one after another.
+// Copies by copy engines, at the same time.
 struct CopyLaunch {
   std::vector<Copy> copies;
 };

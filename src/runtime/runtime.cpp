@@ -113,6 +113,14 @@ void checkRun(std::span<const MemoryHandle> handles) {
   }
 }
 
+void ParallelCopies::enqueue(std::span<const Range> copies, Stream stream) {
+  for (const Range& copy : copies) runtime_.copyAsync(copy.to, copy.from, copy.bytes, stream);
+}
+
+std::unique_ptr<ParallelCopies> Runtime::createParallelCopies(int /*device*/) {
+  return std::make_unique<ParallelCopies>(*this);
+}
+
 const std::string& whyNoGpu() {
   return fallbackText();
 }

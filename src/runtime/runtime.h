@@ -193,6 +193,29 @@ struct LaunchShape {
 
 enum class CaptureState { none, active, invalidated };
 
+class Runtime;
+
+// Enqueues copies that may run at the same time. By one thread at a time.
+class ParallelCopies {
+ public:
+  struct Range {
+    void* to;
+    const void* from;
+    size_t bytes;
+  };
+
+  explicit ParallelCopies(Runtime& runtime) : runtime_(runtime) {}
+  virtual ~ParallelCopies() = default;
+  ParallelCopies(const ParallelCopies&) = delete;
+  ParallelCopies& operator=(const ParallelCopies&) = delete;
+
+  // What follows on the stream begins when all of the copies are done.
+  virtual void enqueue(std::span<const Range> copies, Stream stream);
+
+ protected:
+  Runtime& runtime_;
+};
+
 class Runtime {
  public:
   virtual ~Runtime() = default;
@@ -300,6 +323,7 @@ class Runtime {
   virtual uint64_t streamNumber(Stream stream) = 0;
   virtual std::unique_ptr<Event> createEvent(int device) = 0;
   virtual std::unique_ptr<TimedPoint> createTimedPoint(int device) = 0;
+  virtual std::unique_ptr<ParallelCopies> createParallelCopies(int device);
   virtual void synchronize(Stream stream) = 0;
   // Whether all work of the stream is done; throws as synchronize() does.
   virtual bool query(Stream stream) = 0;

@@ -2,6 +2,7 @@
 #include "transport/launcher.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "device/kernels.h"
 #include "device/multicast.h"
@@ -131,11 +132,11 @@ int enqueue(runtime::Runtime& runtime, const LaunchContext& context, KernelLaunc
   return prepared.marks != 0 ? prepared.marks
                              : prepared.shape.blocks * prepared.shape.groupsPerBlock;
 }
-int enqueue(runtime::Runtime& runtime, const LaunchContext&, plan::CopyLaunch& launch,
+int enqueue(runtime::Runtime&, const LaunchContext& context, plan::CopyLaunch& launch,
             runtime::Stream stream) {
-  for (const plan::Copy& copy : launch.copies) {
-    runtime.copyAsync(copy.to, copy.from, copy.bytes, stream);
-  }
+  std::vector<runtime::ParallelCopies::Range> copies;
+  for (const plan::Copy& copy : launch.copies) copies.push_back({copy.to, copy.from, copy.bytes});
+  context.copies->enqueue(copies, stream);
   return 0;
 }
 

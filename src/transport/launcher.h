@@ -18,7 +18,8 @@ struct LaunchContext {
   const device::WideMemory* wide = nullptr;
   device::MappedWindow* windows = nullptr;  // of peers
   device::LaunchMark mark{};
-  int clusterBlocks = 1;  // most blocks of a cluster
+  int clusterBlocks = 1;                      // most blocks of a cluster
+  runtime::ParallelCopies* copies = nullptr;  // null: no launch copies
 };
 
 // Completes the arguments of a launch and enqueues it. Returns how many thread groups mark it.

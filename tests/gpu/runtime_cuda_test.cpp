@@ -295,6 +295,36 @@ class CudaGraphOrderTest : public CudaRuntimeTest {
   std::shared_ptr<DeviceMemory> source_, target_;
 };
 
+// The first and the second half of the target, between a slow fill of the source and a copy of both
+// halves to another place.
+TEST_F(CudaGraphOrderTest, ParallelCopiesFollowAndPrecedeOtherWork) {
+  const auto last = runtime_->allocate(0, 4096);
+  const auto copies = runtime_->createParallelCopies(0);
+  const auto place = [](const std::shared_ptr<DeviceMemory>& memory, size_t offset) {
+    return static_cast<std::byte*>(memory->address()) + offset;
+  };
+  const auto work = [&](cudaStream_t stream, unsigned char value) {
+    fillSlowly(stream, value);
+    const ParallelCopies::Range halves[] = {{place(target_, 0), place(source_, 0), 2048},
+                                            {place(target_, 2048), place(source_, 2048), 2048}};
+    copies->enqueue(halves, stream);
+    runtime_->copyAsync(last->address(), target_->address(), 4096, stream);
+  };
+  const auto check = [&](cudaStream_t stream, unsigned char value) {
+    runtime_->synchronize(stream);
+    EXPECT_EQ(countOther(*runtime_, 0, last->address(), 4096, value), 0u);
+  };
+  unsigned char value = 20;
+  for (cudaStream_t stream : {stream(0), cudaStream_t{}, cudaStreamPerThread}) {
+    work(stream, ++value);
+    check(stream, value);
+  }
+  const CudaGraph graph(stream(0), [&] { work(stream(0), ++value); });
+  EXPECT_EQ(graph.nodes(), 4u);
+  graph.launch(stream(0));
+  check(stream(0), value);
+}
+
 TEST_F(CudaGraphOrderTest, WorkOutsideWaitsForAGraph) {
   const CudaGraph graph(stream(0), [&] {
     for (unsigned char value : {7, 8}) captured(stream(0), [&] { fillSlowly(stream(0), value); });

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "runtime/cuda/copies.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/driver.h"
 #include "runtime/cuda/event.h"
@@ -125,6 +126,9 @@ class CudaRuntime final : public Runtime {
   std::unique_ptr<Event> createEvent(int device) override { return createCudaEvent(device); }
   std::unique_ptr<TimedPoint> createTimedPoint(int device) override {
     return createCudaTimedPoint(device);
+  }
+  std::unique_ptr<ParallelCopies> createParallelCopies(int device) override {
+    return createCudaParallelCopies(*this, device);
   }
   void synchronize(Stream stream) override;
   bool query(Stream stream) override;
