@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -47,6 +48,23 @@ class Meeting {
 
  private:
   Pipe arrived_[2];
+};
+
+// The same for any number of processes.
+class Gathering {
+ public:
+  explicit Gathering(int processes) : processes_(processes), go_(new Pipe[processes]) {}
+  void wait(int process) const {
+    arrived_.write(process);
+    for (int i = 0; process == 0 && i < processes_; i++) arrived_.read<int>();
+    for (int i = 0; process == 0 && i < processes_; i++) go_[i].write(i);
+    go_[process].read<int>();
+  }
+
+ private:
+  const int processes_;
+  const Pipe arrived_;
+  const std::unique_ptr<Pipe[]> go_;
 };
 
 // Runs `body(process)` in a child each; its status is 0 if no expectation failed there.

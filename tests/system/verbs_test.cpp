@@ -34,7 +34,8 @@ void awaitDestruction() {
 // of the last one.
 void onNodes(int nodes, const Variables& variables, const Variables& special,
              const std::function<void(int rank, ncclComm_t comm)>& body) {
-  const Pipe pipe, arrived, go;
+  const Pipe pipe;
+  const Gathering joined(nodes);
   const std::vector<int> results = runChildren(nodes, [&](int rank) {
     useVerbs(variables);
     if (rank == nodes - 1) useVerbs(special);
@@ -42,10 +43,7 @@ void onNodes(int nodes, const Variables& variables, const Variables& special,
     check(unisonoHostSetDevice(rank));
     ncclComm_t comm = nullptr;
     check(ncclCommInitRank(&comm, nodes, sharedId(pipe, rank, nodes), rank));
-    arrived.write(rank);
-    for (int i = 0; rank == 0 && i < nodes; i++) arrived.read<int>();
-    for (int i = 0; rank == 0 && i < nodes; i++) go.write(i);
-    go.read<int>();
+    joined.wait(rank);
     body(rank, comm);
   });
   EXPECT_EQ(results, std::vector<int>(static_cast<size_t>(nodes), 0));
