@@ -157,9 +157,15 @@ class CollNetFunctionsOf final : public CollNetFunctions {
     else
       return false;
   }
-  int registerMemory(void* connection, void* data, size_t bytes, void** region) const override {
+  int registerMemory(void* connection, void* data, size_t bytes, int type,
+                     void** region) const override {
     using RegionBytes = typename TableStart<kVersion>::RegionBytes;
-    return table_.regMr(connection, data, static_cast<RegionBytes>(bytes), kHostMemory, region);
+    return table_.regMr(connection, data, static_cast<RegionBytes>(bytes), type, region);
+  }
+  int registerDmaBuf(void* connection, void* data, size_t bytes, uint64_t offset, int descriptor,
+                     void** region) const override {
+    if (table_.regMrDmaBuf == nullptr) return kInternalError;
+    return table_.regMrDmaBuf(connection, data, bytes, kDeviceMemory, offset, descriptor, region);
   }
   int deregisterMemory(void* connection, void* region) const override {
     return table_.deregMr(connection, region);
@@ -191,6 +197,10 @@ class CollNetFunctionsOf final : public CollNetFunctions {
                                            to.region, request);
     }
     return kInternalError;
+  }
+  int flush(void* connection, const CollNetBuffer& data, int bytes, void** request) const override {
+    if (table_.end.iflush == nullptr) return kSuccess;
+    return table_.end.iflush(connection, data.data, bytes, data.region, request);
   }
   int test(void* request, int* done) const override {
     int bytes = 0;

@@ -15,7 +15,7 @@
 // NCCL, versions 6 to 12. A CollNet plug-in is part of the library of a net plug-in.
 namespace unisono::plugin {
 
-// Memory of the host that is registered with a collective connection, or a part of it.
+// Memory that is registered with a collective connection, or a part of it.
 struct CollNetBuffer {
   std::byte* data;
   void* region;
@@ -44,7 +44,11 @@ class CollNetFunctions {
   virtual int canReduce(device::DataType type, device::Reduction reduction, int* can) const = 0;
   virtual bool hasAllGather() const = 0;
   virtual bool hasReduceScatter() const = 0;
-  virtual int registerMemory(void* connection, void* data, size_t bytes, void** region) const = 0;
+  // As those of NetFunctions.
+  virtual int registerMemory(void* connection, void* data, size_t bytes, int type,
+                             void** region) const = 0;
+  virtual int registerDmaBuf(void* connection, void* data, size_t bytes, uint64_t offset,
+                             int descriptor, void** region) const = 0;
   virtual int deregisterMemory(void* connection, void* region) const = 0;
   virtual int allReduce(void* connection, const CollNetBuffer& from, const CollNetBuffer& to,
                         size_t elements, device::DataType type, device::Reduction reduction,
@@ -55,6 +59,9 @@ class CollNetFunctions {
   virtual int reduceScatter(void* connection, const CollNetBuffer& from, const CollNetBuffer& to,
                             size_t bytes, size_t ranks, device::DataType type,
                             device::Reduction reduction, void** request) const = 0;
+  // Of results in memory of the device.
+  virtual int flush(void* connection, const CollNetBuffer& data, int bytes,
+                    void** request) const = 0;
   virtual int test(void* request, int* done) const = 0;
   virtual int closeConnection(void* connection) const = 0;
   virtual int closeListener(void* listener) const = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -156,6 +157,57 @@ TEST(CollNetOfMulticast, CarriesNvlsBetweenNodes) {
     });
   }
 }
+
+// Slots in memory of the GPU, where results are only after a flush.
+struct DirectCase {
+  const char* algorithm;
+  int version;
+  const char* pointers;  // that the plug-in takes: 1 host, 2 GPU by address, 4 by DMA-BUF
+  const char* fault;
+  std::vector<std::pair<const char*, const char*>> variables;
+  bool dmaBufs, addresses, flushes;  // what is seen
+};
+class DirectCollNet : public ::testing::TestWithParam<DirectCase> {};
+
+TEST_P(DirectCollNet, ReducesInMemoryOfTheGpu) {
+  inChild([] {
+    const DirectCase& wanted = GetParam();
+    usePlugin(wanted.version, wanted.algorithm, wanted.fault);
+    ::setenv("FAKE_NET_POINTERS", wanted.pointers, 1);
+    ::setenv("FAKE_NET_LATE", "1", 1);
+    for (const auto& [name, value] : wanted.variables) ::setenv(name, value, 1);
+    {
+      const Ranks ranks(2, 2);
+      everyCall(ranks, std::array{Call::allReduce, Call::allGather, Call::reduceScatter},
+                {1, 1003, 100'001});
+    }
+    const auto counter = [&](const char* name) {
+      return testing::fakeNetCounter(wanted.version, name);
+    };
+    EXPECT_GT(operations(wanted.version), 0);
+    EXPECT_EQ(counter("fakeCollNetDmaBufs") > 0, wanted.dmaBufs);
+    EXPECT_EQ(counter("fakeCollNetGpuRegions") > 0, wanted.addresses);
+    EXPECT_EQ(counter("fakeCollNetFlushes") > 0, wanted.flushes);
+    // All that was opened is closed, at most until the alarm of the process: what a rank has
+    // forwarded of other calls (PXN) may outlive its communicator.
+    while (counter("fakeNetOpen") != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, DirectCollNet,
+    ::testing::Values(
+        DirectCase{"CollNetChain", 12, "3", "", {}, false, true, true},
+        DirectCase{"CollNetDirect", 11, "7", "", {}, true, false, true},
+        DirectCase{"NVLS", 11, "7", "", {}, true, false, true},
+        DirectCase{"CollNetDirect", 6, "3", "", {{"NCCL_NET_FORCE_FLUSH", "1"}}, false, true, true},
+        DirectCase{"CollNetChain", 11, "7", "collnet regMrDmaBuf fails", {}, false, true, true},
+        DirectCase{"CollNetChain", 11, "7", "", {{"NCCL_DMABUF_ENABLE", "0"}}, false, true, true},
+        // Memory of the host in its place.
+        DirectCase{
+            "CollNetDirect", 11, "7", "collnet regMr of a GPU fails", {}, false, false, false},
+        DirectCase{
+            "CollNetChain", 11, "7", "", {{"NCCL_NET_GDR_LEVEL", "LOC"}}, false, false, false},
+        DirectCase{"CollNetChain", 11, "1", "", {}, false, false, false}));
 
 // Two communicators at once, split from one, one of which outlives the other; and the choice by the
 // configuration, which the variable overrules.

@@ -2,6 +2,7 @@
 // The CollNet part of the network plug-in: rank 0 of a connection is the server that reduces, over
 // TCP on the loopback interface.
 #include <poll.h>
+#include <sys/mman.h>
 
 #include "fake_net_part.h"
 
@@ -10,6 +11,9 @@ enum { kTimeoutMs = 20000, kBfloat16 = 9, kTypes = 10 };
 
 // How many operations were complete in this process.
 __attribute__((visibility("default"))) int fakeCollNetOperations = 0;
+__attribute__((visibility("default"))) int fakeCollNetFlushes = 0;
+// Regions in memory of the GPU, by address and by DMA-BUF.
+__attribute__((visibility("default"))) int fakeCollNetGpuRegions = 0, fakeCollNetDmaBufs = 0;
 
 typedef struct {
   uint32_t kind, type, reduction;
@@ -21,7 +25,7 @@ typedef struct {
   Collective* connection;
   Header header;
   const char* from;
-  char* to;
+  char *to, *place;  // place: where the result belongs, if it waits for a flush in `to`; or null
   int inUse, complete;
 } Operation;
 
@@ -42,11 +46,19 @@ struct Collective {
   int socket;            // of the others
   unsigned sending;      // others: the operation that is being sent to the server
   size_t sent, received;
+  struct {  // results that are not in memory of the GPU yet
+    char *data, *place;
+    size_t bytes;
+  } late[kRequests];
+  Operation flush;  // of the result at its `place`
+  int looks;        // at the flush
 };
 typedef struct {
   Collective* connection;
-  char* data;
+  char *data, *mapped;  // mapped: the same memory at the address of the plug-in's own
   size_t bytes;
+  int isGpu;
+  void* mapping;
 } Region;
 typedef struct {
   int socket;
@@ -211,7 +223,12 @@ static int callServer(Collective* made, const void* handle) {
 static int closeColl(void* connection) {
   Collective* own = connection;
   require(own->regions == 0, "close of a connection that has regions");
-  for (int i = 0; i < kRequests; i++) count(own->operations[i].inUse ? -1 : 0);
+  for (int i = 0; i < kRequests; i++) {
+    count(own->operations[i].inUse ? -1 : 0);
+    if (own->operations[i].place != NULL) free(own->operations[i].to);
+    free(own->late[i].data);
+  }
+  count(own->flush.inUse ? -1 : 0);
   for (int i = 1; own->clients != NULL && i < own->ranks; i++) {
     if (own->clients[i].socket > 0) close(own->clients[i].socket);
     free(own->clients[i].data);
@@ -248,22 +265,57 @@ static int reduceSupport(int type, int reduction, int* supported) {
   return kSuccess;
 }
 
-static int regMr(void* connection, void* data, RegionBytes bytes, int type, void** region) {
-  require(type == kHost && bytes > 0, "memory that is not the host's");
-  if (does("collnet regMr fails")) return kSystemError;
+static int takes(int pointers) {
+  Properties properties;
+  fakeNetProperties(0, &properties);
+  return (properties.ptrSupport & pointers) == pointers;
+}
+
+static Region* newRegion(Collective* connection, char* data, size_t bytes, int isGpu) {
   Region* made = calloc(1, sizeof(*made));
-  *made = (Region){connection, data, (size_t)bytes};
-  __atomic_fetch_add(&((Collective*)connection)->regions, 1, __ATOMIC_SEQ_CST);
+  made->connection = connection;
+  made->data = made->mapped = data;
+  made->bytes = bytes;
+  made->isGpu = isGpu;
+  __atomic_fetch_add(&connection->regions, 1, __ATOMIC_SEQ_CST);
   count(1);
+  return made;
+}
+
+static int regMr(void* connection, void* data, RegionBytes bytes, int type, void** region) {
+  require(type == kHost || (type == kGpu && takes(kGpu)), "memory that it does not take");
+  require(bytes > 0, "region without bytes");
+  if (does("collnet regMr fails") || (does("collnet regMr of a GPU fails") && type == kGpu)) {
+    return kSystemError;
+  }
+  if (type == kGpu) __atomic_fetch_add(&fakeCollNetGpuRegions, 1, __ATOMIC_SEQ_CST);
+  *region = newRegion(connection, data, (size_t)bytes, type == kGpu);
+  return kSuccess;
+}
+
+// Maps the memory by its descriptor, as adapters do.
+static int regMrDmaBuf(void* connection, void* data, size_t bytes, int type, uint64_t offset,
+                       int descriptor, void** region) {
+  require(type == kGpu && takes(kDmaBuf), "DMA-BUF that it does not take");
+  require(bytes > 0 && offset % 4096 == 0, "DMA-BUF that does not begin with a page");
+  if (does("collnet regMrDmaBuf fails") || does("collnet regMr of a GPU fails"))
+    return kSystemError;
+  void* mapping = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, (off_t)offset);
+  if (mapping == MAP_FAILED) return kSystemError;
+  Region* made = newRegion(connection, data, bytes, 1);
+  made->mapped = made->mapping = mapping;
+  __atomic_fetch_add(&fakeCollNetDmaBufs, 1, __ATOMIC_SEQ_CST);
   *region = made;
   return kSuccess;
 }
 
 static int deregMr(void* connection, void* region) {
-  require(((Region*)region)->connection == connection, "region of another connection");
-  __atomic_fetch_sub(&((Collective*)connection)->regions, 1, __ATOMIC_SEQ_CST);
+  Region* own = region;
+  require(own->connection == connection, "region of another connection");
+  __atomic_fetch_sub(&own->connection->regions, 1, __ATOMIC_SEQ_CST);
   count(-1);
-  free(region);
+  if (own->mapping != NULL) munmap(own->mapping, own->bytes);
+  free(own);
   return kSuccess;
 }
 
@@ -308,8 +360,21 @@ static void reduce(Collective* all, Operation* own) {
   free(sum);
 }
 
+// Keeps the result of an operation until a flush. What was there before gives way to it.
+static void keepLate(Collective* all, Operation* operation) {
+  int i = 0;
+  while (i < kRequests && all->late[i].data != NULL && all->late[i].place != operation->place) i++;
+  require(i < kRequests, "more slots than a connection has");
+  free(all->late[i].data);
+  all->late[i].data = operation->to;
+  all->late[i].place = operation->place;
+  all->late[i].bytes = resultBytes(all, &operation->header);
+  operation->place = NULL;
+}
+
 static void end(Collective* all, Operation* operation) {
   operation->complete = 1;
+  if (operation->place != NULL) keepLate(all, operation);
   all->first++;
   __atomic_fetch_add(&fakeCollNetOperations, 1, __ATOMIC_SEQ_CST);
 }
@@ -412,7 +477,17 @@ static int begin(Collective* all, Header header, const char* from, Region* fromR
   if (all->turns++ % 5 == 4) return kSuccess;
   Operation* made = &all->operations[all->last % kRequests];
   require(!made->inUse, "more requests than a connection has");
-  *made = (Operation){all, header, from, to, 1, 0};
+  *made = (Operation){all,
+                      header,
+                      fromRegion->mapped + (from - fromRegion->data),
+                      toRegion->mapped + (to - toRegion->data),
+                      NULL,
+                      1,
+                      0};
+  if (toRegion->isGpu && getenv("FAKE_NET_LATE") != NULL) {
+    made->place = made->to;
+    made->to = malloc(resultBytes(all, &header));
+  }
   all->last++;
   count(1);
   *request = made;
@@ -467,6 +542,41 @@ static int ireducescatter(void* connection, int parts, Segment* from, void* to, 
 }
 #endif
 
+// Complete at once where nothing is late.
+static int iflush(void* connection, void* data, int bytes, void* region, void** request) {
+  Collective* own = connection;
+  Region* flushed = region;
+  require(bytes > 0 && data != NULL, "flush of nothing");
+  requireInside(own, flushed, data, (size_t)bytes);
+  require(flushed->isGpu, "flush of memory of the host");
+  require(!own->flush.inUse, "two flushes at once");
+  __atomic_fetch_add(&fakeCollNetFlushes, 1, __ATOMIC_SEQ_CST);
+  *request = NULL;
+  if (getenv("FAKE_NET_LATE") == NULL) return kSuccess;
+  own->flush.connection = own;
+  own->flush.place = flushed->mapped + ((char*)data - flushed->data);
+  own->flush.inUse = 1;
+  own->looks = 0;
+  count(1);
+  *request = &own->flush;
+  return kSuccess;
+}
+
+// Complete at the third look.
+static int testFlush(Collective* own, int* done) {
+  if (own->looks++ < 2) return kSuccess;
+  for (int i = 0; i < kRequests; i++) {
+    if (own->late[i].data == NULL || own->late[i].place != own->flush.place) continue;
+    memcpy(own->flush.place, own->late[i].data, own->late[i].bytes);
+    free(own->late[i].data);
+    own->late[i].data = NULL;
+  }
+  own->flush.inUse = 0;
+  *done = 1;
+  count(-1);
+  return kSuccess;
+}
+
 static int test(void* request, int* done, int* bytes) {
   Operation* own = request;
   require(own->inUse, "test of a request that has ended");
@@ -474,6 +584,7 @@ static int test(void* request, int* done, int* bytes) {
   if (does("collnet hangs")) return kSuccess;
   if (does("collnet test fails")) return kSystemError;
   Collective* all = own->connection;
+  if (own == &all->flush) return testFlush(all, done);
   int result = own->complete ? kSuccess : all->rank == 0 ? serve(all) : exchange(all);
   if (result != kSuccess || !own->complete) return result;
   *done = 1;
@@ -527,12 +638,12 @@ typedef struct {
 __attribute__((visibility("default"))) Table CONCAT(ncclCollNetPlugin_v, NET_VERSION) = {
     .name = "Sum" STRING(NET_VERSION),
     .functions = {(void*)init, (void*)devices, (void*)fakeNetProperties, (void*)listenOf,
-                  (void*)doConnect, (void*)reduceSupport, (void*)regMr, NULL, (void*)deregMr,
-                  (void*)iallreduce,
+                  (void*)doConnect, (void*)reduceSupport, (void*)regMr, (void*)regMrDmaBuf,
+                  (void*)deregMr, (void*)iallreduce,
 #if NET_VERSION >= 8
                   (void*)iallgather, (void*)ireducescatter,
 #endif
-                  NULL, (void*)test, (void*)closeColl, (void*)closeListen},
+                  (void*)iflush, (void*)test, (void*)closeColl, (void*)closeListen},
 #if NET_VERSION >= 11
     .finalize = (void*)finalize,
 #endif

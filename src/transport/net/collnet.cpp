@@ -4,12 +4,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "transport/net/collnet_stream.h"
 #include "transport/net/fifo_memory.h"
+#include "transport/net/network_driver.h"
 #include "transport/net/proxy.h"
+#include "transport/net/slot_registration.h"
 
 namespace unisono::transport {
 namespace {
@@ -29,18 +33,29 @@ class CollNetNetwork final : public ReducingNetwork {
 
   Ends connect(const Stream& stream) override {
     const auto connection = connections_.find({stream.channel, stream.heads});
+    const DirectAccess access = accessOf(connections_.portOf(*connection));
+    const auto shapeOf = [&](bool onDevice) {
+      return FifoMemory::Shape{stream.slotBytes, device::Protocol::simple, onDevice};
+    };
     memory_.push_back(std::make_unique<FifoMemory>(
-        context_.runtime, std::vector<FifoMemory::Shape>(2, {stream.slotBytes}), context_.slots));
-    const FifoMemory& memory = *memory_.back();
+        context_.runtime, std::vector{shapeOf(access.reads), shapeOf(access.writes)},
+        context_.slots, context_.own().device, context_.options.deviceBytes));
+    FifoMemory& memory = *memory_.back();
+    std::string how;
+    const CollNetStream::Slots send = registerSlots(connection, memory, 0, how);
+    const CollNetStream::Slots results = registerSlots(connection, memory, 1, how);
     const int rank = context_.config.rank;
     std::vector<int> peers = stream.heads;
     std::erase(peers, rank);
-    proxy_.addStream(
-        client_,
-        std::make_unique<CollNetStream>(connection, memory.streamOf(0), memory.streamOf(1)),
-        {rank, std::move(peers),
-         fmt::format("{}, which reduces for ranks {},", connections_.nameOf(*connection),
-                     fmt::join(stream.heads, ", "))});
+    const std::string port = connections_.nameOf(*connection);
+    logInfo("rank {}: the network reduces for channel {} through device {}{}", rank, stream.channel,
+            port, how);
+    proxy_.addStream(client_,
+                     std::make_unique<CollNetStream>(connection, send, results,
+                                                     results.memory.onDevice && access.flushes),
+                     {rank, std::move(peers),
+                      fmt::format("through device {}{}, which reduces for ranks {},", port, how,
+                                  fmt::join(stream.heads, ", "))});
     return {memory.fifoOf(0), memory.fifoOf(1)};
   }
   void noteLaunch() override { proxy_.wake(); }
@@ -53,6 +68,46 @@ class CollNetNetwork final : public ReducingNetwork {
   void close() override { proxy_.remove(client_); }
 
  private:
+  // What a device of the plug-in does with memory of the GPU, for which it is as near as the port
+  // of the network that has its name.
+  DirectAccess accessOf(const plugin::NetPort& device) const {
+    const TransportOptions& options = context_.options;
+    const auto ports = options.network->ports();
+    if (!ports || !(device.reachesGpus || (device.takesDmaBufs && options.dmaBuf))) return {};
+    const auto found = std::ranges::find(*ports, device.name, &plugin::NetPort::name);
+    const auto number = static_cast<size_t>(found - ports->begin());
+    if (number >= options.direct.size()) return {};
+    DirectAccess access = options.direct[number];
+    access.flushes = access.flushes || device.forcesFlush;
+    return access;
+  }
+  // `how` is what registerOnDevice() returns of FIFOs whose slots are in memory of the device.
+  CollNetStream::Slots registerSlots(const std::shared_ptr<const CollNetConnection>& connection,
+                                     FifoMemory& memory, size_t fifo, std::string& how) const {
+    const plugin::CollNetFunctions& functions = connection->collNet->functions();
+    const std::string& name = connection->collNet->name();
+    std::optional<void*> region;
+    const std::string passes = registerOnDevice(
+        context_, memory, fifo, connections_.portOf(*connection),
+        registrationWith(functions, connection->handle, "CollNet plug-in " + name, region));
+    if (!passes.empty()) how = passes;
+    const StreamMemory slots = memory.streamOf(fifo);
+    if (!region) {
+      void* made = nullptr;
+      const int result = functions.registerMemory(connection->handle, slots.slots, slots.bytes(),
+                                                  plugin::kHostMemory, &made);
+      if (result != plugin::kSuccess) {
+        throw Error(ErrorCode::systemError,
+                    fmt::format("The CollNet plug-in {} cannot use {} bytes of memory: its regMr "
+                                "returned {}",
+                                name, slots.bytes(), plugin::describeResult(result)))
+            .remedy("Raise the limit of locked memory (ulimit -l), or set NCCL_COLLNET_ENABLE=0");
+      }
+      region = made;
+    }
+    return {slots, makeRegion(connection, *region)};
+  }
+
   const TransportContext context_;
   const CollNetConnections& connections_;
   Proxy& proxy_;
@@ -203,10 +258,12 @@ std::shared_ptr<const CollNetConnection> CollNetConnections::find(const Group& g
   return found->second;
 }
 
+const plugin::NetPort& CollNetConnections::portOf(const CollNetConnection& connection) const {
+  return collNet_->ports()[static_cast<size_t>(connection.device)];
+}
+
 std::string CollNetConnections::nameOf(const CollNetConnection& connection) const {
-  return fmt::format("through device {} of {}",
-                     collNet_->ports()[static_cast<size_t>(connection.device)].name,
-                     collNet_->name());
+  return fmt::format("{} of {}", portOf(connection).name, collNet_->name());
 }
 
 }  // namespace unisono::transport

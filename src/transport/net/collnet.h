@@ -39,7 +39,8 @@ class CollNetConnections final : public ReducingDriver {
 
   std::unique_ptr<ReducingNetwork> makeNetwork(const TransportContext& context) const override;
   std::shared_ptr<const CollNetConnection> find(const Group& group) const;
-  // "through device mlx5_0 of SHARP (v11)".
+  const plugin::NetPort& portOf(const CollNetConnection& connection) const;
+  // "mlx5_0 of SHARP (v11)".
   std::string nameOf(const CollNetConnection& connection) const;
 
  private:

@@ -4,40 +4,25 @@
 #include <atomic>
 #include <utility>
 
-#include "base/error.h"
+#include "plugin/net.h"
 
 namespace unisono::transport {
 
-CollNetStream::CollNetStream(std::shared_ptr<const CollNetConnection> connection,
-                             const StreamMemory& send, const StreamMemory& receive)
-    : Stream(send), connection_(std::move(connection)), results_(receive) {
-  sendRegion_ = registerSlots(send);
-  try {
-    receiveRegion_ = registerSlots(receive);
-  } catch (const Error&) {
-    static_cast<void>(functions().deregisterMemory(connection_->handle, sendRegion_));
-    throw;
-  }
-}
-
-CollNetStream::~CollNetStream() {
+CollNetRegion makeRegion(std::shared_ptr<const CollNetConnection> connection, void* region) {
   // Nobody can do anything about a failure.
-  for (void* region : {sendRegion_, receiveRegion_}) {
-    static_cast<void>(functions().deregisterMemory(connection_->handle, region));
-  }
+  return {region, [connection = std::move(connection)](void* made) {
+            static_cast<void>(
+                connection->collNet->functions().deregisterMemory(connection->handle, made));
+          }};
 }
 
-void* CollNetStream::registerSlots(const StreamMemory& memory) const {
-  void* region = nullptr;
-  const size_t bytes = size_t{memory.slotCount} * memory.slotBytes;
-  const int result = functions().registerMemory(connection_->handle, memory.slots, bytes, &region);
-  if (result == plugin::kSuccess) return region;
-  throw Error(ErrorCode::systemError,
-              fmt::format("The CollNet plug-in {} cannot use {} bytes of memory: its regMr "
-                          "returned {}",
-                          connection_->collNet->name(), bytes, plugin::describeResult(result)))
-      .remedy("Raise the limit of locked memory (ulimit -l), or set NCCL_COLLNET_ENABLE=0");
-}
+CollNetStream::CollNetStream(std::shared_ptr<const CollNetConnection> connection, const Slots& send,
+                             Slots results, bool flushes)
+    : Stream(send.memory),
+      connection_(std::move(connection)),
+      region_(send.region),
+      results_(std::move(results)),
+      flushes_(flushes) {}
 
 bool CollNetStream::check(const char* function, int result) {
   if (result == plugin::kSuccess) return true;
@@ -50,8 +35,9 @@ bool CollNetStream::begin() {
   const uint64_t step = step_ + requests_.size();
   if (step >= tail()) return false;
   // The kernel must have used the slot of the result before, which it says with release.
-  const uint64_t used = std::atomic_ref(*results_.head).load(std::memory_order_acquire);
-  if (used + results_.slotCount <= step) return false;
+  const StreamMemory& results = results_.memory;
+  const uint64_t used = std::atomic_ref(*results.head).load(std::memory_order_acquire);
+  if (used + results.slotCount <= step) return false;
   const device::SlotReport report = reportOf(step);
   const size_t size = device::elementBytes(report.type), nodes = connection_->nodes;
   const bool reducesAll = report.operation == device::Operation::allReduce;
@@ -62,8 +48,8 @@ bool CollNetStream::begin() {
   }
   void* request = nullptr;
   if (report.bytes > 0) {
-    const plugin::CollNetBuffer from{memory_.slot(step), sendRegion_};
-    const plugin::CollNetBuffer to{results_.slot(step), receiveRegion_};
+    const plugin::CollNetBuffer from{memory_.slot(step), region_.get()};
+    const plugin::CollNetBuffer to{results.slot(step), results_.region.get()};
     bool begun = false;
     switch (report.operation) {
       case device::Operation::allGather:
@@ -87,16 +73,35 @@ bool CollNetStream::begin() {
   return true;
 }
 
+// Whether kernels see the result of the first step. Begins the flush of it where there has to be
+// one.
+bool CollNetStream::isFlushed() {
+  if (!flushes_ || requests_.front() == nullptr) return true;
+  if (!flushed_) {
+    const plugin::CollNetBuffer slot{results_.memory.slot(step_), results_.region.get()};
+    const int result = functions().flush(connection_->handle, slot,
+                                         static_cast<int>(results_.memory.slotBytes), &flush_);
+    if (!check("iflush", result)) return false;
+    flushed_ = true;
+  }
+  int done = 1;
+  return flush_ == nullptr || (check("test", functions().test(flush_, &done)) && done != 0);
+}
+
 // Passes on the result of the first step that is under way. Returns whether it was there.
 bool CollNetStream::complete() {
   if (requests_.empty()) return false;
-  if (requests_.front() != nullptr) {
+  if (!arrived_ && requests_.front() != nullptr) {
     int done = 0;
     if (!check("test", functions().test(requests_.front(), &done)) || done == 0) return false;
   }
+  arrived_ = true;
+  if (!isFlushed()) return false;
+  arrived_ = flushed_ = false;
+  flush_ = nullptr;
   requests_.pop_front();
   step_++;
-  std::atomic_ref(*results_.tail).store(step_, std::memory_order_release);
+  std::atomic_ref(*results_.memory.tail).store(step_, std::memory_order_release);
   setHead(step_);
   return true;
 }

@@ -90,30 +90,9 @@ void PluginNetwork::check(const char* function, int result, int peer) const {
 
 std::string PluginNetwork::registerSlots(const NetworkGroup& group, size_t fifo, void* connection,
                                          std::optional<void*>& region) const {
-  void* made = nullptr;
-  const auto describe = [&](const char* function, int result) {
-    if (result == plugin::kSuccess) {
-      region = made;
-      return std::string();
-    }
-    return fmt::format("{} of the net plug-in {} returned {}", function, net_->name(),
-                       plugin::describeResult(result));
-  };
-  const auto bytesOf = [](const StreamMemory& memory) {
-    return size_t{memory.slotCount} * memory.slotBytes;
-  };
-  return registerOnDevice(
-      context_, group, fifo, factsOf(portOf(group, fifo)),
-      {[&](const StreamMemory& memory, const runtime::DmaBuf& dmaBuf) {
-         return describe("regMrDmaBuf",
-                         functions().registerDmaBuf(connection, memory.slots, bytesOf(memory),
-                                                    dmaBuf.offset, dmaBuf.descriptor.get(), &made));
-       },
-       [&](const StreamMemory& memory) {
-         return describe("regMr of GPU memory",
-                         functions().registerMemory(connection, memory.slots, bytesOf(memory),
-                                                    plugin::kDeviceMemory, &made));
-       }});
+  return registerOnDevice(context_, *group.memory, fifo, factsOf(portOf(group, fifo)),
+                          registrationWith(functions(), connection,
+                                           fmt::format("net plug-in {}", net_->name()), region));
 }
 
 // Whether kernels see what arrives in memory of the device through a port only after a flush.

@@ -47,15 +47,13 @@ PluginStream::PluginStream(std::shared_ptr<const plugin::Net> net, void* connect
       region_(region.value_or(nullptr)),
       sends_(sends) {
   if (region) return;
-  const int result = functions().registerMemory(connection_, memory.slots,
-                                                size_t{memory.slotCount} * memory.slotBytes,
+  const int result = functions().registerMemory(connection_, memory.slots, memory.bytes(),
                                                 plugin::kHostMemory, &region_);
   if (result == plugin::kSuccess) return;
   close();
   throw Error(ErrorCode::systemError,
               fmt::format("The net plug-in {} cannot use {} bytes of memory: its regMr returned {}",
-                          net_->name(), size_t{memory.slotCount} * memory.slotBytes,
-                          plugin::describeResult(result)))
+                          net_->name(), memory.bytes(), plugin::describeResult(result)))
       .remedy("Raise the limit of locked memory (ulimit -l), or use NCCL_NET=Socket");
 }
 

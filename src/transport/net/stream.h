@@ -32,6 +32,7 @@ struct StreamMemory {
   std::byte* slot(uint64_t step) const {
     return slots + (step & (slotCount - 1)) * size_t{slotBytes};
   }
+  size_t bytes() const { return size_t{slotCount} * slotBytes; }
 };
 
 // What a look at a stream has found.

@@ -111,21 +111,18 @@ VerbsNetwork::DirectSlots VerbsNetwork::registerSlots(const NetworkGroup& group,
     slots.region = {region, library.dereg_mr};
     return std::string();
   };
-  const auto bytesOf = [](const StreamMemory& memory) {
-    return size_t{memory.slotCount} * memory.slotBytes;
-  };
   slots.how = registerOnDevice(
-      context_, group, fifo, port.facts,
+      context_, *group.memory, fifo, port.facts,
       {[&](const StreamMemory& memory, const runtime::DmaBuf& dmaBuf) {
          return take("ibv_reg_dmabuf_mr",
-                     library.reg_dmabuf_mr(port.device->domain(), dmaBuf.offset, bytesOf(memory),
+                     library.reg_dmabuf_mr(port.device->domain(), dmaBuf.offset, memory.bytes(),
                                            reinterpret_cast<uintptr_t>(memory.slots),
                                            dmaBuf.descriptor.get(), access));
        },
        [&](const StreamMemory& memory) {
          return take(
              "ibv_reg_mr of GPU memory",
-             library.registerMemory(port.device->domain(), memory.slots, bytesOf(memory), access));
+             library.registerMemory(port.device->domain(), memory.slots, memory.bytes(), access));
        }});
   return slots;
 }

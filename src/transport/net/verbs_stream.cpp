@@ -55,8 +55,7 @@ VerbsSendStream::VerbsSendStream(const VerbsPort& port, const VerbsOptions& opti
     : VerbsStream(port, options, {queuePairs, kWritesOfSlot * memory.slotCount, 1}, memory),
       unwritten_(memory.slotCount),
       slots_(slots != nullptr ? connection_.keep(std::move(slots))
-                              : connection_.registerMemory(
-                                    memory.slots, size_t{memory.slotCount} * memory.slotBytes, 0)) {
+                              : connection_.registerMemory(memory.slots, memory.bytes(), 0)) {
   const ibv_mr& credits = connection_.registerMemory(
       credits_.words(), PageMemory::kBytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   endpoint_ = connection_.endpoint();
@@ -149,11 +148,9 @@ VerbsReceiveStream::VerbsReceiveStream(const VerbsPort& port, const VerbsOptions
       flushes_(flushes),
       words_(connection_.registerMemory(credits_.words(), PageMemory::kBytes,
                                         IBV_ACCESS_LOCAL_WRITE)) {
-  const ibv_mr& region =
-      slots != nullptr
-          ? connection_.keep(std::move(slots))
-          : connection_.registerMemory(memory.slots, size_t{memory.slotCount} * memory.slotBytes,
-                                       accessOf(options, false));
+  const ibv_mr& region = slots != nullptr ? connection_.keep(std::move(slots))
+                                          : connection_.registerMemory(memory.slots, memory.bytes(),
+                                                                       accessOf(options, false));
   endpoint_ = connection_.endpoint();
   endpoint_.address = reinterpret_cast<uintptr_t>(memory.slots);
   endpoint_.key = region.rkey;
