@@ -231,9 +231,14 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
       if ((inUse >> static_cast<int>(fifo.protocol) & 1) == 0) continue;
       links.push_back(
           {fifo.peer, fifo.channel, fifo.sends, 0, 0, fifo.network, 0, fifo.lines, fifo.port});
+      if (fifo.reducer != 0) {
+        links.back().kind = diagnose::Link::Kind::heads;
+        links.back().all = static_cast<uint64_t>(-fifo.reducer);
+      }
       protocols.push_back(fifo.protocol);
       addresses.push_back(hasFlagsOnly(links.back()) ? fifo.head : fifo.tail);
       addresses.push_back(fifo.head);
+      addresses.push_back(fifo.reducer != 0 ? fifo.used : fifo.head);
       for (uint32_t slot = 0; slot < decision_->slots; slot++) {
         if (fifo.network && fifo.sends) {
           perSlot.push_back(fifo.tail + device::kReportsWord + slot);
@@ -248,11 +253,13 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
   std::vector<uint64_t> values(addresses.size());
   if (!runtime_.readWords(device_, addresses, values)) return std::nullopt;
   for (size_t i = 0; i < links.size(); i++) {
-    links[i].tail = values[2 * i];
-    links[i].head = values[2 * i + 1];
+    links[i].tail = values[3 * i];
+    links[i].head = values[3 * i + 1];
+    const uint64_t room = values[3 * i + 2] + decision_->slots;
+    if (links[i].kind == diagnose::Link::Kind::heads) links[i].tail = std::min(links[i].tail, room);
   }
   // The counters and reports may have changed in between; they are those of a call that hangs.
-  auto reports = values.begin() + static_cast<ptrdiff_t>(2 * links.size());
+  auto reports = values.begin() + static_cast<ptrdiff_t>(3 * links.size());
   for (size_t i = 0; i < links.size(); i++) {
     diagnose::Link& link = links[i];
     if (hasFlagsOnly(link)) {

@@ -21,11 +21,11 @@ namespace unisono::diagnose {
 
 inline constexpr auto kAcquire = std::memory_order_acquire;
 
-inline constexpr uint32_t kTableLayout = 13;
+inline constexpr uint32_t kTableLayout = 14;
 inline constexpr char kMagic[8] = {'U', 'N', 'I', 'S', 'O', 'N', 'O', 'C'};
 inline constexpr char kTableFile[] = "unisono-calls";  // of the memfd, for `unisono doctor`
 
-inline constexpr size_t kTableBytes = 20480;
+inline constexpr size_t kTableBytes = 24576;
 inline constexpr size_t kTables = 4096;  // pages that are never written cost nothing
 inline constexpr size_t kCalls = 64;     // the last calls of a rank
 inline constexpr size_t kLinks = 112;
@@ -33,7 +33,7 @@ inline constexpr uint64_t kStepSlots = 4;    // of a FIFO of the direct family
 inline constexpr size_t kQuietPoints = 8;    // the last ones
 inline constexpr size_t kCapturedKinds = 8;  // of collectives in graphs that differ
 inline constexpr size_t kFlows = 64, kFlowPoints = 4;
-inline constexpr size_t kNameBytes = 64, kPortBytes = 16;
+inline constexpr size_t kNameBytes = 64, kPortBytes = 32;
 inline constexpr size_t kSettingsBytes = 4096;
 inline constexpr int kMaxRanks = 1 << 20;  // what readers believe
 
@@ -108,7 +108,10 @@ struct Link {
   //   steps    `tail` of `all` steps (0: unknown) are there, `head` are returned to the sender
   //   buffers  ranks use each other's buffers: `tail` is 1 if this rank has not taken what the peer
   //            offers, `head` if it has not seen that the peer is done with its own buffers
-  enum class Kind : uint8_t { fifo, lines, steps, buffers };
+  // Of a head, to a network that reduces for the heads of all nodes, of which `peer` is the first:
+  //   heads    `tail` slots went out for whose results there is room, and `head` results are back;
+  //            `all` tells networks of one channel apart
+  enum class Kind : uint8_t { fifo, lines, steps, buffers, heads };
   Kind kind = Kind::fifo;
   uint64_t all = 0;
   bool waits = false;  // lines and steps: for what is not there

@@ -351,7 +351,7 @@ void Journal::setLinks(std::span<const Link> links) {
     LinkRecord& record = table_.link[i];
     record.kind.store(static_cast<uint32_t>(links[i].peer) |
                           static_cast<uint64_t>(links[i].channel) << 32 |
-                          static_cast<uint64_t>(links[i].kind) << 58 |
+                          static_cast<uint64_t>(links[i].kind) << 57 |
                           static_cast<uint64_t>(links[i].waits) << 60 |
                           static_cast<uint64_t>(links[i].lines) << 61 |
                           static_cast<uint64_t>(links[i].network) << 62 |

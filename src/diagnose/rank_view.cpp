@@ -250,11 +250,11 @@ RankView readView(const ProcessHead& head, const CallTable& table, int64_t now) 
     const uint64_t kind = table.link[i].kind.load(kAcquire);
     const int peer = static_cast<int32_t>(kind & 0xffffffff);
     if (peer < 0 || peer >= view.ranks) continue;
-    view.links.push_back({peer, static_cast<int>(kind >> 32 & 0x3ffffff), kind >> 63 != 0,
+    view.links.push_back({peer, static_cast<int>(kind >> 32 & 0x1ffffff), kind >> 63 != 0,
                           table.link[i].tail.load(kAcquire), table.link[i].head.load(kAcquire),
                           (kind >> 62 & 1) != 0, table.link[i].bytesInFlight.load(kAcquire),
                           (kind >> 61 & 1) != 0, readText(table.link[i].port),
-                          static_cast<Link::Kind>(kind >> 58 & 3), table.link[i].all.load(kAcquire),
+                          static_cast<Link::Kind>(kind >> 57 & 7), table.link[i].all.load(kAcquire),
                           (kind >> 60 & 1) != 0});
   }
   if (table.id.load(kAcquire) == view.id) return view;

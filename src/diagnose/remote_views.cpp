@@ -213,7 +213,7 @@ bool isPossible(const RankView& view) {
   const auto isCall = [&](const Call& call) { return isPossible(call, view.ranks); };
   const auto hasPeer = [&](const auto& of) { return of.peer >= 0 && of.peer < view.ranks; };
   const auto isLink = [&](const Link& link) {
-    return hasPeer(link) && link.kind <= Link::Kind::buffers;
+    return hasPeer(link) && link.kind <= Link::Kind::heads;
   };
   return std::ranges::all_of(view.calls, isCall) && std::ranges::all_of(view.captured, isCall) &&
          (!view.replay || isCall(*view.replay)) && std::ranges::all_of(view.links, isLink) &&

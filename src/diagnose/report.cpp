@@ -197,6 +197,10 @@ class Inquiry {
         const bool isFull = link.sends && link.isFull(waiter.slots);
         const bool isEmpty = !link.sends && link.tail == link.head;
         if (isFull || (isEmpty && mayStillSend(link.peer))) found.insert(link.peer);
+      } else if (link.kind == Link::Kind::heads) {
+        for (const int head : lateHeads(link)) {
+          if (head != rank && link.tail != link.head) found.insert(head);
+        }
       } else if (link.waits || waitsForBuffers(waiter, link)) {
         if (mayStillSend(link.peer)) found.insert(link.peer);
       }
@@ -233,6 +237,30 @@ class Inquiry {
         return link.kind == Link::Kind::buffers && link.peer == rank && link.head != 0;
       });
     });
+  }
+  // The heads of a network that reduces, as far as it is known: those with links to it.
+  std::vector<int> headsOf(const Link& link) const {
+    std::vector<int> heads;
+    for (const RankView& each : views_) {
+      if (linkOfHead(each, link) != nullptr) heads.push_back(each.rank);
+    }
+    return heads;
+  }
+  static const Link* linkOfHead(const RankView& head, const Link& link) {
+    const auto found = std::ranges::find_if(head.links, [&](const Link& theirs) {
+      return theirs.kind == Link::Kind::heads && theirs.peer == link.peer &&
+             theirs.channel == link.channel && theirs.all == link.all;
+    });
+    return found == head.links.end() ? nullptr : &*found;
+  }
+  // Those that hold up the next result of `link`: they have not sent what it is made of, or their
+  // process does not run.
+  std::vector<int> lateHeads(const Link& link) const {
+    std::vector<int> late = headsOf(link);
+    std::erase_if(late, [&](int head) {
+      return !view(head).isSilent() && linkOfHead(view(head), link)->tail > link.head;
+    });
+    return late;
   }
   bool mayStillSend(int peer) const {
     return view(peer).isKnown && view(peer).current() != nullptr;
@@ -279,7 +307,7 @@ class Inquiry {
 
   void judge() {
     if (judgeMismatch() || judgeMissing() || judgeSilent() || judgeConnecting() || judgeOutside() ||
-        judgeNetwork()) {
+        judgeNetwork() || judgeReducer()) {
       return;
     }
     judgeKernel();
@@ -413,7 +441,10 @@ class Inquiry {
     for (const RankView& rank : views_) {
       if (!rank.processState.empty()) return false;
       for (const Link& link : rank.links) {
-        if (stuck != nullptr || !link.network || !link.sends || link.tail == link.head) continue;
+        if (stuck != nullptr || link.kind != Link::Kind::fifo || !link.network || !link.sends ||
+            link.tail == link.head) {
+          continue;
+        }
         const auto& theirs = view(link.peer).links;
         const auto other = std::find_if(theirs.begin(), theirs.end(), [&](const Link& end) {
           return end.network && !end.sends && end.peer == rank.rank &&
@@ -439,6 +470,32 @@ class Inquiry {
         "ncclCommAbort ends the call",
         isKnown ? "" : fmt::format(", and at what rank {} does", stuck->peer));
     return true;
+  }
+
+  // Slots that all heads have sent to a network that reduces, and that do not come back.
+  bool judgeReducer() {
+    for (const RankView& rank : views_) {
+      for (const Link& link : rank.links) {
+        if (link.kind != Link::Kind::heads || link.tail == link.head || !lateHeads(link).empty()) {
+          continue;
+        }
+        std::vector<int> unknown;
+        for (const RankView& each : views_) {
+          if (!each.isKnown && !each.hasLeft) unknown.push_back(each.rank);
+        }
+        report_.verdict = Verdict::inNetwork;
+        report_.headline = fmt::format(
+            "waiting for the network{}: {} bytes of rank {} on channel {} do not come back from "
+            "{}, which reduces for {}",
+            unknown.empty() ? "" : fmt::format(" or for {} on another host", rankList(unknown)),
+            link.bytesInFlight, rank.rank, link.channel, link.port, rankList(headsOf(link)));
+        report_.next =
+            "Look at the network between the hosts. NCCL_DEBUG=INFO shows what a net plug-in logs. "
+            "ncclCommAbort ends the call";
+        return true;
+      }
+    }
+    return false;
   }
 
   void judgeKernel() {
@@ -474,6 +531,12 @@ class Inquiry {
   std::string placeOf(int waiter, int peer) const {
     const RankView& from = view(waiter);
     for (const Link& link : from.links) {
+      if (link.kind == Link::Kind::heads) {
+        const std::vector<int> late = lateHeads(link);
+        if (link.tail == link.head || std::ranges::find(late, peer) == late.end()) continue;
+        return fmt::format("rank {} waits for step {} of channel {}, which {} reduces with rank {}",
+                           waiter, link.head + 1, link.channel, link.port, peer);
+      }
       if (link.peer != peer) continue;
       if (link.kind == Link::Kind::lines && link.waits) {
         return fmt::format("rank {} waits for line {} of {} from rank {}", waiter, link.tail + 1,
@@ -514,7 +577,7 @@ class Inquiry {
       std::map<std::string, uint64_t> bytes;
       std::set<std::string> missing;
       for (const Link& link : other.links) {
-        if (link.peer != rank || !link.network) continue;
+        if (link.peer != rank || !link.network || link.kind != Link::Kind::fifo) continue;
         if (link.sends && link.bytesInFlight > 0) bytes[link.port] += link.bytesInFlight;
         if (!link.sends && link.tail == link.head) missing.insert(link.port);
       }

@@ -418,6 +418,9 @@ void Connector::connectNetwork(int peer, int channel, const std::vector<int>& he
     fifos[kSimple] = sends ? ends.send : ends.receive;
     tables_.setFifos(sends, channel, peer, fifos);
   }
+  fifoCounters_.push_back({heads.front(), channel, true, ends.send.tail, ends.send.head, true,
+                           false, ends.port, device::Protocol::simple, ends.send.slots,
+                           config_.slotBytes[kSimple], peer, ends.receive.head});
 }
 
 void Connector::exchangeWindows(uint64_t purpose, const memory::Block& window,

@@ -88,6 +88,10 @@ class Connector {
     device::Protocol protocol;
     const std::byte* slots;
     uint32_t slotBytes;
+    // Of a head, to a network that reduces: as ReducingNetwork::Stream::peer, while `peer` is the
+    // first of the heads; and how many of the results kernels have used. Else 0 and null.
+    int reducer = 0;
+    const uint64_t* used = nullptr;
   };
   const std::vector<FifoCounters>& fifoCounters() const { return fifoCounters_; }
 

@@ -246,6 +246,7 @@ class ReducingNetwork {
   // be done with it (device::SlotReport), and returns as one slot.
   struct Ends {
     device::Fifo send, receive;
+    std::string port = {};  // "mlx5_0 of SHARP (v11)"
   };
   virtual Ends connect(const Stream& stream) = 0;
   // As those of Transport.

@@ -3,10 +3,12 @@
 #include <array>
 #include <cstdlib>
 #include <memory>
+#include <regex>
 #include <string>
 #include <vector>
 
 #include "child_processes.h"
+#include "hang_testing.h"
 #include "network_testing.h"
 #include "support/fake_net.h"
 
@@ -430,6 +432,41 @@ TEST(CollNetHang, IsEndedByAnAbort) {
     call.abort();
   });
 }
+
+// What heads have sent and the plug-in does not reduce is in the report of the hang.
+class CollNetInReports : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(CollNetInReports, IsSaidToHang) {
+  const Log log;
+  ::setenv("NCCL_DEBUG_FILE", log.file().c_str(), 1);
+  ::setenv("UNISONO_HANG_SECONDS", kHangSeconds, 1);
+  const Job job{.nodes = 2,
+                .ranksPerNode = 2,
+                .algorithm = GetParam(),
+                .fault = "collnet hangs",
+                .faulty = -1};
+  const Gathering reported(4);
+  onNodes(job, [&](int rank, const ncclUniqueId& id) {
+    ncclComm_t comm = nullptr;
+    check(ncclCommInitRank(&comm, 4, id, rank));
+    const EndlessCall call(comm, rank);
+    check(call.enqueue());
+    EXPECT_TRUE(log.waitForReport());
+    reported.wait(rank);  // an abort ends the calls of the others
+    call.abort();
+  });
+  ::unsetenv("NCCL_DEBUG_FILE");
+  ::unsetenv("UNISONO_HANG_SECONDS");
+  EXPECT_TRUE(log.hasReport()) << log.text();
+  EXPECT_TRUE(std::regex_search(
+      log.text(),
+      std::regex(
+          "waiting for the network: [1-9][0-9]* bytes of rank [0-3] on channel [0-9]+ do not "
+          "come back from fake[0-9] of Sum11 \\(v11\\), which reduces for ranks [01], [23]")))
+      << log.text();
+}
+INSTANTIATE_TEST_SUITE_P(Algorithms, CollNetInReports,
+                         ::testing::Values("CollNetChain", "CollNetDirect", "NVLS"));
 
 }  // namespace
 }  // namespace unisono::system_test

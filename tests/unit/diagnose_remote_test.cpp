@@ -90,7 +90,7 @@ RankView randomView(std::mt19937_64& random) {
   for (uint64_t i = below(4); i > 0; i--) {
     view.links.push_back({static_cast<int>(below(static_cast<uint64_t>(view.ranks))), 3,
                           below(2) == 0, random(), random(), below(2) == 0, random()});
-    view.links.back().kind = static_cast<Link::Kind>(below(4));
+    view.links.back().kind = static_cast<Link::Kind>(below(5));
     view.links.back().all = random();
     view.links.back().waits = below(2) == 0;
   }

@@ -95,7 +95,7 @@ TEST(PeerTables, DropWhatNoRankOfTheJobHasWritten) {
   journal->enter(wrongType);
   journal->enter(task(plan::Call::receive, 4, 1));
   std::vector<Link> links{{-1, 0, true, 1, 1}, {2, 0, true, 1, 1}, {1, 3, false, 5, 4}};
-  links.back().kind = Link::Kind::steps;
+  links.back().kind = Link::Kind::heads;
   links.back().all = 9;
   links.back().waits = true;
   journal->setLinks(links);
@@ -104,7 +104,7 @@ TEST(PeerTables, DropWhatNoRankOfTheJobHasWritten) {
   EXPECT_EQ(view.calls[0].call, plan::Call::receive);
   ASSERT_EQ(view.links.size(), 1u);
   EXPECT_EQ(view.links[0].channel, 3);
-  EXPECT_EQ(view.links[0].kind, Link::Kind::steps);
+  EXPECT_EQ(view.links[0].kind, Link::Kind::heads);
   EXPECT_EQ(view.links[0].all, 9u);
   EXPECT_TRUE(view.links[0].waits);
 }
@@ -584,6 +584,48 @@ TEST(Report, SaysThatDataDoNotLeaveAHost) {
   report = explain(views, 0, 5'000'000'000);
   ASSERT_TRUE(report && report->details.size() == 2);
   EXPECT_EQ(report->details.back(), "rank 0 has no data from rank 1 over mlx5_1");
+}
+
+// Ranks 0 and 2 are the heads of two nodes.
+TEST(Report, SaysThatANetworkThatReducesReturnsNothing) {
+  std::vector<RankView> views = viewsInCall(4, 3);
+  const auto linkOf = [](uint64_t tail, uint64_t head, uint64_t bytes, uint64_t which = 1) {
+    Link link{0, 3, true, tail, head, true, bytes, false, "mlx5_0 of SHARP (v11)"};
+    link.kind = Link::Kind::heads;
+    link.all = which;
+    return link;
+  };
+  const auto expect = [&](Verdict verdict, const std::string& headline) {
+    const auto report = explain(views, 0, 5'000'000'000);
+    ASSERT_TRUE(report);
+    EXPECT_EQ(report->verdict, verdict) << report->headline;
+    EXPECT_EQ(report->headline, headline);
+  };
+  const std::string stuck =
+      ": 8192 bytes of rank 0 on channel 3 do not come back from mlx5_0 of SHARP (v11), which "
+      "reduces for ranks 0, 2";
+  views[0].links = {linkOf(7, 5, 8192), linkOf(4, 4, 0, 2)};
+  views[2].links = {linkOf(6, 5, 4096), linkOf(4, 4, 0, 2)};
+  expect(Verdict::inNetwork, "waiting for the network" + stuck);
+  views[3].isKnown = false;
+  expect(Verdict::inNetwork, "waiting for the network or for rank 3 on another host" + stuck);
+
+  // Rank 2 has not sent its part, or does not run.
+  const std::string late =
+      "stuck in the kernel: rank 0 waits for step 6 of channel 3, which mlx5_0 of SHARP (v11) "
+      "reduces with rank 2";
+  views = viewsInCall(4, 3);
+  views[0].links = {linkOf(7, 5, 8192), linkOf(4, 4, 0, 2)};
+  views[2].links = {linkOf(5, 5, 0), linkOf(9, 9, 0, 2)};
+  expect(Verdict::inKernel, late);
+  EXPECT_EQ(explain(views, 0, 5'000'000'000)->waits, (std::vector<std::pair<int, int>>{{0, 2}}));
+  views[2].links = {linkOf(6, 5, 4096)};
+  views[2].processState = "stopped";
+  expect(Verdict::inKernel, late);
+  // Nothing is on its way.
+  views = viewsInCall(4, 3);
+  views[0].links = views[2].links = {linkOf(5, 5, 0)};
+  expect(Verdict::inKernel, "stuck in the kernel: ranks 0-3");
 }
 
 // Three ranks whose kernels run, in the direct family.

@@ -56,7 +56,7 @@ class CollNetNetwork final : public ReducingNetwork {
                      {rank, std::move(peers),
                       fmt::format("through device {}{}, which reduces for ranks {},", port, how,
                                   fmt::join(stream.heads, ", "))});
-    return {memory.fifoOf(0), memory.fifoOf(1)};
+    return {memory.fifoOf(0), memory.fifoOf(1), port};
   }
   void noteLaunch() override { proxy_.wake(); }
   void drain() override {
