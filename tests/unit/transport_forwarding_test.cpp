@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "support/seed.h"
 #include "transport/net/forwarding.h"
+#include "transport/net/group_ends.h"
 
 namespace unisono::transport {
 namespace {
@@ -245,11 +246,14 @@ TEST(Forwarding, DividesMessagesAlikeOnAllRanks) {
         };
         const auto atSender = groupsOf(sender), atReceiver = groupsOf(receiver);
         std::set<int> channels;
+        std::set<uint64_t> tags;
         ASSERT_EQ(atSender.size(), atReceiver.size());
         for (size_t g = 0; g < atSender.size(); g++) {
           const ConnectionGroup &out = atSender[g], &in = atReceiver[g];
           EXPECT_EQ(out.channels, in.channels);
           EXPECT_EQ(out.forwarder, in.forwarder);
+          EXPECT_TRUE(tags.insert(groupTag(out, false)).second);
+          EXPECT_EQ(groupTag(out, false), groupTag(in, false));
           EXPECT_EQ(out.fifos.size(), round % 2 == 0 ? 1u : 2u);
           const int sends = out.forwarder < 0 ? sender : out.forwarder;
           EXPECT_EQ(out.ports, groupsOf(sends)[g].ports);
