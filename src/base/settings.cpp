@@ -304,6 +304,10 @@ constexpr Row kRows[] = {
     {"NCCL_SHM_DISABLE", Flag{&S::shmDisable}, "0", "disable shared host memory between processes"},
     {"NCCL_SHM_LOCALITY", Number{&S::shmLocality, 1, 2}, "2",
      "whose CPU's memory holds what ranks exchange through host memory: 1 sender, 2 receiver"},
+    {"NCCL_SHM_USE_CUDA_MEMCPY", Flag{&S::shmCopies}, "0",
+     "let copy engines move data of protocol Simple through host memory, not kernels"},
+    {"NCCL_SHM_MEMCPY_MODE", Number{&S::shmCopyMode, 1, 3}, "1",
+     "with NCCL_SHM_USE_CUDA_MEMCPY, whose copy engines: 1 the sender's, 2 the receiver's, 3 both"},
     {"NCCL_NET_GDR_LEVEL", Choice{&S::gdrLevel, kPathTypes, kNumberedPathTypes}, "by platform",
      "longest type of path over which a NIC accesses GPU memory (GPUDirect RDMA)"},
     {"NCCL_NET_GDR_READ", OptionalFlag{&S::gdrRead}, "by GPU",
@@ -527,14 +531,6 @@ std::string textOf(const char* name) {
   return found == values.end() ? "" : found->second;
 }
 
-// Settings of NCCL without effect here that a user would miss.
-constexpr struct {
-  const char *name, *instead;
-} kUnsupported[] = {
-    {"NCCL_SHM_USE_CUDA_MEMCPY", "kernels copy data through memory of the host, not copy engines"},
-    {"NCCL_SHM_MEMCPY_MODE", "kernels copy data through memory of the host, not copy engines"},
-};
-
 bool isKnown(std::string_view name) {
   return std::any_of(std::begin(kRows), std::end(kRows),
                      [&](const Row& row) { return name == row.name; });
@@ -551,15 +547,6 @@ void warnAboutUnknownNames() {
     check(text.substr(0, text.find('=')));
   }
   for (const auto& [name, value] : configuration().values) check(name);
-}
-
-void warnAboutUnsupportedSettings() {
-  for (const auto& [name, instead] : kUnsupported) {
-    const std::string text = textOf(name);
-    if (!text.empty() && text != "0") {
-      warnOnce(fmt::format("{}={} has no effect: {}", name, text, instead));
-    }
-  }
 }
 
 void parse(const Row& row, const std::string& text, Settings& settings) {
@@ -579,7 +566,6 @@ void parse(const Row& row, const std::string& text, Settings& settings) {
 Settings settingsFromEnvironment() {
   for (const std::string& problem : configuration().problems) warnOnce(problem);
   warnAboutUnknownNames();
-  warnAboutUnsupportedSettings();
   Settings settings;
   for (const Row& row : kRows) {
     const std::string text = textOf(row.name);

@@ -111,6 +111,8 @@ struct Settings {
   bool nvbDisable = false;             // NCCL_NVB_DISABLE
   bool shmDisable = false;             // NCCL_SHM_DISABLE
   int64_t shmLocality = 2;             // NCCL_SHM_LOCALITY: 1 sender, 2 receiver
+  bool shmCopies = false;              // NCCL_SHM_USE_CUDA_MEMCPY
+  int64_t shmCopyMode = 1;             // NCCL_SHM_MEMCPY_MODE: 1 sender, 2 receiver, 3 both
   std::string gdrLevel;                // NCCL_NET_GDR_LEVEL: a path type
   int64_t gdrRead = -1;                // NCCL_NET_GDR_READ: -1 automatic
   bool gdrC2c = true;                  // NCCL_NET_GDR_C2C

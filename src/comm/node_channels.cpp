@@ -248,9 +248,13 @@ std::optional<transport::PeerLink> linkOf(const DevicePair& pair, const Settings
   if (*chosen != transport::TransportKind::peer) {
     logInfo("ranks {} and {} exchange data through {}: no peer-to-peer access, as {}", a, b,
             transport::nameOf(*chosen), peer.reason);
-    const bool atSender =
-        *chosen == transport::TransportKind::hostMemory && settings.shmLocality == 1;
-    return transport::PeerLink{.read = atSender, .atomics = false, .transport = *chosen};
+    const bool hostMemory = *chosen == transport::TransportKind::hostMemory;
+    const int64_t copies = hostMemory && settings.shmCopies ? settings.shmCopyMode : 0;
+    return transport::PeerLink{.read = hostMemory && settings.shmLocality == 1,
+                               .atomics = false,
+                               .transport = *chosen,
+                               .copiesIn = (copies & 1) != 0,
+                               .copiesOut = (copies & 2) != 0};
   }
   if (!peer.read && peer.through < 0 && peer.nvlink) return std::nullopt;
   const int through =

@@ -318,6 +318,8 @@ class Runtime {
                       Stream stream) = 0;
   // A stream that does not wait for the default stream.
   virtual std::shared_ptr<void> createStream(int device) = 0;
+  // The same with the highest priority: copies on it do not wait for work of the user.
+  virtual std::shared_ptr<void> createUrgentStream(int device) { return createStream(device); }
   // No other stream has the same number while work of this one is left, not even one that was made
   // after its end.
   virtual uint64_t streamNumber(Stream stream) = 0;

@@ -52,7 +52,8 @@ std::byte* BlockExchange::receive(int peer, uint64_t tag, uint32_t kind) {
         .peer(peer)
         .remedy(
             "Set NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_P2P_READ_ENABLE, NCCL_SHM_DISABLE, "
-            "NCCL_SHM_LOCALITY and NCCL_TOPO_FILE to the same values on all ranks");
+            "NCCL_SHM_LOCALITY, NCCL_SHM_USE_CUDA_MEMCPY, NCCL_SHM_MEMCPY_MODE and NCCL_TOPO_FILE "
+            "to the same values on all ranks");
   }
   std::byte* address = mappings_.map(message.block);
   bootstrap_.send(peer, tagOf(kMapped, false, 0, 0), {});

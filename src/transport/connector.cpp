@@ -153,11 +153,13 @@ void Connector::putInOrder(std::vector<Making>& makings) const {
 std::vector<device::Fifo> Connector::complete(const Making& making) {
   const ConnectionGroup& group = making.group;
   const bool sends = group.sender == config_.rank;
+  const bool network =
+      context_.linkBetween(group.sender, group.receiver).transport == TransportKind::network;
   std::vector<device::Fifo> fifos = making.pending->connect();
   const size_t count = group.fifos.size();
   for (size_t f = 0; f < fifos.size(); f++) {
     const device::Protocol protocol = group.fifos[f % count].protocol;
-    const bool network = fifos[f].reportsSlots != 0, lines = protocol != device::Protocol::simple;
+    const bool lines = protocol != device::Protocol::simple;
     if (lines && !network && sends) continue;
     fifoCounters_.push_back({sends ? group.receiver : group.sender, group.channels[f / count],
                              sends, fifos[f].tail, fifos[f].head, network, lines,

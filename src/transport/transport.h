@@ -62,6 +62,8 @@ struct PeerLink {
   int through = -1;     // the rank whose memory both use, as neither reaches the other's; -1: none
   bool atomics = true;  // kernels can make atomic operations on each other's memory
   TransportKind transport = TransportKind::peer;
+  // Of `hostMemory`: the sender's or the receiver's copy engines move slots of protocol Simple.
+  bool copiesIn = false, copiesOut = false;
 };
 // By ranks, the lower one first. Both ends and the rank between have the same entry.
 using PeerLinks = std::map<std::pair<int, int>, PeerLink>;

@@ -150,6 +150,23 @@ TEST_P(AbortsOf, EndAFinalizeThatWaitsForThePeer) {
 INSTANTIATE_TEST_SUITE_P(Calls, AbortsOf, ::testing::Range<size_t>(0, stuckCalls().size()),
                          [](const auto& test) { return stuckCalls()[test.param].name; });
 
+// Slots wait on both sides of the memory that copy engines fill.
+TEST_F(Aborts, EndCallsThroughCopyEngines) {
+  const Setting hostMemory("NCCL_P2P_DISABLE", "1"), copies("NCCL_SHM_USE_CUDA_MEMCPY", "1"),
+      both("NCCL_SHM_MEMCPY_MODE", "3"), protocol("NCCL_PROTO", "Simple");
+  for (const StuckCall& stuck : stuckCalls()) {
+    const Ranks ranks(kRanks);
+    connect(ranks, stuck);
+    getStuck(ranks, stuck);
+    for (int rank = 0; rank < kRanks; rank++) {
+      const auto start = std::chrono::steady_clock::now();
+      abortSoon(ranks.comm(rank), stuck.name);
+      EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(100)) << stuck.name;
+    }
+    expectAborted(ranks);
+  }
+}
+
 // One thread gives up two communicators of one device, one after the other.
 TEST_F(Aborts, DoNotWaitForOthersOfTheDevice) {
   const StuckCall& stuck = stuckCalls().front();

@@ -322,13 +322,19 @@ TEST(Replays, ThatNeedARankThatWasKilledFail) {
 }
 
 // The last test, as the others fork.
-// Every kind of kernel: small and large calls of the direct family, rings, messages.
+// Every kind of kernel: small and large calls of the direct family, rings, messages. Copy engines
+// that move the data through host memory take part in replays too.
 TEST(Graphs, ReplaysDoWhatTheCallsDo) {
   constexpr int kRanks = 3;
   constexpr size_t kLarge = 100'000;
   std::mt19937 random(test::seed());
-  for (const char* algorithm : {"", "ring"}) {
-    const Setting choice("NCCL_ALGO", algorithm);
+  struct Way {
+    const char *algorithm, *protocol, *copies;
+  };
+  for (const Way& way : {Way{"", "", "0"}, Way{"ring", "", "0"}, Way{"ring", "Simple", "1"}}) {
+    const Setting algorithm("NCCL_ALGO", way.algorithm), protocol("NCCL_PROTO", way.protocol),
+        hostMemory("NCCL_P2P_DISABLE", way.copies), copies("NCCL_SHM_USE_CUDA_MEMCPY", way.copies),
+        both("NCCL_SHM_MEMCPY_MODE", "3");
     const Ranks ranks(kRanks);
     const int rounds = static_cast<int>(random() % 4) + 2;
     const unsigned seed = random();

@@ -150,6 +150,16 @@ constexpr Joint kJoints[] = {{"memory", nullptr},
                              {"a plug-in of version 10", "Fake10", 10},
                              {"a plug-in of version 11", "Fake11", 11},
                              {"a plug-in of version 12", "Fake12", 12}};
+// What the ranks of a node have in place of peer-to-peer access.
+struct HostMemory {
+  const char *name, *locality, *copies;  // as the settings of NCCL; null: unset
+};
+constexpr HostMemory kHostMemory[] = {{"", nullptr, nullptr},
+                                      {"memory of the receiver's host", nullptr, nullptr},
+                                      {"memory of the sender's host", "1", nullptr},
+                                      {"the sender's copy engine and host memory", nullptr, "1"},
+                                      {"the receiver's copy engine and host memory", "1", "2"},
+                                      {"the copy engines of both and host memory", nullptr, "3"}};
 // A process has 20,000 descriptors where the tests run, and a connection of two of its ranks two.
 constexpr int kMaxRanksPerNodeOnNetworks = 4;
 
@@ -167,7 +177,7 @@ enum Axis : int {
   rootAxis,
   offsetAxis,
   jointAxis,
-  hostMemoryAxis,  // between the ranks of a node: 0 none, 1 of the receiver, 2 of the sender
+  hostMemoryAxis,  // between the ranks of a node, of kHostMemory
   kAxes
 };
 
@@ -205,7 +215,7 @@ test::Space makeSpace() {
                  kRoots,
                  static_cast<int>(std::size(kOffsets)),
                  static_cast<int>(std::size(kJoints)),
-                 3};
+                 static_cast<int>(std::size(kHostMemory))};
   space.fits = [](int axisA, int valueA, int axisB, int valueB) {
     if (axisA > axisB) {
       std::swap(axisA, axisB);
@@ -332,10 +342,8 @@ std::string shapeText(const test::Point& point) {
   text << pathOf(point).text() << " on " << nodesOf(point) << " nodes of " << ranksPerNodeOf(point)
        << " ranks, slots of " << kSlotBytes[at(point, bufferAxis)] << " bytes, "
        << kChannels[at(point, channelAxis)] << " channels (0: default), nodes joined by "
-       << jointOf(point).name
-       << (at(point, hostMemoryAxis) == 0   ? ""
-           : at(point, hostMemoryAxis) == 1 ? ", ranks of a node by memory of the receiver's host"
-                                            : ", ranks of a node by memory of the sender's host");
+       << jointOf(point).name << (at(point, hostMemoryAxis) == 0 ? "" : ", ranks of a node by ")
+       << kHostMemory[at(point, hostMemoryAxis)].name;
   return text.str();
 }
 
@@ -366,7 +374,12 @@ class Shape {
       if (joint.plugin > 0) set("NCCL_NET_PLUGIN", testing::fakeNetPath(joint.plugin));
     }
     if (at(point, hostMemoryAxis) != 0) set("NCCL_P2P_DISABLE", "1");
-    if (at(point, hostMemoryAxis) == 2) set("NCCL_SHM_LOCALITY", "1");
+    const HostMemory& memory = kHostMemory[at(point, hostMemoryAxis)];
+    if (memory.locality != nullptr) set("NCCL_SHM_LOCALITY", memory.locality);
+    if (memory.copies != nullptr) {
+      set("NCCL_SHM_USE_CUDA_MEMCPY", "1");
+      set("NCCL_SHM_MEMCPY_MODE", memory.copies);
+    }
     if (const uint32_t slot = kSlotBytes[at(point, bufferAxis)]; slot != 0) {
       for (const char* name : {"NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE"}) {
         set(name, std::to_string(slot * kSlots));

@@ -26,12 +26,16 @@ namespace {
 
 enum class Between { peers, nodes, hostMemory, hostMemoryOfSender, sockets, socketsOfOneHost };
 
+// Whose copy engines move data through host memory, as NCCL_SHM_MEMCPY_MODE has it.
+enum class Copies { none, ofSender, ofReceiver, ofBoth };
+
 struct Layout {
   int processes;
   int ranksEach;
   Between between;  // processes
   const char* algorithm = "";
   const char* protocol = "";
+  Copies copies = Copies::none;
 };
 
 // Whether this process maps memory of the host that several GPUs use.
@@ -64,7 +68,7 @@ std::set<int> openSockets() {
   return sockets;
 }
 
-// Whether this process has a thread that moves data over the network.
+// Whether this process has a thread that moves data over the network or by copy engines.
 bool hasProxy() {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
@@ -106,7 +110,7 @@ void runRanks(const Layout& layout, int process, const ncclUniqueId& id) {
       }
     }
     EXPECT_EQ(mapsHostMemory(), usesHostMemory(layout));
-    EXPECT_EQ(hasProxy(), usesNetwork(layout));
+    EXPECT_EQ(hasProxy(), usesNetwork(layout) || layout.copies != Copies::none);
     ncclComm_t child = nullptr;
     check(ncclCommSplit(member.comm, rank % 2, -rank, &child, nullptr));
     useOnce(child);
@@ -132,6 +136,10 @@ TEST_P(Processes, EveryCall) {
     }
     if (usesHostMemory(layout)) ::setenv("NCCL_P2P_DISABLE", "1", 1);
     if (layout.between == Between::hostMemoryOfSender) ::setenv("NCCL_SHM_LOCALITY", "1", 1);
+    if (layout.copies != Copies::none) {
+      ::setenv("NCCL_SHM_USE_CUDA_MEMCPY", "1", 1);
+      ::setenv("NCCL_SHM_MEMCPY_MODE", std::to_string(static_cast<int>(layout.copies)).c_str(), 1);
+    }
     if (layout.between == Between::sockets) setSockets(process);
     if (layout.between == Between::socketsOfOneHost) {
       ::setenv("NCCL_P2P_DISABLE", "1", 1);
@@ -155,8 +163,10 @@ TEST_P(Processes, EveryCall) {
 std::string nameOf(const ::testing::TestParamInfo<Layout>& test) {
   constexpr const char* kNames[] = {
       "", "Nodes", "HostMemory", "HostMemoryOfSender", "Sockets", "SocketsOfOneHost"};
+  constexpr const char* kCopies[] = {"", "CopiedBySender", "CopiedByReceiver", "CopiedByBoth"};
   return std::to_string(test.param.processes) + "x" + std::to_string(test.param.ranksEach) +
-         kNames[static_cast<int>(test.param.between)] + test.param.algorithm + test.param.protocol;
+         kNames[static_cast<int>(test.param.between)] +
+         kCopies[static_cast<int>(test.param.copies)] + test.param.algorithm + test.param.protocol;
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -168,6 +178,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Layout{3, 2, Between::hostMemory}, Layout{3, 2, Between::hostMemoryOfSender},
                       Layout{3, 1, Between::hostMemory, "tree", "Simple"},
                       Layout{2, 1, Between::hostMemory, "ring", "LL"},
+                      Layout{3, 2, Between::hostMemory, "", "", Copies::ofSender},
+                      Layout{3, 1, Between::hostMemoryOfSender, "", "", Copies::ofReceiver},
+                      Layout{2, 2, Between::hostMemory, "tree", "Simple", Copies::ofBoth},
                       Layout{2, 1, Between::sockets}, Layout{2, 2, Between::sockets},
                       Layout{3, 1, Between::sockets, "tree", "Simple"},
                       Layout{2, 1, Between::socketsOfOneHost}),

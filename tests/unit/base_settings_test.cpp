@@ -97,7 +97,8 @@ TEST_F(SettingsTest, EveryRowIsParsed) {
     std::stringstream values(row.values);
     std::string first;
     std::getline(values, first, ',');
-    for (const std::string& value : {std::string("0"), std::string("1"), std::string("7"), first}) {
+    for (const std::string& value :
+         {std::string("0"), std::string("1"), std::string("2"), std::string("7"), first}) {
       try {
         const Settings settings = with(row.name, value);
         const auto names = changedSettings(settings);
@@ -138,6 +139,10 @@ TEST_F(SettingsTest, NumbersAreReadAsByStrtoll) {
 TEST_F(SettingsTest, NumbersOutOfRangeAreTakenAsInNccl) {
   EXPECT_EQ(with("NCCL_SHM_LOCALITY", "1").shmLocality, 1);
   EXPECT_EQ(with("NCCL_SHM_LOCALITY", "3").shmLocality, 2);
+  EXPECT_FALSE(with("NCCL_SHM_MEMCPY_MODE", "2").shmCopies);
+  EXPECT_TRUE(with("NCCL_SHM_USE_CUDA_MEMCPY", "1").shmCopies);
+  EXPECT_EQ(with("NCCL_SHM_MEMCPY_MODE", "3").shmCopyMode, 3);
+  EXPECT_EQ(with("NCCL_SHM_MEMCPY_MODE", "4").shmCopyMode, 1);
   EXPECT_TRUE(with("NCCL_P2P_DISABLE", "5").p2pDisable);
   EXPECT_TRUE(with("NCCL_SHM_DISABLE", "-1").shmDisable);
   EXPECT_FALSE(with("NCCL_NET_GDR_C2C", "0x0").gdrC2c);
@@ -222,18 +227,6 @@ TEST_F(SettingsTest, UnknownUnisonoNameIsLoggedOnce) {
     with("UNISONO_HOST_DEVICE", "4");
   });
   EXPECT_EQ(occurrences(log, "UNISONO_HOST_DEVICE is not a setting of Unisono"), 1) << log;
-}
-
-TEST_F(SettingsTest, UnsupportedSettingOfNcclIsLoggedOnce) {
-  const std::string log = logOf([] {
-    with("NCCL_SHM_MEMCPY_MODE", "2");
-    with("NCCL_SHM_USE_CUDA_MEMCPY", "0");
-    with("NCCL_SHM_USE_CUDA_MEMCPY", "1");
-    with("NCCL_SHM_USE_CUDA_MEMCPY", "1");
-  });
-  EXPECT_EQ(occurrences(log, "NCCL_SHM_MEMCPY_MODE=2 has no effect: kernels copy"), 1) << log;
-  EXPECT_EQ(occurrences(log, "NCCL_SHM_USE_CUDA_MEMCPY=1 has no effect: kernels copy"), 1) << log;
-  EXPECT_EQ(occurrences(log, "has no effect"), 2) << log;
 }
 
 TEST_F(SettingsTest, LogLevelIsReadInAnyCase) {

@@ -236,6 +236,8 @@ TEST(NodeChannels, RanksWithoutPeerAccessShareHostMemory) {
     EXPECT_EQ(link.transport, transport::TransportKind::hostMemory);
     EXPECT_EQ(link.read, settings.shmLocality == 1);
     EXPECT_FALSE(link.through >= 0 || link.atomics);
+    EXPECT_EQ(link.copiesIn, settings.shmCopies && settings.shmCopyMode != 2);
+    EXPECT_EQ(link.copiesOut, settings.shmCopies && settings.shmCopyMode != 1);
   };
   settings.p2pDisable = true;
   expectHostMemory();
@@ -244,6 +246,10 @@ TEST(NodeChannels, RanksWithoutPeerAccessShareHostMemory) {
   expectHostMemory();
   settings.shmLocality = 1;
   expectHostMemory();
+  settings.shmCopies = true;
+  for (settings.shmCopyMode = 1; settings.shmCopyMode <= 3; settings.shmCopyMode++) {
+    expectHostMemory();
+  }
   settings.p2pLevel = "NVL";
   EXPECT_TRUE(findPlace(ranks, hostsOf(ranks), 0, settings).links.empty());
 }

@@ -122,6 +122,7 @@ class CudaRuntime final : public Runtime {
               Stream stream) override;
 
   std::shared_ptr<void> createStream(int device) override;
+  std::shared_ptr<void> createUrgentStream(int device) override;
   uint64_t streamNumber(Stream stream) override;
   std::unique_ptr<Event> createEvent(int device) override { return createCudaEvent(device); }
   std::unique_ptr<TimedPoint> createTimedPoint(int device) override {
@@ -284,14 +285,23 @@ void CudaRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const v
   }
 }
 
+std::shared_ptr<void> owned(cudaStream_t stream, int device) {
+  return std::shared_ptr<void>(stream, [device](void* created) {
+    releaseOn(device, [created] { quietly(cudaStreamDestroy(cudaStream(created))); });
+  });
+}
+
 std::shared_ptr<void> CudaRuntime::createStream(int device) {
   DeviceCallScope scope(device);
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags",
         device);
-  return std::shared_ptr<void>(stream, [device](void* created) {
-    releaseOn(device, [created] { quietly(cudaStreamDestroy(cudaStream(created))); });
-  });
+  return owned(stream, device);
+}
+
+std::shared_ptr<void> CudaRuntime::createUrgentStream(int device) {
+  DeviceCallScope scope(device);
+  return owned(runtime::createUrgentStream(device), device);
 }
 
 void CudaRuntime::synchronize(Stream stream) {

@@ -2,6 +2,7 @@
 #include "transport/mapped/mapped_transport.h"
 
 #include "base/math.h"
+#include "transport/mapped/copied_fifos.h"
 
 namespace unisono::transport {
 namespace {
@@ -29,6 +30,8 @@ class MappedTransport : public Transport {
 
   virtual memory::Arena& arena() = 0;
   virtual Offers offersOf(const ConnectionGroup& group) const = 0;
+  // May replace FIFOs by others, which this rank's kernels use.
+  virtual void adapt(const ConnectionGroup&, std::vector<device::Fifo>&) {}
 
   const TransportContext context_;
 
@@ -45,7 +48,8 @@ class MappedTransport : public Transport {
                                       std::byte* receiver) const;
   // What both ends must agree on.
   uint32_t kindOf(const PeerLink& link) const {
-    return static_cast<uint32_t>(link.transport) << 1 | (link.read ? 1u : 0u);
+    return static_cast<uint32_t>(link.transport) << 3 | (link.copiesIn ? 4u : 0u) |
+           (link.copiesOut ? 2u : 0u) | (link.read ? 1u : 0u);
   }
 };
 
@@ -64,7 +68,9 @@ class MappedTransport::Pending final : public PendingConnection {
     };
     std::byte* sender = block(true);
     std::byte* receiver = block(false);
-    return transport_.makeFifos(group_, sender, receiver);
+    std::vector<device::Fifo> fifos = transport_.makeFifos(group_, sender, receiver);
+    transport_.adapt(group_, fifos);
+    return fifos;
   }
 
  private:
@@ -115,7 +121,7 @@ std::unique_ptr<PendingConnection> MappedTransport::setup(const ConnectionGroup&
 std::vector<device::Fifo> MappedTransport::makeFifos(const ConnectionGroup& group,
                                                      std::byte* sender, std::byte* receiver) const {
   const size_t count = group.fifos.size();
-  const bool read = linkOf(group).read;
+  const bool read = linkOf(group).read, reports = linkOf(group).copiesOut;
   const Offers offers = offersOf(group);
   std::byte* slots = (read ? sender : receiver) + linesBytes(group, read);
   std::vector<device::Fifo> fifos;
@@ -132,6 +138,7 @@ std::vector<device::Fifo> MappedTransport::makeFifos(const ConnectionGroup& grou
         fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * device::kCounterLineBytes);
         fifo.byAddress = offers.byAddress ? 1 : 0;
       }
+      if (reports && group.fifos[i].protocol == device::Protocol::simple) fifo.reportsSlots = 1;
       fifos.push_back(fifo);
       slots += size_t{context_.slots} * group.fifos[i].slotBytes;
     }
@@ -172,6 +179,16 @@ class HostMemoryTransport final : public MappedTransport {
       : MappedTransport(context),
         arena_(context.runtime, context.own().device, kSlabBytes, memory::Arena::Place::host) {}
 
+  void noteLaunch() override {
+    if (copied_ != nullptr) copied_->noteLaunch();
+  }
+  void drain() override {
+    if (copied_ != nullptr) copied_->drain();
+  }
+  void close() override {
+    if (copied_ != nullptr) copied_->close();
+  }
+
  private:
   // Slabs are registered with the device one by one.
   static constexpr size_t kSlabBytes = 1 << 20;
@@ -180,7 +197,16 @@ class HostMemoryTransport final : public MappedTransport {
   // A GPU that may not reach the other one's memory cannot write to its buffers either.
   Offers offersOf(const ConnectionGroup&) const override { return {false, false}; }
 
+  void adapt(const ConnectionGroup& group, std::vector<device::Fifo>& fifos) override {
+    const PeerLink link = context_.linkBetween(group.sender, group.receiver);
+    const bool sends = group.sender == context_.config.rank;
+    if (!(sends ? link.copiesIn : link.copiesOut)) return;
+    if (copied_ == nullptr) copied_ = std::make_unique<CopiedFifos>(context_);
+    copied_->replace(group, fifos);
+  }
+
   memory::Arena arena_;
+  std::unique_ptr<CopiedFifos> copied_;  // null while kernels copy
 };
 
 }  // namespace

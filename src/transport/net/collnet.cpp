@@ -2,10 +2,8 @@
 #include "transport/net/collnet.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <optional>
-#include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -59,12 +57,7 @@ class CollNetNetwork final : public ReducingNetwork {
     return {memory.fifoOf(0), memory.fifoOf(1), port};
   }
   void noteLaunch() override { proxy_.wake(); }
-  void drain() override {
-    while (!proxy_.isDrained(client_)) {
-      context_.checkState();
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-  }
+  void drain() override { waitUntilDrained(proxy_, client_, context_); }
   void close() override { proxy_.remove(client_); }
 
  private:

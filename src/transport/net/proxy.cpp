@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <ctime>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "base/cpu_affinity.h"
@@ -203,12 +204,11 @@ void Proxy::reportFailure(Entry& entry) {
       return;
     }
     if (std::exchange(member.hasFailed, true)) continue;
-    Error error(ErrorCode::remoteError,
-                fmt::format("The network connection {} failed: {}", entry.place.connection,
-                            entry.stream->failure()));
+    Error error(entry.place.code, fmt::format("The {} {} failed: {}", entry.place.kind,
+                                              entry.place.connection, entry.stream->failure()));
     error.rank(entry.place.rank);
     if (entry.place.peers.size() == 1) error.peer(entry.place.peers.front());
-    error.remedy("Look at the output of the peer, and at the network between the hosts");
+    error.remedy(std::string(entry.place.remedy));
     member.client.fail(error);
   }
 }
@@ -225,7 +225,7 @@ bool Proxy::isIdle() {
     try {
       return member.hasFailed || member.client.isIdle();
     } catch (const Error& error) {
-      logInfo("The proxy of a network connection: {}", error.what());
+      logInfo("The proxy of a device: {}", error.what());
       return true;  // the device has failed
     }
   });
@@ -246,6 +246,13 @@ void Proxy::sleep(std::optional<std::chrono::nanoseconds> nap) {
   if ((sockets_.front().revents & POLLIN) != 0) {
     eventfd_t count = 0;
     static_cast<void>(::eventfd_read(wakeUp_.get(), &count));
+  }
+}
+
+void waitUntilDrained(Proxy& proxy, uint64_t client, const TransportContext& context) {
+  while (!proxy.isDrained(client)) {
+    context.checkState();
+    std::this_thread::sleep_for(200us);
   }
 }
 

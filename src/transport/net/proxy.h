@@ -21,7 +21,8 @@
 
 namespace unisono::transport {
 
-// Moves the data of all network connections of a device. Its thread runs as long as the process
+// Moves the data of all network connections of a device, and those that its copy engines move
+// through host memory. Its thread runs as long as the process
 // does. It polls the counters of the streams while calls may be running, sleeps longer and
 // longer while they do nothing, and without a limit when all of them are done: no call
 // tells it what to do, so that graphs replay without it.
@@ -55,6 +56,10 @@ class Proxy {
     int rank;
     std::vector<int> peers;  // one, or all others of a collective
     std::string connection;  // "to 192.0.2.1:80 over eth0"
+    std::string_view kind = "network connection";
+    ErrorCode code = ErrorCode::remoteError;
+    std::string_view remedy =
+        "Look at the output of the peer, and at the network between the hosts";
   };
   void addStream(uint64_t client, std::unique_ptr<Stream> stream, Place place);
   // Whether everything that was to be sent has gone, or cannot go any more.
@@ -103,5 +108,8 @@ class Proxy {
   bool mustLook_ = false, hasSilent_ = false;
   uint32_t looks_ = 0;
 };
+
+// Waits until `client` is drained. Throws what TransportOptions::check does.
+void waitUntilDrained(Proxy& proxy, uint64_t client, const TransportContext& context);
 
 }  // namespace unisono::transport
