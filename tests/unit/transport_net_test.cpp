@@ -637,17 +637,68 @@ TEST(Proxies, LetOthersInBetweenStreams) {
   proxy.remove(client);
 }
 
+// Accepts connections over TCP from this process.
+class LoopbackListener {
+ public:
+  LoopbackListener() {
+    address_.sin_family = AF_INET;
+    address_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address_);
+    EXPECT_EQ(::bind(socket_.get(), name(), length), 0);
+    EXPECT_EQ(::listen(socket_.get(), 100), 0);
+    EXPECT_EQ(::getsockname(socket_.get(), name(), &length), 0);
+  }
+  UniqueDescriptor connect() {
+    UniqueDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(socket.get(), name(), sizeof(address_)), 0);
+    return socket;
+  }
+  UniqueDescriptor accept() {
+    return UniqueDescriptor(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  }
+
+ private:
+  sockaddr* name() { return reinterpret_cast<sockaddr*>(&address_); }
+
+  const UniqueDescriptor socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  sockaddr_in address_{};
+};
+
+tcp_info infoOf(int socket) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  EXPECT_EQ(::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size), 0);
+  return info;
+}
+
+// Not in the call that takes a message, but before the system does so by itself, after 40 ms.
+TEST(ReceiveStreams, AcknowledgeWhenNothingElseHasArrived) {
+  LoopbackListener listener;
+  UniqueDescriptor socket = listener.connect();
+  const int sender = socket.get();
+  End from, to;
+  SendStream send({bootstrap::Socket::adopt(std::move(socket))}, from.memory());
+  ReceiveStream receive({bootstrap::Socket::adopt(listener.accept())}, to.memory());
+  int held = 0, prompt = 0;
+  for (uint64_t round = 0; round < 20; round++) {
+    ASSERT_TRUE(from.put({std::byte{1}}));
+    while (to.tail() == round) send.progress(), receive.progress();
+    if (infoOf(sender).tcpi_unacked > 0) held++;
+    const auto start = std::chrono::steady_clock::now();
+    receive.progress();
+    while (infoOf(sender).tcpi_unacked > 0) std::this_thread::yield();
+    if (std::chrono::steady_clock::now() - start < 20ms) prompt++;
+    std::vector<std::byte> got(1);
+    ASSERT_TRUE(to.take(got));
+  }
+  // Other work of the machine may delay the one and the other.
+  EXPECT_GT(held, 0);
+  EXPECT_GT(prompt, 0);
+}
+
 // Whether it is known that the other end is near: the handshake tells, before any data.
 TEST(SendStreams, BufferLittleWhereThePeerIsNear) {
-  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  auto* const name = reinterpret_cast<sockaddr*>(&address);
-  ASSERT_EQ(::bind(listener, name, length), 0);
-  ASSERT_EQ(::listen(listener, 100), 0);
-  ASSERT_EQ(::getsockname(listener, name, &length), 0);
+  LoopbackListener listener;
   const auto bufferOf = [](int socket) {
     int bytes = 0;
     socklen_t size = sizeof(bytes);
@@ -655,21 +706,18 @@ TEST(SendStreams, BufferLittleWhereThePeerIsNear) {
     return bytes;
   };
   for (int i = 0; i < 30; i++) {
-    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ASSERT_EQ(::connect(socket, name, length), 0);
-    tcp_info info{};
-    socklen_t size = sizeof(info);
-    ASSERT_EQ(::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size), 0);
+    UniqueDescriptor owned = listener.connect();
+    const int socket = owned.get();
+    const tcp_info info = infoOf(socket);
     const int before = bufferOf(socket);
     End end;
-    const SendStream stream({bootstrap::Socket::adopt(UniqueDescriptor(socket))}, end.memory());
+    const SendStream stream({bootstrap::Socket::adopt(std::move(owned))}, end.memory());
     if (info.tcpi_rtt <= 30) {
       EXPECT_EQ(bufferOf(socket), 2 * (208 << 10)) << info.tcpi_rtt;
     } else {
       EXPECT_EQ(bufferOf(socket), before) << info.tcpi_rtt;
     }
   }
-  ::close(listener);
 }
 
 TEST(Proxies, NameTheConnectionThatFails) {

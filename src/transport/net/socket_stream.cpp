@@ -238,6 +238,20 @@ bool ReceiveStream::read(std::byte* into, size_t bytes, StreamProgress& progress
   return true;
 }
 
+// A call of recv() that takes a small message also sends its acknowledgment, which takes as long as
+// sending data: no data go back over the connection and could carry it. Where the system takes a
+// connection for interactive it holds acknowledgments back, which would slow down large messages.
+// Sends what was held back, and holds back the next ones.
+void ReceiveStream::acknowledge(bool holdsNext) {
+  const auto set = [this](int option) {
+    ::setsockopt(socket_.descriptor(), IPPROTO_TCP, TCP_QUICKACK, &option, sizeof(option));
+  };
+  set(1);  // sends it
+  if (holdsNext) set(0);
+  isInteractive_ = holdsNext;
+  owesAcknowledgment_ = false;
+}
+
 // Returns 0 if the socket has no more bytes.
 size_t ReceiveStream::receive(std::span<std::byte> into, StreamProgress& progress) {
   if (isEmpty_) {
@@ -248,6 +262,8 @@ size_t ReceiveStream::receive(std::span<std::byte> into, StreamProgress& progres
   if (got <= 0) {
     if (got < 0 && isLater(errno)) {
       progress.waitsForSocket = true;
+      // The answer to the message may be on its way.
+      if (owesAcknowledgment_) acknowledge(true);
     } else {
       isSilence_ = got < 0 && errno == ETIMEDOUT;
       failure_ = got == 0 ? "the peer closed it" : textOf(errno);
@@ -255,6 +271,9 @@ size_t ReceiveStream::receive(std::span<std::byte> into, StreamProgress& progres
     return 0;
   }
   progress.moved = true;
+  const bool isSmall = static_cast<size_t>(got) < ahead_.size();
+  if (isInteractive_ && !isSmall) acknowledge(false);
+  owesAcknowledgment_ = isSmall;
   isEmpty_ = static_cast<size_t>(got) < into.size();
   return static_cast<size_t>(got);
 }

@@ -83,6 +83,7 @@ class ReceiveStream final : public Stream {
   bool read(std::byte* into, size_t bytes, StreamProgress& progress);
   size_t receive(std::span<std::byte> into, StreamProgress& progress);
   bool readSlot(StreamProgress& progress);
+  void acknowledge(bool holdsNext);
 
   bootstrap::Socket socket_;
   SlotHeader header_{};
@@ -92,7 +93,8 @@ class ReceiveStream final : public Stream {
   // What was read beyond the end of a header or of a small slot, to save calls of recv().
   std::array<std::byte, 4096> ahead_;
   size_t aheadBegin_ = 0, aheadEnd_ = 0;
-  bool isEmpty_ = false;             // the socket, in the current progress()
+  bool isEmpty_ = false;  // the socket, in the current progress()
+  bool isInteractive_ = false, owesAcknowledgment_ = false;  // see acknowledge()
   std::vector<std::byte> lineData_;  // of the slot that is read, with protocol LL
   SocketLanes lanes_;
 };
