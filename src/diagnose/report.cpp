@@ -10,12 +10,13 @@
 
 #include "base/fnv.h"
 #include "base/system.h"
+#include "diagnose/waits.h"
 
 namespace unisono::diagnose {
 namespace {
 
 // What a report shows of what grows with the number of ranks.
-constexpr size_t kMaxDetails = 16, kMaxWaitsText = 16, kMaxWaitsJson = 1024, kMaxSettings = 16;
+constexpr size_t kMaxDetails = 16, kMaxSettings = 16;
 
 double secondsOf(int64_t nanoseconds) {
   return static_cast<double>(nanoseconds) / 1e9;
@@ -25,7 +26,7 @@ double secondsOf(int64_t nanoseconds) {
 class Inquiry {
  public:
   Inquiry(const std::vector<RankView>& views, int self, int64_t now)
-      : views_(views), self_(view(self)), now_(now) {}
+      : views_(views), waits_(views), self_(view(self)), now_(now) {}
 
   std::optional<Report> run() {
     const Call* mine = self_.current();
@@ -65,7 +66,7 @@ class Inquiry {
   std::vector<int> participants() const {
     if (report_.call.isMessage()) {
       std::vector<int> some{owner_};
-      for (const int peer : peersOfMessage(report_.call, owner_)) {
+      for (const int peer : waits_.peersOfMessage(report_.call, owner_)) {
         if (peer != owner_) some.push_back(peer);
       }
       return some;
@@ -74,65 +75,6 @@ class Inquiry {
     for (const RankView& each : views_) all.push_back(each.rank);
     return all;
   }
-  // The call of `rank` that belongs to `call`, which `of` has made.
-  const Call* counterpart(const Call& call, int of, int rank) const {
-    if (call.isReplay()) {
-      const std::optional<Call>& theirs = view(rank).replay;
-      const bool fits = theirs && (call.isMessage() || theirs->sequence == call.sequence);
-      return fits ? &*theirs : nullptr;
-    }
-    if (!call.isMessage()) return view(rank).findCollective(call.sequence);
-    if (rank == of) return view(rank).findMessage(call.call, call.peer, call.sequence);
-    const bool sends = call.call == plan::Call::send;
-    return view(rank).findMessage(sends ? plan::Call::receive : plan::Call::send, of,
-                                  call.sequence);
-  }
-  // Whether `rank` has made it; also if its table no longer holds it.
-  bool hasArrived(const Call& call, int of, int rank) const {
-    const RankView& other = view(rank);
-    if (!other.isKnown || other.hasLeft) return false;
-    if (!call.isMessage()) {
-      return call.isReplay() ? other.replayed >= call.sequence
-                             : other.lastCollective() >= call.sequence;
-    }
-    if (rank == of) return true;
-    if (call.isReplay()) return lateMessages(of, rank).empty();
-    const bool sends = call.call == plan::Call::send;
-    const Flow *mine = view(of).findFlow(rank, sends), *theirs = other.findFlow(of, !sends);
-    if (mine != nullptr && theirs != nullptr) {
-      return theirs->entered + theirs->replayed >= call.sequence + mine->replayed;
-    }
-    return other.lastMessage(sends ? plan::Call::receive : plan::Call::send, of) >= call.sequence;
-  }
-
-  // The messages of `of` to or from `rank` that this one has not begun.
-  struct LateMessages {
-    bool sends;  // `of`
-    uint64_t begun, needed;
-  };
-  std::vector<LateMessages> lateMessages(int of, int rank) const {
-    std::vector<LateMessages> late;
-    for (const Flow& flow : view(of).flows) {
-      if (flow.peer != rank || rank == of || !view(rank).isKnown) continue;
-      const Flow* theirs = view(rank).findFlow(of, !flow.sends);
-      if (theirs == nullptr && view(rank).flows.size() >= kFlows) continue;  // nobody knows
-      const uint64_t begun = theirs == nullptr ? 0 : theirs->entered + theirs->replayed;
-      const uint64_t needed = view(of).begunMessages(flow);
-      if (begun < needed) late.push_back({flow.sends, begun, needed});
-    }
-    return late;
-  }
-  // Whom a message waits for; in a replay the first message stands for all of its group.
-  std::vector<int> peersOfMessage(const Call& call, int of) const {
-    std::vector<int> peers{call.peer};
-    if (!call.isReplay()) return peers;
-    for (const Flow& flow : view(of).flows) {
-      const bool isNew = std::ranges::find(peers, flow.peer) == peers.end();
-      if (isNew && !lateMessages(of, flow.peer).empty()) peers.push_back(flow.peer);
-    }
-    return peers;
-  }
-
   // Of the collectives that ranks are in, the first is the cause: all make them in the same order.
   Call firstOf(const Call& mine) {
     owner_ = self_.rank;
@@ -156,8 +98,8 @@ class Inquiry {
         if (!view(rank).place.empty()) report_.silent.push_back(rank);
         continue;
       }
-      const Call* call = counterpart(report_.call, owner_, rank);
-      if (!hasArrived(report_.call, owner_, rank)) {
+      const Call* call = waits_.counterpart(report_.call, owner_, rank);
+      if (!waits_.hasArrived(report_.call, owner_, rank)) {
         report_.missing.push_back(rank);
       } else if (call == nullptr || view(rank).isFinished(*call)) {
         report_.finished.push_back(rank);
@@ -167,108 +109,10 @@ class Inquiry {
     }
   }
 
-  // The ranks that `rank` waits for in the call that it is in.
-  std::vector<int> waitedFor(int rank) const {
-    const RankView& waiter = view(rank);
-    const Call* current = waiter.isKnown && !waiter.hasLeft ? waiter.current() : nullptr;
-    if (current == nullptr) return {};
-    std::vector<int> peers;
-    const auto isBehind = [&](int peer) {
-      if (peer == rank || !view(peer).isKnown) return false;
-      if (!hasArrived(*current, rank, peer)) return true;
-      const Call* theirs = counterpart(*current, rank, peer);
-      return theirs != nullptr && !view(peer).isFinished(*theirs) &&
-             (waiter.hasStarted(*current) ? !view(peer).hasStarted(*theirs)
-                                          : theirs->launch == 0 && current->launch == 0);
-    };
-    if (current->isMessage()) {
-      for (const int peer : peersOfMessage(*current, rank)) {
-        if (isBehind(peer)) peers.push_back(peer);
-      }
-    } else {
-      for (const RankView& other : views_) {
-        if (isBehind(other.rank)) peers.push_back(other.rank);
-      }
-    }
-    if (!peers.empty() || !waiter.hasStarted(*current)) return peers;
-    std::set<int> found;
-    for (const Link& link : waiter.links) {
-      if (link.kind == Link::Kind::fifo) {
-        const bool isFull = link.sends && link.isFull(waiter.slots);
-        const bool isEmpty = !link.sends && link.tail == link.head;
-        if (isFull || (isEmpty && mayStillSend(link.peer))) found.insert(link.peer);
-      } else if (link.kind == Link::Kind::heads) {
-        for (const int head : lateHeads(link)) {
-          if (head != rank && link.tail != link.head) found.insert(head);
-        }
-      } else if (link.waits || waitsForBuffers(waiter, link)) {
-        if (mayStillSend(link.peer)) found.insert(link.peer);
-      }
-    }
-    for (const RankView& receiver : views_) {
-      if (isFullFor(receiver, rank) != nullptr) found.insert(receiver.rank);
-    }
-    return {found.begin(), found.end()};
-  }
-  // A FIFO of the direct family from `sender`, of which only the receiver knows how far it is.
-  static const Link* isFullFor(const RankView& receiver, int sender) {
-    const auto found = std::ranges::find_if(receiver.links, [&](const Link& link) {
-      return link.kind == Link::Kind::steps && link.peer == sender && link.isFull(kStepSlots) &&
-             (link.all == 0 || link.tail < link.all);
-    });
-    return found == receiver.links.end() ? nullptr : &*found;
-  }
-  // Whether a rank waits for what a peer offers, of which it needs all before it takes any, or for
-  // the end of the peer's use of its buffers.
-  bool waitsForBuffers(const RankView& waiter, const Link& link) const {
-    if (link.kind != Link::Kind::buffers) return false;
-    if (hasOffers(waiter)) return link.tail == 0;
-    return hasUsedBuffers(waiter.rank) && !hasUsedBuffers(link.peer);
-  }
-  static bool hasOffers(const RankView& rank) {
-    return std::ranges::any_of(rank.links, [](const Link& link) {
-      return link.kind == Link::Kind::buffers && link.tail != 0;
-    });
-  }
-  // A peer that is not yet at the end itself has its answer.
-  bool hasUsedBuffers(int rank) const {
-    return std::ranges::any_of(views_, [&](const RankView& peer) {
-      return std::ranges::any_of(peer.links, [&](const Link& link) {
-        return link.kind == Link::Kind::buffers && link.peer == rank && link.head != 0;
-      });
-    });
-  }
-  // The heads of a network that reduces, as far as it is known: those with links to it.
-  std::vector<int> headsOf(const Link& link) const {
-    std::vector<int> heads;
-    for (const RankView& each : views_) {
-      if (linkOfHead(each, link) != nullptr) heads.push_back(each.rank);
-    }
-    return heads;
-  }
-  static const Link* linkOfHead(const RankView& head, const Link& link) {
-    const auto found = std::ranges::find_if(head.links, [&](const Link& theirs) {
-      return theirs.kind == Link::Kind::heads && theirs.peer == link.peer &&
-             theirs.channel == link.channel && theirs.all == link.all;
-    });
-    return found == head.links.end() ? nullptr : &*found;
-  }
-  // Those that hold up the next result of `link`: they have not sent what it is made of, or their
-  // process does not run.
-  std::vector<int> lateHeads(const Link& link) const {
-    std::vector<int> late = headsOf(link);
-    std::erase_if(late, [&](int head) {
-      return !view(head).isSilent() && linkOfHead(view(head), link)->tail > link.head;
-    });
-    return late;
-  }
-  bool mayStillSend(int peer) const {
-    return view(peer).isKnown && view(peer).current() != nullptr;
-  }
-
   void findWaits() {
     for (const RankView& waiter : views_) {
-      for (const int peer : waitedFor(waiter.rank)) report_.waits.emplace_back(waiter.rank, peer);
+      for (const int peer : waits_.waitedFor(waiter.rank))
+        report_.waits.emplace_back(waiter.rank, peer);
     }
   }
 
@@ -315,7 +159,7 @@ class Inquiry {
 
   bool judgeMismatch() {
     for (const int rank : participants()) {
-      const Call* other = counterpart(report_.call, owner_, rank);
+      const Call* other = waits_.counterpart(report_.call, owner_, rank);
       if (other == nullptr || fitTogether(report_.call, *other)) continue;
       // Their groups may begin with other messages.
       if (report_.call.isReplay() && report_.call.isMessage()) continue;
@@ -368,7 +212,7 @@ class Inquiry {
   bool judgeConnecting() {
     std::vector<int> connecting;
     for (const int rank : report_.waiting) {
-      const Call* call = counterpart(report_.call, owner_, rank);
+      const Call* call = waits_.counterpart(report_.call, owner_, rank);
       if (call != nullptr && call->launch == 0) connecting.push_back(rank);
     }
     if (connecting.empty()) return false;
@@ -386,7 +230,7 @@ class Inquiry {
   bool judgeOutside() {
     std::vector<int> queued;
     for (const int rank : report_.waiting) {
-      const Call* call = counterpart(report_.call, owner_, rank);
+      const Call* call = waits_.counterpart(report_.call, owner_, rank);
       if (call != nullptr && !view(rank).isSilent() && !view(rank).hasStarted(*call)) {
         queued.push_back(rank);
       }
@@ -476,7 +320,8 @@ class Inquiry {
   bool judgeReducer() {
     for (const RankView& rank : views_) {
       for (const Link& link : rank.links) {
-        if (link.kind != Link::Kind::heads || link.tail == link.head || !lateHeads(link).empty()) {
+        if (link.kind != Link::Kind::heads || link.tail == link.head ||
+            !waits_.lateHeads(link).empty()) {
           continue;
         }
         std::vector<int> unknown;
@@ -488,7 +333,7 @@ class Inquiry {
             "waiting for the network{}: {} bytes of rank {} on channel {} do not come back from "
             "{}, which reduces for {}",
             unknown.empty() ? "" : fmt::format(" or for {} on another host", rankList(unknown)),
-            link.bytesInFlight, rank.rank, link.channel, link.port, rankList(headsOf(link)));
+            link.bytesInFlight, rank.rank, link.channel, link.port, rankList(waits_.headsOf(link)));
         report_.next =
             "Look at the network between the hosts. NCCL_DEBUG=INFO shows what a net plug-in logs. "
             "ncclCommAbort ends the call";
@@ -514,59 +359,17 @@ class Inquiry {
       if (!stopped.empty() && std::find(stopped.begin(), stopped.end(), peer) == stopped.end()) {
         continue;
       }
-      where = placeOf(waiter, peer);
+      where = waits_.placeOf(waiter, peer);
       if (!where.empty()) break;
     }
     if (where.empty() && !report_.waits.empty()) {
-      where = placeOf(report_.waits.front().first, report_.waits.front().second);
+      where = waits_.placeOf(report_.waits.front().first, report_.waits.front().second);
     }
     report_.headline =
         fmt::format("stuck in the kernel: {}", where.empty() ? rankList(report_.waiting) : where);
     report_.next = silentAdvice(stopped).value_or(
         "Look for device errors (dmesg, nvidia-smi) on the ranks that hold others up, then report "
         "this text. ncclCommAbort ends the call");
-  }
-
-  // "rank 0 waits for rank 1 at channel 3, step 17".
-  std::string placeOf(int waiter, int peer) const {
-    const RankView& from = view(waiter);
-    for (const Link& link : from.links) {
-      if (link.kind == Link::Kind::heads) {
-        const std::vector<int> late = lateHeads(link);
-        if (link.tail == link.head || std::ranges::find(late, peer) == late.end()) continue;
-        return fmt::format("rank {} waits for step {} of channel {}, which {} reduces with rank {}",
-                           waiter, link.head + 1, link.channel, link.port, peer);
-      }
-      if (link.peer != peer) continue;
-      if (link.kind == Link::Kind::lines && link.waits) {
-        return fmt::format("rank {} waits for line {} of {} from rank {}", waiter, link.tail + 1,
-                           link.all, peer);
-      }
-      if (link.kind == Link::Kind::steps && link.waits) {
-        return fmt::format("rank {} waits for step {}{} of block {} from rank {}", waiter,
-                           link.tail + 1, link.all == 0 ? "" : fmt::format(" of {}", link.all),
-                           link.channel, peer);
-      }
-      if (waitsForBuffers(from, link)) {
-        return fmt::format(
-            "rank {} waits for rank {} to {} (zero copy: nothing counts how far a rank is)", waiter,
-            peer, hasOffers(from) ? "offer its buffers" : "be done with its buffers");
-      }
-      if (link.kind != Link::Kind::fifo) continue;
-      if (link.sends && link.tail - link.head >= from.slots) {
-        return fmt::format("rank {} waits for rank {} to take step {} of channel {}", waiter, peer,
-                           link.head + 1, link.channel);
-      }
-      if (!link.sends && link.tail == link.head) {
-        return fmt::format("rank {} waits for step {} of channel {} from rank {}", waiter,
-                           link.tail + 1, link.channel, peer);
-      }
-    }
-    if (const Link* link = isFullFor(view(peer), waiter)) {
-      return fmt::format("rank {} waits for rank {} to take step {} of block {}", waiter, peer,
-                         link->head + 1, link->channel);
-    }
-    return "";
   }
 
   // What other ranks have for a rank that does not go on, or miss from it, by port of the network.
@@ -595,7 +398,7 @@ class Inquiry {
   }
 
   void addLateMessages(int rank) {
-    for (const LateMessages& late : lateMessages(owner_, rank)) {
+    for (const Waits::LateMessages& late : waits_.lateMessages(owner_, rank)) {
       if (report_.details.size() == kMaxDetails) return;
       report_.details.push_back(
           fmt::format("rank {} has begun {} message{} {} rank {}, with those of replays; rank {} "
@@ -667,36 +470,12 @@ class Inquiry {
   }
 
   const std::vector<RankView>& views_;
+  const Waits waits_;
   const RankView& self_;
   const int64_t now_;
   int owner_ = 0;
   Report report_;
 };
-
-const char* nameOf(Verdict verdict) {
-  static constexpr const char* kNames[] = {"different_calls", "not_arrived", "no_answer",
-                                           "not_connected",   "outside",     "in_network",
-                                           "in_kernel"};
-  return kNames[static_cast<size_t>(verdict)];
-}
-
-std::string communicatorText(const RankView& self) {
-  return self.name.empty() ? fmt::format("of {} ranks", self.ranks)
-                           : fmt::format("{} of {} ranks", self.name, self.ranks);
-}
-
-std::string waitsText(const Report& report) {
-  std::vector<std::string> edges;
-  for (const auto& [waiter, peer] : report.waits) {
-    if (edges.size() == kMaxWaitsText) break;
-    edges.push_back(fmt::format("{} -> {}", waiter, peer));
-  }
-  std::string text = fmt::format("{}", fmt::join(edges, ", "));
-  if (report.waits.size() > kMaxWaitsText) {
-    text += fmt::format(" and {} more", report.waits.size() - kMaxWaitsText);
-  }
-  return text;
-}
 
 }  // namespace
 
@@ -729,56 +508,6 @@ uint64_t Report::key() const {
     }
   }
   return hash.value();
-}
-
-std::string Report::text(const RankView& self) const {
-  std::string text = fmt::format("No progress for {:.1f} s: {}\n", seconds, headline);
-  auto line = [&](const char* label, const std::string& value) {
-    text += fmt::format("  {:<14}{}\n", label, value);
-  };
-  line("call:", fmt::format("{}{} of rank {}, communicator {}",
-                            isOverrun ? "one of more than 64 that are queued, before " : "",
-                            describe(call), rank, communicatorText(self)));
-  line("not arrived:", rankList(missing));
-  line("waiting:", rankList(waiting));
-  line("finished:", rankList(finished));
-  if (!silent.empty()) line("no answer:", rankList(silent));
-  if (!waits.empty()) line("who for whom:", waitsText(*this));
-  if (!cycle.empty()) line("cycle:", fmt::format("ranks {}", fmt::join(cycle, " -> ")));
-  for (const std::string& detail : details) line("", detail);
-  for (const std::string& setting : settings) line("differs:", setting);
-  line("next:", next);
-  text.pop_back();
-  return text;
-}
-
-std::string Report::json(const RankView& self) const {
-  std::vector<std::string> edges;
-  for (const auto& [waiter, peer] : waits) {
-    if (edges.size() == kMaxWaitsJson) break;
-    edges.push_back(fmt::format("[{},{}]", waiter, peer));
-  }
-  const auto quoted = [](const std::vector<std::string>& lines) {
-    std::vector<std::string> result;
-    for (const std::string& each : lines) result.push_back(quoteJson(each));
-    return result;
-  };
-  return fmt::format(
-      "{{\"unisono_hang\":{{\"verdict\":\"{}\",\"headline\":{},\"communicator\":{},\"id\":\"{:x}\","
-      "\"ranks\":{},\"rank\":{},\"call\":\"{}\",\"sequence\":{},\"count\":{},\"type\":\"{}\","
-      "\"reduction\":{},\"peer\":{},\"replay\":{},\"seconds\":{:.1f},\"not_arrived\":[{}],"
-      "\"waiting\":[{}],"
-      "\"finished\":[{}],\"no_answer\":[{}],\"waits\":[{}],\"cycle\":[{}],\"details\":[{}],"
-      "\"settings\":[{}],"
-      "\"next\":{}}}}}",
-      nameOf(verdict), quoteJson(headline), quoteJson(self.name), self.id, self.ranks, rank,
-      diagnose::nameOf(call.call), call.sequence, call.count, diagnose::nameOf(call.type),
-      call.reduces() ? quoteJson(diagnose::nameOf(call.reduction)) : "null",
-      call.isMessage() || call.hasRoot() ? fmt::format("{}", call.peer) : "null",
-      call.isReplay() ? fmt::format("{}", call.replay) : "null", seconds, fmt::join(missing, ","),
-      fmt::join(waiting, ","), fmt::join(finished, ","), fmt::join(silent, ","),
-      fmt::join(edges, ","), fmt::join(cycle, ","), fmt::join(quoted(details), ","),
-      fmt::join(quoted(settings), ","), quoteJson(next));
 }
 
 }  // namespace unisono::diagnose
