@@ -31,9 +31,11 @@ bool hasFlagsOnly(const diagnose::Link& link) {
   return link.lines && !link.network && !link.sends;
 }
 
-// The last launch that has begun: see device::LaunchMark.
-uint64_t startedOf(const std::vector<uint64_t>& marks) {
-  return std::max<uint64_t>(std::ranges::max(marks) / 2, 1);
+// The number of the launch that runs, as its kernel has marked it; 0: none.
+uint64_t runningOf(const std::vector<uint64_t>& marks) {
+  const auto running =
+      std::ranges::find_if(marks, [](uint64_t mark) { return mark != 0 && mark % 2 == 0; });
+  return running == marks.end() ? 0 : *running / 2;
 }
 
 }  // namespace
@@ -195,31 +197,43 @@ void Communicator::stopWatching() {
   if (watched_ != nullptr) watched_->stop();
 }
 
-std::optional<std::vector<uint64_t>> Communicator::readMarks() {
+std::optional<std::vector<uint64_t>> Communicator::readMarks(const uint64_t* words) {
   std::vector<const uint64_t*> addresses(device::kMarkWords);
-  std::iota(addresses.begin(), addresses.end(), tables_->marks());
+  std::iota(addresses.begin(), addresses.end(), words);
   std::vector<uint64_t> marks(addresses.size());
   if (!runtime_.readWords(device_, addresses, marks)) return std::nullopt;
   return marks;
 }
 
 std::optional<diagnose::Progress> Communicator::readProgress() {
-  const auto marks = readMarks();
+  const auto marks = readMarks(tables_->marks());
   if (!marks) return std::nullopt;
-  const uint64_t started = startedOf(*marks);
-  const bool runs = std::ranges::find(*marks, 2 * started) != marks->end();
-  return diagnose::Progress{started, runs ? started - 1 : started};
+  const uint64_t last = std::ranges::max(*marks) / 2;
+  const uint64_t started = std::max<uint64_t>(planOf(last), 1);
+  const bool isDone = runningOf(*marks) == 0 && (last == 0 || isLastOfPlan(last));
+  return diagnose::Progress{started, isDone ? started : started - 1};
+}
+
+std::optional<Communicator::Running> Communicator::findRunning() {
+  for (const bool isReplay : {false, true}) {
+    if (isReplay && !captures_) continue;
+    auto marks = readMarks(isReplay ? tables_->capturedMarks() : tables_->marks());
+    if (!marks) return std::nullopt;
+    const uint64_t number = runningOf(*marks);
+    if (number == 0) continue;
+    const auto note = isReplay ? replays_->findLaunch(number) : notes_.find(number);
+    if (!note) return std::nullopt;
+    return Running{*note, std::move(*marks)};
+  }
+  return std::nullopt;
 }
 
 std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
   std::vector<diagnose::Link> links;
   std::vector<device::Protocol> protocols;
   std::vector<const uint64_t*> addresses, perSlot;
-  // What the launch that runs uses; with graphs nobody knows which one that is.
-  std::optional<LaunchNote> note;
-  const auto marks = readMarks();
-  if (marks && !captures_) note = notes_.find(startedOf(*marks));
-  const uint32_t inUse = note ? note->protocols : ~uint32_t{0};
+  const std::optional<Running> running = findRunning();
+  const uint32_t inUse = running ? running->note.protocols : ~uint32_t{0};
   device::DirectMemory directLines;
   device::WideMemory wide;
   {
@@ -289,13 +303,13 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
     }
     reports += decision_->slots;
   }
-  if (!note) return links;
+  if (!running) return links;
   const auto read = [this](std::span<const uint64_t* const> from, std::span<uint64_t> to) {
     return runtime_.readWords(device_, from, to);
   };
   const auto direct =
       DirectLinks(config_.rank, config_.ranks, config_.directLineBits, directLines, wide,
-                  config_.wide.blocks, config_.wide.slotLines, *note, *marks, read)
+                  config_.wide.blocks, config_.wide.slotLines, running->note, running->marks, read)
           .run();
   if (!direct) return std::nullopt;
   links.insert(links.begin(), direct->begin(), direct->end());

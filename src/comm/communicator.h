@@ -97,7 +97,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     CallNeeds needs;
     uint64_t firstCall = 0, lastCall = 0;   // in the journal, once they are entered
     bool captured = false;                  // into a graph
-    device::LaunchMark mark{};              // of captured calls
+    Replays::Captured replays{};            // of captured calls that are watched
     std::shared_ptr<GroupProfile> profile;  // null if nobody wants to know
     std::vector<plan::Copy> copies;  // before the launches: inputs that the calls would overwrite
 
@@ -171,14 +171,21 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                                    tuning::CostConstants& constants) const;
   void makeWindows();
   transport::TransportOptions transportOptions();
-  transport::LaunchContext launchContext(const device::LaunchMark& mark) const;
+  transport::LaunchContext launchContext() const;
+  void launchKernels(Prepared& prepared, uint64_t plan, runtime::Stream stream);
   void watch(const std::vector<RankFacts>& ranks);
   void stopWatching();
   void fail(const Error& error);
   std::optional<diagnose::Progress> readProgress();
   std::optional<std::vector<diagnose::Link>> readLinks();
   std::optional<diagnose::Replays> readReplays();
-  std::optional<std::vector<uint64_t>> readMarks();
+  std::optional<std::vector<uint64_t>> readMarks(const uint64_t* words);
+  // The launch that runs, and the marks of its kernel; nothing if none runs or it is not known.
+  struct Running {
+    LaunchNote note;
+    std::vector<uint64_t> marks;
+  };
+  std::optional<Running> findRunning();
   static void release(Communicator* communicator) noexcept;
   std::shared_ptr<void> keepWindow(uint64_t window);
   // What a rank tells the others of the buffer that it registers together with them.
@@ -245,7 +252,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Null if hangs are not to be diagnosed, or cannot be.
   std::shared_ptr<diagnose::Journal> journal_;
   std::shared_ptr<diagnose::Watched> watched_;
-  std::atomic<uint64_t> launches_ = 1;  // the number of the last launch
+  std::atomic<uint64_t> launches_ = 1;  // the number of the last plan that was launched
   std::unique_ptr<Replays> replays_;
   LaunchNotes notes_;
   std::mutex countersMutex_;

@@ -39,7 +39,7 @@ void Communicator::enter(Prepared& prepared) {
     }
     if (calls.empty()) return;
     journal_->noteCapture();
-    prepared.mark = replays_->add(calls);
+    prepared.replays = replays_->add(calls);
     return;
   }
   for (const plan::Task& task : prepared.tasks) {
@@ -204,14 +204,13 @@ void Communicator::launch(Prepared& prepared) {
     health_->begin(prepared.needs);
   }
   const bool counts = !prepared.plan.launches.empty() && !prepared.captured;
-  const uint64_t launchNumber = counts ? ++launches_ : launches_.load();
+  const uint64_t planNumber = counts ? ++launches_ : launches_.load();
   const auto note = [&] {
     if (prepared.lastCall != 0) {
-      journal_->launched(prepared.firstCall, prepared.lastCall, launchNumber);
+      journal_->launched(prepared.firstCall, prepared.lastCall, planNumber);
     }
   };
   if (prepared.plan.launches.empty()) return note();
-  if (counts && journal_ != nullptr) notes_.add(launchNumber, prepared.plan.launches);
   const GroupProfile::Step step(prepared.profile.get(), "launch");
   runtime::DeviceScope scope(runtime_, device_);
   const runtime::Stream stream = prepared.streams.front();
@@ -227,22 +226,9 @@ void Communicator::launch(Prepared& prepared) {
   }
   // Only now are all streams of a capture in it.
   if (prepared.captured) lastLaunch_->makeGraphWait(stream);
-  const device::LaunchMark eager{tables_->marks(), launchNumber};
-  const transport::LaunchContext context =
-      launchContext(counts && journal_ != nullptr ? eager : prepared.mark);
-  uint64_t marks = 0;
   if (prepared.profile != nullptr)
     prepared.profile->beginLaunches(stream, prepared.captured, prepared.plan, prepared.tasks);
-  for (const plan::Copy& copy : prepared.copies) {
-    // A kernel, which looks for an abort first: the user may have freed the memory by the time that
-    // a copy of the stream would begin.
-    plan::Launch launch = plan::planCopy(config_.channels, copy.to, copy.from, copy.bytes);
-    marks += static_cast<uint64_t>(transport::launch(runtime_, context, launch, stream));
-  }
-  for (plan::Launch& launch : prepared.plan.launches) {
-    marks += static_cast<uint64_t>(transport::launch(runtime_, context, launch, stream));
-  }
-  if (prepared.mark.words != nullptr) replays_->setMarks(marks);
+  launchKernels(prepared, planNumber, stream);
   if (prepared.profile != nullptr) prepared.profile->endLaunches(stream);
   if (prepared.streams.size() > 1) {
     join_->record(stream);
@@ -261,7 +247,37 @@ void Communicator::launch(Prepared& prepared) {
   note();
 }
 
-transport::LaunchContext Communicator::launchContext(const device::LaunchMark& mark) const {
+// The launches of a plan, each with a number of its own.
+void Communicator::launchKernels(Prepared& prepared, uint64_t plan, runtime::Stream stream) {
+  transport::LaunchContext context = launchContext();
+  if (journal_ != nullptr && !prepared.captured) context.mark.words = tables_->marks();
+  if (prepared.replays.words != nullptr) {
+    plan = prepared.replays.number;
+    context.mark.words = tables_->capturedMarks();
+    context.mark.replays = prepared.replays.words;
+  }
+  uint64_t following = prepared.copies.size() + prepared.plan.launches.size(), marks = 0;
+  std::vector<LaunchNote> captured;
+  const auto launch = [&](plan::Launch& each) {
+    context.mark.number = launchNumber(plan, --following);
+    if (context.mark.replays != nullptr) {
+      captured.push_back(noteOf(context.mark.number, each));
+    } else if (context.mark.words != nullptr) {
+      notes_.add(context.mark.number, each);
+    }
+    marks += static_cast<uint64_t>(transport::launch(runtime_, context, each, stream));
+  };
+  for (const plan::Copy& copy : prepared.copies) {
+    // A kernel, which looks for an abort first: the user may have freed the memory by the time that
+    // a copy of the stream would begin.
+    plan::Launch each = plan::planCopy(config_.channels, copy.to, copy.from, copy.bytes);
+    launch(each);
+  }
+  for (plan::Launch& each : prepared.plan.launches) launch(each);
+  if (context.mark.replays != nullptr) replays_->setLaunches(marks, std::move(captured));
+}
+
+transport::LaunchContext Communicator::launchContext() const {
   return {tables_->address(),
           tables_->channels(),
           abort_->waitFlag(),
@@ -269,7 +285,7 @@ transport::LaunchContext Communicator::launchContext(const device::LaunchMark& m
           &connector_->direct(),
           &connector_->wide(),
           windows_ == nullptr ? nullptr : windows_->table(),
-          mark,
+          {},
           clusterBlocks_,
           copyEngines_.get()};
 }

@@ -16,10 +16,11 @@ uint32_t bitOf(device::Protocol protocol) {
 }
 
 void describe(const plan::CollectiveLaunch& launch, LaunchNote& note) {
-  note.protocols |= bitOf(launch.arguments.work[0].protocol);
+  const device::CollectiveWork& work = launch.arguments.work[0];
+  if (work.operation != device::Operation::local) note.protocols = bitOf(work.protocol);
 }
 void describe(const plan::SendReceiveLaunch&, LaunchNote& note) {
-  note.protocols |= bitOf(device::Protocol::simple) | bitOf(device::Protocol::ll);
+  note.protocols = bitOf(device::Protocol::simple) | bitOf(device::Protocol::ll);
 }
 
 // Barriers and copies have neither FIFOs nor lines.
@@ -70,7 +71,7 @@ void describe(const plan::WideMessagesLaunch& launch, LaunchNote& note) {
 }
 void describe(const plan::MessagesLaunch& launch, LaunchNote& note) {
   const device::MessagesArguments& arguments = *launch.arguments;
-  note.protocols |= bitOf(device::Protocol::simple) | bitOf(device::Protocol::ll);
+  note.protocols = bitOf(device::Protocol::simple) | bitOf(device::Protocol::ll);
   describeStreams(arguments.wide, note);
   note.blocks = launch.blocks();
   note.firstLineBlock = arguments.channels;
@@ -83,11 +84,11 @@ void describe(const plan::MessagesLaunch& launch, LaunchNote& note) {
   }
 }
 
-size_t wordsInUse(const LaunchNote& note, std::span<const plan::Launch> launches) {
+size_t wordsInUse(const LaunchNote& note, const plan::Launch& launch) {
   size_t bytes = sizeof(LaunchNote);
   if (note.kind == Kind::other) bytes = offsetof(LaunchNote, blocks);
   if (note.kind == Kind::lines) {
-    const auto& arguments = std::get<plan::DirectLaunch>(launches.front()).arguments;
+    const auto& arguments = std::get<plan::DirectLaunch>(launch).arguments;
     bytes = offsetof(LaunchNote, lines) +
             static_cast<size_t>(arguments.ranks - 1) * sizeof(note.lines[0]);
   }
@@ -96,18 +97,20 @@ size_t wordsInUse(const LaunchNote& note, std::span<const plan::Launch> launches
 
 }  // namespace
 
-void LaunchNotes::add(uint64_t number, std::span<const plan::Launch> launches) {
+LaunchNote noteOf(uint64_t number, const plan::Launch& launch) {
   LaunchNote note;
   note.number = number;
-  for (const plan::Launch& launch : launches) {
-    std::visit([&](const auto& one) { describe(one, note); }, launch);
-  }
-  if (launches.size() != 1) note.kind = Kind::other;
-  Entry& entry = entries_[number % kKept];
+  std::visit([&](const auto& one) { describe(one, note); }, launch);
+  return note;
+}
+
+void LaunchNotes::add(uint64_t number, const plan::Launch& launch) {
+  const LaunchNote note = noteOf(number, launch);
+  Entry& entry = entries_[added_++ % kKept];
   entry.number.store(0, std::memory_order_relaxed);
   const auto* bytes = reinterpret_cast<const std::byte*>(&note);
   // Small calls are launched often: only what is read.
-  const size_t words = wordsInUse(note, launches);
+  const size_t words = wordsInUse(note, launch);
   for (size_t i = 0; i < words; i++) {
     uint64_t word = 0;
     std::memcpy(&word, bytes + i * sizeof(word), sizeof(word));
@@ -117,11 +120,13 @@ void LaunchNotes::add(uint64_t number, std::span<const plan::Launch> launches) {
 }
 
 std::optional<LaunchNote> LaunchNotes::find(uint64_t number) const {
-  const Entry& entry = entries_[number % kKept];
-  if (number == 0 || entry.number.load(std::memory_order_acquire) != number) return std::nullopt;
+  const auto entry = std::ranges::find_if(entries_, [&](const Entry& each) {
+    return each.number.load(std::memory_order_acquire) == number;
+  });
+  if (number == 0 || entry == entries_.end()) return std::nullopt;
   std::array<uint64_t, kWords> words{};
-  for (size_t i = 0; i < kWords; i++) words[i] = entry.words[i].load(std::memory_order_acquire);
-  if (entry.number.load(std::memory_order_relaxed) != number) return std::nullopt;
+  for (size_t i = 0; i < kWords; i++) words[i] = entry->words[i].load(std::memory_order_acquire);
+  if (entry->number.load(std::memory_order_relaxed) != number) return std::nullopt;
   LaunchNote note;
   std::memcpy(static_cast<void*>(&note), words.data(), sizeof(note));
   return note;

@@ -1,24 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <type_traits>
 
 #include "plan/plan.h"
 
 namespace unisono::comm {
 
+// The numbers with which kernels mark the launches of a plan (device::LaunchMark). They consist of
+// the number of the plan and of the launches of it that follow, so that they grow, and so that the
+// number of the last launch that has begun tells whether the plan is done with it.
+inline constexpr uint64_t kPlanLaunches = uint64_t{1} << 16;
+constexpr uint64_t launchNumber(uint64_t plan, uint64_t following) {
+  return (plan + 1) * kPlanLaunches - 1 - std::min(following, kPlanLaunches - 1);
+}
+constexpr uint64_t planOf(uint64_t launch) {
+  return launch / kPlanLaunches;
+}
+constexpr bool isLastOfPlan(uint64_t launch) {
+  return launch % kPlanLaunches == kPlanLaunches - 1;
+}
+
 // What a launch waits for, as a report of a hang needs it.
 struct LaunchNote {
-  uint64_t number = 0;
+  uint64_t number = 0;     // launchNumber()
   uint32_t protocols = 0;  // of FIFOs: a bit for each device::Protocol
 
-  // The rest is of the direct family, and only of a plan with one launch: the marks of kernels do
-  // not tell which launch of a plan runs.
+  // The rest is of the direct family.
   enum class Kind : uint32_t { other, lines, wide, messages };
   Kind kind = Kind::other;
   int32_t blocks = 0;
@@ -41,10 +54,12 @@ struct LaunchNote {
 
 static_assert(std::is_trivially_copyable_v<LaunchNote>);
 
+LaunchNote noteOf(uint64_t number, const plan::Launch& launch);
+
 // The notes of the last launches. One thread adds, another one reads.
 class LaunchNotes {
  public:
-  void add(uint64_t number, std::span<const plan::Launch> launches);
+  void add(uint64_t number, const plan::Launch& launch);
   // Nothing once as many launches have been added after it.
   std::optional<LaunchNote> find(uint64_t number) const;
 
@@ -59,6 +74,7 @@ class LaunchNotes {
     std::array<std::atomic<uint64_t>, kWords> words{};
   };
   std::array<Entry, kKept> entries_;
+  uint64_t added_ = 0;
 };
 
 }  // namespace unisono::comm

@@ -14,7 +14,7 @@ constexpr size_t kGroupsOfABlock = 256;  // 4 KiB
 
 }  // namespace
 
-device::LaunchMark Replays::add(std::span<const plan::Task> calls) {
+Replays::Captured Replays::add(std::span<const plan::Task> calls) {
   const std::lock_guard lock(mutex_);
   if (free_ == 0) {
     const size_t bytes = kGroupsOfABlock * kWords * sizeof(uint64_t);
@@ -40,13 +40,23 @@ device::LaunchMark Replays::add(std::span<const plan::Task> calls) {
   group.words = next_;
   groups_.push_back(std::move(group));
   free_--;
-  uint64_t* words = std::exchange(next_, next_ + kWords);
-  return {words, device::kReplayMark};
+  return {groups_.size(), std::exchange(next_, next_ + kWords)};
 }
 
-void Replays::setMarks(uint64_t marks) {
+void Replays::setLaunches(uint64_t marks, std::vector<LaunchNote> launches) {
   const std::lock_guard lock(mutex_);
   groups_.back().marks = marks;
+  groups_.back().launches = std::make_shared<const std::vector<LaunchNote>>(std::move(launches));
+}
+
+std::optional<LaunchNote> Replays::findLaunch(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t group = planOf(number);
+  if (group == 0 || group > groups_.size()) return std::nullopt;
+  const auto& launches = groups_[group - 1].launches;
+  if (launches == nullptr) return std::nullopt;
+  const auto found = std::ranges::find(*launches, number, &LaunchNote::number);
+  return found == launches->end() ? std::nullopt : std::optional(*found);
 }
 
 std::optional<diagnose::Replays> Replays::read(Counts& counts) {

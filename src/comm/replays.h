@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "device/work.h"
+#include "comm/launch_notes.h"
 #include "diagnose/call_table.h"
 #include "memory/arena.h"
 #include "plan/plan.h"
@@ -24,10 +24,17 @@ class Replays {
   Replays(runtime::Runtime& runtime, int device, std::shared_ptr<memory::Arena> arena)
       : runtime_(runtime), device_(device), arena_(std::move(arena)) {}
 
-  // Where a group that is being captured counts. `calls` may not be empty.
-  device::LaunchMark add(std::span<const plan::Task> calls);
-  // How many thread groups count in a replay of the group that was added last.
-  void setMarks(uint64_t marks);
+  // The number of a group that is being captured, and where its kernels count. `calls` may not be
+  // empty.
+  struct Captured {
+    uint64_t number = 0;  // from 1, in the place of that of a plan
+    uint64_t* words = nullptr;
+  };
+  Captured add(std::span<const plan::Task> calls);
+  // How many thread groups count in a replay of the group that was added last, and its launches.
+  void setLaunches(uint64_t marks, std::vector<LaunchNote> launches);
+  // Of a launch of any group.
+  std::optional<LaunchNote> findLaunch(uint64_t number);
 
   // What the calls of all replays that have begun need, as last read.
   struct Counts {
@@ -43,6 +50,7 @@ class Replays {
     std::vector<diagnose::Call> collectives;
     // By peer, and whether they are sent.
     std::map<std::pair<int, bool>, diagnose::MessageSum> messages;
+    std::shared_ptr<const std::vector<LaunchNote>> launches;
     const uint64_t* words = nullptr;
     uint64_t marks = 0;  // 0: it is still being captured
   };

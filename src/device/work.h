@@ -318,17 +318,19 @@ struct SendReceiveWork {
 };
 
 // Where the thread groups of a kernel say what they do, for the CPU. Takes no part in any protocol.
-// `words` is null in launches that nobody watches.
-//   a plain launch     [block][group] = twice the number of the launch, plus 1 when they are done
-//   of a CUDA graph    `number` is kReplayMark: each group adds 1 to the first word when it begins
-//                      and to the second when it is done, at every replay
 struct LaunchMark {
+  // [block][group] = twice the number of the launch, plus 1 when they are done; null in launches
+  // that nobody watches. Launches that are captured into CUDA graphs have words of their own, in
+  // which every replay has the same number.
   uint64_t* words;
   uint64_t number;
+  // Of a captured launch: each group adds 1 to the first word when it begins and to the second when
+  // it is done, at every replay. Else null.
+  uint64_t* replays;
 };
-inline constexpr uint64_t kReplayMark = 0;
 inline constexpr int kMarkGroups = 3;
-inline constexpr int kMarkWords = 144 * kMarkGroups;  // channels, peers, blocks over LL128
+inline constexpr int kMarkBlocks = 144;  // channels, peers, blocks over LL128
+inline constexpr int kMarkWords = kMarkBlocks * kMarkGroups;
 
 // When the last replays of captured calls ran, in memory of the host, for a timeline. `number` is
 // that of the entry among all that were ever written, from 1, and 0 while it is being written.

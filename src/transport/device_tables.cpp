@@ -40,7 +40,7 @@ DeviceTables::DeviceTables(runtime::Runtime& runtime, int device, memory::Arena&
   const bool lines = head.peerLineSlotBytes > 0;
   const size_t sendLineTable = pieces.add<device::Fifo>(lines ? peers : 0);
   const size_t receiveLineTable = pieces.add<device::Fifo>(lines ? peers : 0);
-  const size_t marks = pieces.add<uint64_t>(device::kMarkWords);
+  const size_t marks = pieces.add<uint64_t>(2 * device::kMarkWords);
   const size_t orders = pieces.add<int32_t>(channels * ranks);
   stream_ = runtime.createStream(device);
 

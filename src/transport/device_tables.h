@@ -47,8 +47,9 @@ class DeviceTables {
 
   device::DeviceCommunicator* address() const { return communicator_; }
   device::Channel* channels() const { return channels_; }
-  // The words of device::LaunchMark.
+  // The words of device::LaunchMark: those of plain launches, then those of captured ones.
   uint64_t* marks() const { return marks_; }
+  uint64_t* capturedMarks() const { return marks_ + device::kMarkWords; }
 
   // The index of the connection to `peer` on a channel, which is made if it does not exist.
   int32_t connectionTo(int channel, int peer);

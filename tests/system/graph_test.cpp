@@ -20,25 +20,6 @@ using std::chrono::milliseconds;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 
-// The calls of `body` on a stream.
-class Graph {
- public:
-  template <typename Body>
-  Graph(cudaStream_t stream, Body body) : stream_(stream) {
-    check(unisonoHostStreamBeginCapture(stream));
-    body();
-    check(unisonoHostStreamEndCapture(stream, &graph_));
-  }
-  ~Graph() { unisonoHostGraphDestroy(graph_); }
-  Graph(const Graph&) = delete;
-  void launch() const { launch(stream_); }
-  void launch(cudaStream_t stream) const { check(unisonoHostGraphLaunch(graph_, stream)); }
-
- private:
-  cudaStream_t stream_;
-  unisonoHostGraph_t graph_ = nullptr;
-};
-
 // Rank 2 is late with its third replay.
 TEST(Replays, ThatHangAreExplained) {
   const Log log;

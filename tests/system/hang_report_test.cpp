@@ -226,10 +226,18 @@ struct DirectCall {
   const char* where;
 };
 
-class DirectKernelsOf : public testing::TestWithParam<DirectCall> {};
+// How it is called: alone, or in a group whose plan has launches before it or after it.
+enum class Form { alone, inGroup, inReplay };
+const char* suffixOf(Form form) {
+  static constexpr const char* kSuffixes[] = {"", "InAGroup", "InAReplay"};
+  return kSuffixes[static_cast<size_t>(form)];
+}
+
+class DirectKernelsOf : public testing::TestWithParam<std::tuple<DirectCall, Form>> {};
 
 TEST_P(DirectKernelsOf, AreSaidToBeStuck) {
-  const DirectCall& call = GetParam();
+  const DirectCall& call = std::get<DirectCall>(GetParam());
+  const Form form = std::get<Form>(GetParam());
   const Log log;
   const Pipe pipe;
   expectAllPass(runChildren(3, [&](int process) {
@@ -237,7 +245,7 @@ TEST_P(DirectKernelsOf, AreSaidToBeStuck) {
     if (call.protocol != nullptr) ::setenv("NCCL_PROTO", call.protocol, 1);
     const Rank rank(log, pipe, process, 3);
     DeviceBuffer input(process, call.bytes), output(process, call.bytes);
-    const auto run = [&] {
+    const auto makeCall = [&] {
       if (!call.isMessage) {
         check(ncclAllReduce(input.as(), output.as(), call.bytes / sizeof(int), ncclInt, ncclSum,
                             rank.comm, rank.stream));
@@ -247,7 +255,24 @@ TEST_P(DirectKernelsOf, AreSaidToBeStuck) {
         check(ncclRecv(output.as(), call.bytes, ncclInt8, 1, rank.comm, rank.stream));
       }
     };
-    for (int i = 0; i < 3; i++) run();  // connects and maps buffers
+    const auto makeCalls = [&] {
+      if (form == Form::alone) return makeCall();
+      check(ncclGroupStart());
+      check(rank.sum(kFewInts));
+      makeCall();
+      if (!call.isMessage && process == 0) {
+        check(ncclSend(rank.buffer.as(), 8, ncclInt8, 1, rank.comm, rank.stream));
+      } else if (!call.isMessage && process == 1) {
+        check(ncclRecv(rank.buffer.as(), 8, ncclInt8, 0, rank.comm, rank.stream));
+      }
+      check(ncclGroupEnd());
+    };
+    for (int i = 0; i < 3; i++) makeCalls();  // connects and maps buffers
+    rank.synchronize();
+    std::optional<Graph> graph;
+    if (form == Form::inReplay) graph.emplace(rank.stream, makeCalls);
+    const auto run = [&] { graph ? graph->launch() : makeCalls(); };
+    run();
     rank.synchronize();
     // The input and the output of each rank.
     if (call.usesBuffers) {
@@ -267,25 +292,31 @@ TEST_P(DirectKernelsOf, AreSaidToBeStuck) {
   EXPECT_THAT(text, ContainsRegex("who for whom:.*0 -> 1"));
   EXPECT_THAT(text, Not(HasSubstr("1 -> ")));
   EXPECT_THAT(text, HasSubstr("\"verdict\":\"in_kernel\""));
+  EXPECT_THAT(text, HasSubstr(form == Form::inReplay ? "\"replay\":2," : "\"replay\":null,"));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Variants, DirectKernelsOf,
-    testing::Values(
-        DirectCall{"OneShotOverLL", "direct", "LL", 32 << 10, false, false,
-                   "waits for line [0-9]+ of 4096 from rank 1"},
-        DirectCall{"OneShotOverLL128", "direct", "LL128", 512 << 10, false, false,
-                   "waits for step [0-9]+ of [0-9]+ of block [0-9]+ from rank 1"},
-        DirectCall{"TwoShot", "twoshot", "LL128", 512 << 10, false, false,
-                   "waits for step [0-9]+ of [0-9]+ of block [0-9]+ from rank 1"},
-        DirectCall{
-            "InBuffers", "twoshot", "LL128", 4 << 20, false, true,
-            "waits for rank 1 to (offer|be done with) its buffers .zero copy: nothing counts"},
-        DirectCall{"MessageOverLL", nullptr, nullptr, 32 << 10, true, false,
-                   "rank 0 waits for line [0-9]+ of 4096 from rank 1"},
-        DirectCall{"MessageOverLL128", nullptr, nullptr, 512 << 10, true, false,
-                   "rank 0 waits for step [0-9]+ of block [0-9]+ from rank 1"}),
-    [](const auto& instance) { return std::string(instance.param.name); });
+    testing::Combine(
+        testing::Values(
+            DirectCall{"OneShotOverLL", "direct", "LL", 32 << 10, false, false,
+                       "waits for line [0-9]+ of (4096|4128) from rank 1"},
+            DirectCall{"OneShotOverLL128", "direct", "LL128", 512 << 10, false, false,
+                       "waits for step [0-9]+ of [0-9]+ of block [0-9]+ from rank 1"},
+            DirectCall{"TwoShot", "twoshot", "LL128", 512 << 10, false, false,
+                       "waits for step [0-9]+ of [0-9]+ of block [0-9]+ from rank 1"},
+            DirectCall{
+                "InBuffers", "twoshot", "LL128", 4 << 20, false, true,
+                "waits for rank 1 to (offer|be done with) its buffers .zero copy: nothing counts"},
+            DirectCall{"MessageOverLL", nullptr, nullptr, 32 << 10, true, false,
+                       "rank 0 waits for line [0-9]+ of 4096 from rank 1"},
+            DirectCall{"MessageOverLL128", nullptr, nullptr, 512 << 10, true, false,
+                       "rank 0 waits for step [0-9]+ of block [0-9]+ from rank 1"}),
+        testing::Values(Form::alone, Form::inGroup, Form::inReplay)),
+    [](const auto& instance) {
+      return std::string(std::get<DirectCall>(instance.param).name) +
+             suffixOf(std::get<Form>(instance.param));
+    });
 
 // Rank 1 has put work of its own before the call: a wait for an event that is recorded later.
 TEST(HangReport, SaysThatOtherWorkIsBeforeTheCall) {

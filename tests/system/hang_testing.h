@@ -105,6 +105,25 @@ struct Rank {
   cudaStream_t stream = nullptr;
 };
 
+// The calls of `body` on a stream, captured into a graph.
+class Graph {
+ public:
+  template <typename Body>
+  Graph(cudaStream_t stream, Body body) : stream_(stream) {
+    check(unisonoHostStreamBeginCapture(stream));
+    body();
+    check(unisonoHostStreamEndCapture(stream, &graph_));
+  }
+  ~Graph() { unisonoHostGraphDestroy(graph_); }
+  Graph(const Graph&) = delete;
+  void launch() const { launch(stream_); }
+  void launch(cudaStream_t stream) const { check(unisonoHostGraphLaunch(graph_, stream)); }
+
+ private:
+  cudaStream_t stream_;
+  unisonoHostGraph_t graph_ = nullptr;
+};
+
 // Of two ranks, both of which have made a call: another one, before which rank 1 waits on its
 // stream for a message of another communicator, which stands for a kernel of the user. It comes
 // after the report.

@@ -9,19 +9,13 @@ namespace unisono::device::UNISONO_TARGET {
 // By one thread of a group, when it begins and when it ends.
 UNISONO_DEVICE void markStart(const LaunchMark& mark, int block, int group) {
   if (mark.words == nullptr) return;
-  if (mark.number == kReplayMark) {
-    addForCpu(mark.words, 1);
-  } else {
-    storeForCpu(mark.words + block * kMarkGroups + group, 2 * mark.number);
-  }
+  storeForCpu(mark.words + block * kMarkGroups + group, 2 * mark.number);
+  if (mark.replays != nullptr) addForCpu(mark.replays, 1);
 }
 UNISONO_DEVICE void markEnd(const LaunchMark& mark, int block, int group) {
   if (mark.words == nullptr) return;
-  if (mark.number == kReplayMark) {
-    addForCpu(mark.words + 1, 1);
-  } else {
-    storeForCpu(mark.words + block * kMarkGroups + group, 2 * mark.number + 1);
-  }
+  storeForCpu(mark.words + block * kMarkGroups + group, 2 * mark.number + 1);
+  if (mark.replays != nullptr) addForCpu(mark.replays + 1, 1);
 }
 
 // By one thread of a kernel before and after captured calls, whose replays do not overlap.
