@@ -55,6 +55,9 @@ bool hasChoice(const plan::CommConfig& config, const plan::Task& task) {
          task.count != 0 && !plan::usesCopyEngines(config, task);
 }
 
+// Begins the names of launches in the timeline, as those of NCCL do.
+constexpr std::string_view kKernelPrefix = "ncclDevKernel_";
+
 // Nanoseconds since 1970, of a time of the steady clock.
 uint64_t sinceEpoch(int64_t steady) {
   const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -109,6 +112,12 @@ plugin::ProfiledCall profiledCall(const plan::CommConfig& config, const plan::Ta
     told.threads = choice.threads;
   }
   return told;
+}
+
+// Of tracks of the timeline that are no threads: all are different.
+int64_t nextTrack() {
+  static std::atomic<int64_t> tracks{0};
+  return -2 - tracks++;
 }
 
 // The arguments of a call in the timeline, with the names that PyTorch's profiler uses, then ours.
@@ -231,7 +240,7 @@ std::shared_ptr<CallProfile> CallProfile::create(
 }
 
 CallProfile::CallProfile(runtime::Runtime& runtime, const Subject& subject)
-    : runtime_(runtime), subject_(subject) {}
+    : runtime_(runtime), subject_(subject), clock_(runtime, subject.device), times_(runtime) {}
 
 void CallProfile::created(int64_t begin) {
   if (timeline_ == nullptr) return;
@@ -291,6 +300,7 @@ void CallProfile::collect() {
     for (; done < running.size(); done++) {
       const auto end = running[done].end->reachedAt();
       if (!end) break;
+      clock_.renew();
       report(running[done], *running[done].start->reachedAt(), *end);
     }
   } catch (const std::exception& error) {
@@ -303,6 +313,7 @@ void CallProfile::collect() {
   }
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < done; i++) {
+    if (!running[i].kernels.empty()) times_.giveBack(running[i].kernels.back().times.end);
     points_.push_back(std::move(running[i].start));
     points_.push_back(std::move(running[i].end));
   }
@@ -327,11 +338,10 @@ void CallProfile::close() {
 // Each connection is a thread of its own, so that slices never overlap.
 void CallProfile::addTransfer(const transport::Transfer& transfer) {
   if (timeline_ == nullptr) return;
-  static std::atomic<int64_t> connections{0};  // of the process
   const std::lock_guard lock(mutex_);
   const transport::NetworkEnd& of = transfer.of;
   const auto [entry, isNew] = connections_.try_emplace(of, 0);
-  if (isNew) entry->second = -2 - connections++;
+  if (isNew) entry->second = nextTrack();
   const Timeline::Track track{::getpid(), entry->second};
   if (isNew) {
     timeline_->nameThread(
@@ -350,18 +360,71 @@ void CallProfile::addTransfer(const transport::Transfer& transfer) {
   if (closed_) timeline_->flush();
 }
 
-// Channels are told the times of all launches of the group: no kernel measures its own.
-void CallProfile::report(const Launches& launches, int64_t start, int64_t end) {
+std::optional<CallProfile::Span> CallProfile::spanOf(device::BlockTime& block) const {
+  const auto time = BlockTimes::read(block);
+  const auto start = clock_.steadyOf(time.began), end = clock_.steadyOf(time.ended);
+  if (time.began == 0 || time.ended == 0 || !start) return std::nullopt;
+  return Span{*start, *end};
+}
+
+// Plug-ins are told of the blocks that carry a call, from the first launch to the last one. If no
+// block has noted its times, all channels of the call are told those of the launches.
+void CallProfile::tellChannels(const Launches& launches, int64_t start, int64_t end) {
+  std::vector<std::map<int, Span>> spans(launches.calls.size());  // by call and channel
+  for (const Kernel& kernel : launches.kernels) {
+    for (const CallBlocks& carries : kernel.calls) {
+      for (int block = carries.first; block < carries.first + carries.count; block++) {
+        const auto span = spanOf(kernel.times.blocks[static_cast<size_t>(block)]);
+        if (!span) continue;
+        const auto [known, isNew] = spans.at(carries.call).try_emplace(block, *span);
+        if (isNew) continue;
+        known->second.start = std::min(known->second.start, span->start);
+        known->second.end = std::max(known->second.end, span->end);
+      }
+    }
+  }
   // One conversion: the clocks cannot be read at the same moment.
-  const uint64_t began = sinceEpoch(start);
-  const uint64_t ended = began + static_cast<uint64_t>(end - start);
+  const uint64_t shift = sinceEpoch(0);
   tellPlugins([&](plugin::Profiler& plugin, size_t index) {
-    for (const Launches::Channels& call : launches.calls) {
-      for (int channel = 0; channel < call.count; channel++) {
-        plugin.addChannel(call.events[index], channel, began, ended);
+    for (size_t i = 0; i < spans.size(); i++) {
+      const Launches::Channels& call = launches.calls[i];
+      for (int channel = 0; spans[i].empty() && channel < call.count; channel++) {
+        plugin.addChannel(call.events[index], channel, shift + static_cast<uint64_t>(start),
+                          shift + static_cast<uint64_t>(end));
+      }
+      for (const auto& [channel, span] : spans[i]) {
+        plugin.addChannel(call.events[index], channel, shift + static_cast<uint64_t>(span.start),
+                          shift + static_cast<uint64_t>(span.end));
       }
     }
   });
+}
+
+void CallProfile::showChannels(const Kernels& kernels, std::string_view name) {
+  for (const Kernel& kernel : kernels) {
+    for (size_t i = 0; i < kernel.times.blocks.size(); i++) {
+      const auto span = spanOf(kernel.times.blocks[i]);
+      if (!span) continue;
+      const auto channel = static_cast<int>(i);
+      const auto [entry, isNew] = channels_.try_emplace(channel, 0);
+      if (isNew) entry->second = nextTrack();
+      const Timeline::Track track{subject_.device, entry->second};
+      if (isNew) {
+        timeline_->nameThread(
+            track, fmt::format("channel {} of rank {}{}{}", channel, subject_.config.rank,
+                               subject_.name.empty() ? "" : " of ", subject_.name));
+      }
+      timeline_->add({track, name, "channel", span->start, span->end,
+                      fmt::format(R"("Rank": {}, "Channel": {}, "Launch": {}, )"
+                                  R"("Process Group Name": {})",
+                                  subject_.config.rank, channel, quoteJson(kernel.text),
+                                  quoteJson(subject_.name))});
+    }
+  }
+}
+
+void CallProfile::report(const Launches& launches, int64_t start, int64_t end) {
+  tellChannels(launches, start, end);
   if (timeline_ == nullptr) return;
   const Timeline::Track track{subject_.device, static_cast<int64_t>(launches.stream)};
   if (std::ranges::find(namedStreams_, launches.stream) == namedStreams_.end()) {
@@ -372,41 +435,13 @@ void CallProfile::report(const Launches& launches, int64_t start, int64_t end) {
                   fmt::format(R"("device": {}, "stream": {}, "Calls": {}, {})", subject_.device,
                               launches.stream, launches.calls.size(), launches.arguments)});
   timeline_->addArrow(launches.launcher, launches.launched, track, start);
+  showChannels(launches.kernels, launches.name.substr(kKernelPrefix.size()));
 }
 
 void CallProfile::prepareReplays() {
   replayTimes_ = runtime_.allocatePinned(sizeof(device::ReplayTimes));
-  clockTimes_ = runtime_.allocatePinned(sizeof(device::ReplayTimes));
   std::memset(replayTimes_->hostAddress(), 0, sizeof(device::ReplayTimes));
-  std::memset(clockTimes_->hostAddress(), 0, sizeof(device::ReplayTimes));
-  clockStream_ = runtime_.createStream(subject_.device);
-  readClock();
-}
-
-// The clock is read between two looks at the steady one. When the GPU is busy that takes longer,
-// and what was known before is kept; it may even be in a kernel that never ends.
-void CallProfile::readClock() {
-  constexpr int kAttempts = 5;
-  constexpr int64_t kLongest = 1'000'000'000, kKept = 1'000'000, kExact = 20'000;
-  const runtime::DeviceScope scope(runtime_, subject_.device);
-  const auto& times = *static_cast<device::ReplayTimes*>(clockTimes_->hostAddress());
-  const device::StampArguments arguments{
-      static_cast<device::ReplayTimes*>(clockTimes_->deviceAddress()), 0, true};
-  int64_t closest = clockRead_ == 0 ? kLongest : kKept;
-  clockRead_ = steadyNow();
-  for (int i = 0; i < kAttempts && closest > kExact; i++) {
-    if (!runtime_.query(clockStream_.get())) return;
-    const int64_t before = steadyNow();
-    runtime_.launch(device::stampKernel(), {.argumentBytes = sizeof(arguments)}, &arguments,
-                    clockStream_.get());
-    while (!runtime_.query(clockStream_.get())) {
-      if (steadyNow() - before > kLongest) return;
-    }
-    const int64_t after = steadyNow();
-    if (after - before >= closest) continue;
-    closest = after - before;
-    clockOffset_ = before + closest / 2 - static_cast<int64_t>(times.began);
-  }
+  capturedTimes_ = std::make_unique<BlockTimes>(runtime_);
 }
 
 void CallProfile::stamp(uint64_t captured, bool begins, runtime::Stream stream) {
@@ -417,12 +452,14 @@ void CallProfile::stamp(uint64_t captured, bool begins, runtime::Stream stream) 
 
 // Those that have ended since the last call.
 void CallProfile::reportReplays() {
-  constexpr int64_t kClockAge = 10'000'000'000;
   constexpr int64_t kGraphs = -1;  // a thread of the GPU in the timeline
   auto& times = *static_cast<device::ReplayTimes*>(replayTimes_->hostAddress());
   const auto read = [](uint64_t& word) {
     return std::atomic_ref(word).load(std::memory_order_acquire);
   };
+  if (read(times.ended) <= replaysShown_) return;
+  clock_.renew();
+  if (!clock_.steadyOf(0)) return;
   for (;;) {
     device::ReplayTime& entry = times.entry[replaysShown_ % device::kReplayTimes];
     const uint64_t number = read(entry.number);
@@ -440,7 +477,6 @@ void CallProfile::reportReplays() {
     if (replaysShown_ == 0) {
       timeline_->nameThread({subject_.device, kGraphs}, "replays of CUDA graphs");
     }
-    if (steadyNow() - clockRead_ > kClockAge) readClock();
     replaysShown_++;
     Captured calls;
     {
@@ -450,10 +486,20 @@ void CallProfile::reportReplays() {
     timeline_->add({{subject_.device, kGraphs},
                     calls.name,
                     "kernel",
-                    static_cast<int64_t>(began) + clockOffset_,
-                    static_cast<int64_t>(ended) + clockOffset_,
+                    *clock_.steadyOf(began),
+                    *clock_.steadyOf(ended),
                     fmt::format(R"("device": {}, "Captured call": {}, {})", subject_.device,
                                 captured, calls.arguments)});
+    // The next replay of the same calls overwrites the times of blocks.
+    const auto isOfReplay = [&](device::BlockTime& block) {
+      const auto time = BlockTimes::read(block);
+      return time.began >= began && time.began <= time.ended && time.ended <= ended;
+    };
+    if (calls.kernels != nullptr && std::ranges::all_of(*calls.kernels, [&](const Kernel& kernel) {
+          return std::ranges::all_of(kernel.times.blocks, isOfReplay);
+        })) {
+      showChannels(*calls.kernels, calls.name.substr(kKernelPrefix.size()));
+    }
   }
 }
 
@@ -543,13 +589,13 @@ void GroupProfile::beginLaunches(runtime::Stream stream, bool captured, const pl
     network->begin(plan, tasks, events);
   }
   const size_t others = calls_.size() - 1;
-  launches_.name = fmt::format("ncclDevKernel_{}{}", diagnose::nameOf(calls_.front().call),
+  launches_.name = fmt::format("{}{}{}", kKernelPrefix, diagnose::nameOf(calls_.front().call),
                                others == 0 ? "" : fmt::format(" and {} more", others));
   if (captured) {
     if (profile_->timeline_ == nullptr) return;
     {
       const std::lock_guard lock(profile_->mutex_);
-      profile_->captured_.push_back({launches_.name, calls_.front().arguments});
+      profile_->captured_.push_back({launches_.name, calls_.front().arguments, nullptr});
       captured_ = profile_->captured_.size();
     }
     profile_->stamp(captured_, true, stream);
@@ -563,9 +609,33 @@ void GroupProfile::beginLaunches(runtime::Stream stream, bool captured, const pl
   launches_.start->record(stream);
 }
 
+device::BlockTime* GroupProfile::timesOf(const plan::Launch& launch,
+                                         const std::vector<plan::Task>& tasks) {
+  const int blocks = plan::blocksOf(launch);
+  const bool isCaptured = launches_.start == nullptr;
+  BlockTimes* const times = isCaptured ? profile_->capturedTimes_.get() : &profile_->times_;
+  if (blocks == 0 || times == nullptr) return nullptr;
+  const auto taken = times->take(blocks);
+  if (!taken) return nullptr;
+  CallProfile::Kernel& kernel = launches_.kernels.emplace_back();
+  kernel.times = *taken;
+  if (profile_->timeline_ != nullptr) {
+    kernel.text = fmt::format("{}", fmt::join(plan::describe(launch), ", "));
+  }
+  if (!isCaptured && !events_.empty()) {
+    kernel.calls = blocksByCall(launch, tasks, profile_->subject_.config.ranks);
+  }
+  return taken->onDevice;
+}
+
 void GroupProfile::endLaunches(runtime::Stream stream) {
   stopLaunches();
-  if (captured_ != 0) profile_->stamp(captured_, false, stream);
+  if (captured_ != 0) {
+    profile_->stamp(captured_, false, stream);
+    const std::lock_guard lock(profile_->mutex_);
+    profile_->captured_[captured_ - 1].kernels =
+        std::make_shared<const CallProfile::Kernels>(std::move(launches_.kernels));
+  }
   if (launches_.start == nullptr) return;
   for (Call& call : calls_) launches_.calls.push_back({call.told.channels, std::move(call.events)});
   launches_.end = profile_->takePoint();

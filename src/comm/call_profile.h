@@ -5,10 +5,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/settings.h"
+#include "comm/block_times.h"
+#include "comm/device_clock.h"
 #include "comm/network_profile.h"
 #include "diagnose/timeline.h"
 #include "plan/plan.h"
@@ -53,6 +57,13 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
  private:
   friend class GroupProfile;
 
+  // One launch whose blocks note their times.
+  struct Kernel {
+    BlockTimes::Launch times;
+    std::string text;               // of the timeline
+    std::vector<CallBlocks> calls;  // for plug-ins
+  };
+  using Kernels = std::vector<Kernel>;
   // The launches of a group, between two points of their stream.
   struct Launches {
     std::string name, arguments;  // of the slice
@@ -65,18 +76,25 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
       PluginEvents events;
     };
     std::vector<Channels> calls;
+    Kernels kernels;
     std::unique_ptr<runtime::TimedPoint> start, end;
   };
 
   CallProfile(runtime::Runtime& runtime, const Subject& subject);
   // For replays of captured calls, whose kernels are between two that note the time.
   void prepareReplays();
-  void readClock();
   void stamp(uint64_t captured, bool begins, runtime::Stream stream);
   void reportReplays();
   std::unique_ptr<runtime::TimedPoint> takePoint();
   void addLaunches(Launches launches);
   void report(const Launches& launches, int64_t start, int64_t end);
+  // When a block ran, by the steady clock; nothing if it is not known.
+  struct Span {
+    int64_t start, end;
+  };
+  std::optional<Span> spanOf(device::BlockTime& block) const;
+  void tellChannels(const Launches& launches, int64_t start, int64_t end);
+  void showChannels(const Kernels& kernels, std::string_view name);
   bool isCaptured(runtime::Stream stream) const;
   uint64_t nextSequence(plan::Call call);
   // Calls `use` with each plug-in and its index, until close().
@@ -95,14 +113,16 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
       sequences_{};  // calls of each function, by launching thread
 
   std::mutex collectMutex_;  // taken before the others
-  // Without a timeline null. collectMutex_ protects what follows, mutex_ the captured calls.
-  std::shared_ptr<runtime::PinnedMemory> replayTimes_, clockTimes_;
-  std::shared_ptr<void> clockStream_;
-  int64_t clockOffset_ = 0;  // from the clock of the device to the steady one
-  int64_t clockRead_ = 0;
+  // collectMutex_ protects what follows, mutex_ the captured calls.
+  DeviceClock clock_;
+  BlockTimes times_;
+  // Without a timeline null.
+  std::shared_ptr<runtime::PinnedMemory> replayTimes_;
+  std::unique_ptr<BlockTimes> capturedTimes_;  // of captured launches, until the end
   uint64_t replaysShown_ = 0;
   struct Captured {
     std::string name, arguments;
+    std::shared_ptr<const Kernels> kernels;  // null while they are being captured
   };
   std::vector<Captured> captured_;
   std::vector<uint64_t> namedStreams_;  // collectMutex_ protects it
@@ -110,8 +130,9 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
   std::vector<Launches> running_;
   std::vector<std::unique_ptr<runtime::TimedPoint>> points_;  // that can be used again
   bool closed_ = false;
-  // The threads of the process in the timeline.
+  // Threads of the timeline: of the process and, by channel, of the device.
   std::map<transport::NetworkEnd, int64_t> connections_;
+  std::map<int, int64_t> channels_;  // collectMutex_ protects it
 };
 
 // What is told of one group of calls on one communicator. Used by the thread of the group, and then
@@ -146,6 +167,8 @@ class GroupProfile {
   // Around the launches of the group on `stream`: those of `plan`, for `tasks`.
   void beginLaunches(runtime::Stream stream, bool captured, const plan::Plan& plan,
                      const std::vector<plan::Task>& tasks);
+  // Where the blocks of the launch that comes next note their times; null: nowhere.
+  device::BlockTime* timesOf(const plan::Launch& launch, const std::vector<plan::Task>& tasks);
   void endLaunches(runtime::Stream stream);
 
  private:

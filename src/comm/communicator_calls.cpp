@@ -265,6 +265,9 @@ void Communicator::launchKernels(Prepared& prepared, uint64_t plan, runtime::Str
     } else if (context.mark.words != nullptr) {
       notes_.add(context.mark.number, each);
     }
+    if (prepared.profile != nullptr) {
+      context.mark.times = prepared.profile->timesOf(each, prepared.tasks);
+    }
     marks += static_cast<uint64_t>(transport::launch(runtime_, context, each, stream));
   };
   for (const plan::Copy& copy : prepared.copies) {

@@ -317,6 +317,11 @@ struct SendReceiveWork {
   WindowReference window;  // of the receive buffer
 };
 
+// When a block of a launch began and ended, in nanoseconds of a clock of the device; 0: it has not.
+struct BlockTime {
+  uint64_t began, ended;
+};
+
 // Where the thread groups of a kernel say what they do, for the CPU. Takes no part in any protocol.
 struct LaunchMark {
   // [block][group] = twice the number of the launch, plus 1 when they are done; null in launches
@@ -327,6 +332,7 @@ struct LaunchMark {
   // Of a captured launch: each group adds 1 to the first word when it begins and to the second when
   // it is done, at every replay. Else null.
   uint64_t* replays;
+  BlockTime* times;  // of each block, in memory of the host; null if nobody wants to know
 };
 inline constexpr int kMarkGroups = 3;
 inline constexpr int kMarkBlocks = 144;  // channels, peers, blocks over LL128

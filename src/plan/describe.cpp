@@ -57,6 +57,12 @@ struct Describe {
 
 }  // namespace
 
+std::vector<std::string> describe(const Launch& launch) {
+  std::vector<std::string> lines;
+  std::visit(Describe{lines}, launch);
+  return lines;
+}
+
 std::vector<std::string> describe(const Plan& plan) {
   std::vector<std::string> lines;
   for (const Launch& launch : plan.launches) std::visit(Describe{lines}, launch);

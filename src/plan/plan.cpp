@@ -273,6 +273,22 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
 
 }  // namespace
 
+int blocksOf(const Launch& launch) {
+  struct Count {
+    int operator()(const CollectiveLaunch& one) const { return one.blocks; }
+    int operator()(const SendReceiveLaunch& one) const { return one.blocks; }
+    int operator()(const DirectLaunch& one) const { return one.blocks; }
+    int operator()(const MessagesLaunch& one) const { return one.blocks(); }
+    int operator()(const WideLaunch& one) const { return one.blocks; }
+    int operator()(const WideMessagesLaunch& one) const {
+      return one.arguments.wide.launchBlocks();
+    }
+    int operator()(const BarrierLaunch&) const { return 1; }
+    int operator()(const CopyLaunch&) const { return 0; }
+  };
+  return std::visit(Count{}, launch);
+}
+
 bool usesCopyEngines(const CommConfig& config, const Task& task) {
   if (task.symmetric == nullptr) return false;
   return exclusionOf(config, MessagePath::copyEngines,

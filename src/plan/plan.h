@@ -171,6 +171,9 @@ struct CopyLaunch {
 using Launch = std::variant<CollectiveLaunch, SendReceiveLaunch, DirectLaunch, MessagesLaunch,
                             WideLaunch, WideMessagesLaunch, BarrierLaunch, CopyLaunch>;
 
+// The blocks of the kernel of a launch; 0: it has none.
+int blocksOf(const Launch& launch);
+
 // A connection for messages that the launches use: this rank's end of the one to or from `peer`.
 struct PeerUse {
   int peer;
@@ -208,7 +211,9 @@ bool usesCopyEngines(const CommConfig& config, const Task& task);
 Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks,
               std::vector<Launch> storage = {});
 
-// What each launch runs, for the log: operation, algorithm, protocol and size.
+// What each launch runs, for people: operation, algorithm, protocol and size. One launch may have
+// several lines.
+std::vector<std::string> describe(const Launch& launch);
 std::vector<std::string> describe(const Plan& plan);
 
 // How the communicator carries a collective.

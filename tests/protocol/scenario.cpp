@@ -542,7 +542,7 @@ std::string Scenario::run() {
     const std::string difference = memories_[r].compare();
     if (!difference.empty()) wrong += fmt::format(" rank {}: {};", r, difference);
   }
-  return wrong + world_.usersLeft();
+  return wrong + world_.usersLeft() + world_.unmarkedBlocks();
 }
 
 }  // namespace unisono::protocol

@@ -684,6 +684,10 @@ void World::reset(Random& random, Past past) {
     if (!fifo.isContinued) step.reset();
   });
   reducer_->reset();
+  for (Member& member : members_) {
+    std::ranges::fill(member.marks, 0);
+    member.times.clear();
+  }
   resetDirect(random);
   resetWide(random);
   resetHeads(&device::DeviceCommunicator::multicast, random);
@@ -717,10 +721,14 @@ void World::enqueue(int rank, const std::vector<plan::Task>& tasks) {
     throw internalError("The plan uses connections that the test did not make").rank(rank);
   }
   const runtime::DeviceScope scope(testRuntime(), rank);
-  const transport::LaunchContext context{
+  transport::LaunchContext context{
       member.tables->address(),    member.tables->channels(), abortFlag(rank),     abortFlag(rank),
       &member.connector->direct(), &member.connector->wide(), tables(rank).windows};
+  context.mark.words = member.marks.data();
   for (plan::Launch& launch : plan.launches) {
+    member.times.emplace_back(static_cast<size_t>(plan::blocksOf(launch)));
+    context.mark.number = member.times.size();
+    context.mark.times = member.times.back().data();
     transport::launch(testRuntime(), context, launch, stream(rank));
     const auto* collective = std::get_if<plan::CollectiveLaunch>(&launch);
     if (rank != 0 || collective == nullptr) continue;
@@ -774,6 +782,28 @@ std::string World::usersLeft() const {
     }
   }
   return left;
+}
+
+std::string World::unmarkedBlocks() const {
+  std::string unmarked;
+  for (int rank = 0; rank < ranks(); rank++) {
+    const Member& member = members_[index(rank)];
+    for (size_t launch = 0; launch < member.times.size(); launch++) {
+      for (size_t block = 0; block < member.times[launch].size(); block++) {
+        const device::BlockTime& time = member.times[launch][block];
+        if (time.began != 0 && time.began <= time.ended) continue;
+        unmarked += fmt::format(" rank {}: block {} of launch {} did not note its times;", rank,
+                                block, launch + 1);
+      }
+    }
+    const auto running = [](uint64_t mark) { return mark != 0 && mark % 2 == 0; };
+    const uint64_t last = std::ranges::max(member.marks) / 2;
+    if (std::ranges::any_of(member.marks, running) || last != member.times.size()) {
+      unmarked +=
+          fmt::format(" rank {}: launch {} is not marked as done;", rank, member.times.size());
+    }
+  }
+  return unmarked;
 }
 
 std::vector<std::string> World::synchronize() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -118,6 +119,9 @@ class World {
 
   // Names the windows and outputs that kernels still claim to use. Nothing may run.
   std::string usersLeft() const;
+  // Blocks of the launches since reset(), all of which are done, that have not marked their begin
+  // and their end.
+  std::string unmarkedBlocks() const;
 
   // Waits for every rank; what each one's stream threw, or an empty text.
   std::vector<std::string> synchronize();
@@ -136,6 +140,9 @@ class World {
     std::shared_ptr<void> stream;
     std::shared_ptr<void> mapper;  // the stream of its changes of windows
     std::shared_ptr<runtime::PinnedMemory> users;
+    // device::LaunchMark, the times for each launch.
+    std::vector<uint64_t> marks = std::vector<uint64_t>(device::kMarkWords);
+    std::deque<std::vector<device::BlockTime>> times;
   };
 
   static size_t index(int rank) { return static_cast<size_t>(rank); }

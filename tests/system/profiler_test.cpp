@@ -6,6 +6,7 @@
 
 #include <barrier>
 #include <chrono>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -589,6 +590,56 @@ TEST_P(ProfilerOfCalls, IsToldOfEverySlot) {
 INSTANTIATE_TEST_SUITE_P(All, ProfilerOfCalls,
                          ::testing::Values(std::tuple("ring", 3, 2), std::tuple("tree", 5, 1),
                                            std::tuple("nvlstree", 3, 2)));
+
+// The kernels of the launches of a group note when each of their blocks runs.
+TEST(Profilers, AreToldWhenChannelsRun) {
+  const Notes notes(6);
+  {
+    const Setting names("NCCL_PROFILER_PLUGIN", pathOf(6).c_str());
+    const Setting wanted("FAKE_PROFILER_EVENTS", std::to_string(kChannel).c_str());
+    const Ranks ranks(2);
+    const DeviceBuffer buffers[] = {{0, 4000}, {1, 4000}};
+    for (int i = 0; i < 3; i++) {
+      ranks.inGroup([&](int rank) {
+        std::byte* data = buffers[rank].as();
+        const ncclComm_t comm = ranks.comm(rank);
+        check(ncclAllReduce(data, data, 100, ncclFloat, ncclSum, comm, ranks.stream(rank)));
+        check(ncclSend(data + 1000, 100, ncclInt8, 1 - rank, comm, ranks.stream(rank)));
+        check(ncclRecv(data + 2000, 100, ncclInt8, 1 - rank, comm, ranks.stream(rank)));
+      });
+      ranks.synchronize();
+    }
+  }
+  expectAllStopped(notes);
+  const std::map<long, Event> events = eventsOf(notes);
+  struct Span {
+    long begin = std::numeric_limits<long>::max(), end = 0;
+  };
+  std::map<long, Span> spans;  // by call
+  for (const auto& [number, event] : events) {
+    if (event.type != kChannel) continue;
+    Span& span = spans[event.parent];
+    ASSERT_EQ(event.states.size(), 1u);
+    span.begin = std::min(span.begin, numberIn(event.start, "time"));
+    span.end = std::max(span.end, numberIn(event.states[0], "time"));
+  }
+  std::map<long, std::vector<Span>> calls;  // by context, in order
+  for (const auto& [number, event] : events) {
+    if (event.type != kCollective && event.type != kMessage) continue;
+    ASSERT_TRUE(spans.contains(number)) << event.start;
+    calls[event.context].push_back(spans.at(number));
+  }
+  ASSERT_EQ(calls.size(), 2u);
+  for (const auto& [context, all] : calls) {
+    ASSERT_EQ(all.size(), 9u);
+    for (size_t i = 0; i < all.size(); i += 3) {
+      EXPECT_LT(all[i].begin, all[i].end);
+      for (const size_t message : {i + 1, i + 2}) {
+        EXPECT_LE(all[i].end, all[message].begin) << "the launch of messages comes later";
+      }
+    }
+  }
+}
 
 // A group that fails before its launches.
 TEST(Profilers, SeeTheEndOfAGroupThatFails) {

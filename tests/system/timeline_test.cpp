@@ -3,10 +3,12 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "testing.h"
@@ -86,6 +88,18 @@ double nowMicroseconds(const json& trace) {
          1000;
 }
 
+// The slices of channels, which the blocks of kernels have noted.
+std::vector<json> channelsOf(const json& trace, const std::string& name) {
+  std::vector<json> found;
+  for (const json& slice : slicesOf(trace, name)) {
+    if (slice["cat"] == "channel") found.push_back(slice);
+  }
+  return found;
+}
+
+// The clock of the device is read between two looks at that of the CPU, which may be far apart.
+constexpr double kClockError = 500'000;
+
 TEST(Timeline, ShowsACallItsStepsAndItsKernel) {
   const TraceFile file("_%r");
   const Setting trace("UNISONO_TRACE", file.pattern().c_str());
@@ -129,6 +143,20 @@ TEST(Timeline, ShowsACallItsStepsAndItsKernel) {
     EXPECT_GE(kernels[0]["ts"].get<double>(), slicesOf(all, "plan")[0]["ts"].get<double>());
     EXPECT_EQ(kernels[0]["args"]["In msg nelems"], 1000);
     EXPECT_EQ(slicesOf(all, "ncclCommInitRank").size(), 1u);
+    const auto channels = channelsOf(all, "AllReduce");
+    ASSERT_FALSE(channels.empty());
+    for (size_t i = 0; i < channels.size(); i++) {
+      EXPECT_EQ(channels[i]["args"]["Channel"], i);
+      EXPECT_EQ(channels[i]["args"]["Rank"], rank);
+      EXPECT_EQ(channels[i]["pid"], rank) << "of the device";
+      const auto launch = channels[i]["args"]["Launch"].get<std::string>();
+      EXPECT_NE(launch.find("blocks: " + std::to_string(channels.size())), std::string::npos)
+          << launch;
+      EXPECT_GT(channels[i]["dur"], 0.0);
+      EXPECT_LE(channels[i]["dur"], kernels[0]["dur"]);
+      EXPECT_GE(channels[i]["ts"].get<double>(), kernels[0]["ts"].get<double>() - kClockError);
+      EXPECT_LE(endOf(channels[i]), endOf(kernels[0]) + kClockError);
+    }
   }
 }
 
@@ -153,6 +181,11 @@ TEST(Timeline, OneFileForTheRanksOfAProcess) {
     EXPECT_EQ(sends[0]["args"]["Src Rank"], 0);
     EXPECT_EQ(sends[0]["args"]["Dst Rank"], 1);
     EXPECT_EQ(slicesOf(all, "ncclDevKernel_Send and 1 more").size(), sends.size());
+    std::set<int64_t> tracks;  // of channels: each rank has its own
+    for (const json& slice : channelsOf(all, "Send and 1 more")) {
+      tracks.insert(slice["tid"].get<int64_t>());
+    }
+    EXPECT_GE(tracks.size(), 2u * static_cast<size_t>(round));
   }
 }
 
@@ -188,8 +221,6 @@ TEST(Timeline, ShowsTheReplaysOfCapturedCalls) {
     EXPECT_EQ(slicesOf(all, "ncclAllReduce").size(), 2u);
     const auto kernels = slicesOf(all, "ncclDevKernel_AllReduce");
     ASSERT_EQ(kernels.size(), 2u * kReplays);
-    // The clock of the device is read between two looks at that of the CPU, which may be far apart.
-    constexpr double kClockError = 500'000;
     double before =
         rank == 0 ? (begin - all["baseTimeNanoseconds"].get<double>()) / 1000 - kClockError : 0;
     for (size_t i = 0; i < kernels.size(); i++) {
@@ -198,6 +229,15 @@ TEST(Timeline, ShowsTheReplaysOfCapturedCalls) {
       EXPECT_EQ(kernels[i]["pid"], rank) << "of the device";
       EXPECT_GE(kernels[i]["ts"].get<double>() + 0.002, before) << "replays do not overlap";
       before = endOf(kernels[i]);
+    }
+    // Blocks of captured calls keep the times of the last replay.
+    const auto channels = channelsOf(all, "AllReduce");
+    for (const json& last : {kernels[kernels.size() - 2], kernels.back()}) {
+      const auto found = std::ranges::find_if(channels, [&](const json& slice) {
+        return slice["ts"].get<double>() + 0.002 >= last["ts"].get<double>() &&
+               endOf(slice) <= endOf(last) + 0.002;
+      });
+      EXPECT_NE(found, channels.end()) << last;
     }
     if (rank == 0) {
       EXPECT_LE(before, (end - all["baseTimeNanoseconds"].get<double>()) / 1000 + kClockError);

@@ -8,11 +8,14 @@ namespace unisono::device::UNISONO_TARGET {
 
 // By one thread of a group, when it begins and when it ends.
 UNISONO_DEVICE void markStart(const LaunchMark& mark, int block, int group) {
+  if (mark.times != nullptr && group == 0) storeForCpu(&mark.times[block].began, nanoseconds());
   if (mark.words == nullptr) return;
   storeForCpu(mark.words + block * kMarkGroups + group, 2 * mark.number);
   if (mark.replays != nullptr) addForCpu(mark.replays, 1);
 }
+// The last group of a block leaves the time of its end.
 UNISONO_DEVICE void markEnd(const LaunchMark& mark, int block, int group) {
+  if (mark.times != nullptr) storeForCpu(&mark.times[block].ended, nanoseconds());
   if (mark.words == nullptr) return;
   storeForCpu(mark.words + block * kMarkGroups + group, 2 * mark.number + 1);
   if (mark.replays != nullptr) addForCpu(mark.replays + 1, 1);
