@@ -42,9 +42,18 @@ function(unisono_computes test)
   set_tests_properties(${test} PROPERTIES PROCESSORS 2)
 endfunction()
 
+# How test code is optimized (unisono_test_code). Sanitizers compile all code alike (CMakePresets.json).
+set(UNISONO_TEST_OPTIMIZATIONS -O0 -O1)
+if(UNISONO_SANITIZER)
+  set(UNISONO_TEST_OPTIMIZATIONS -O1)
+endif()
+
 # unisono_test_code(TARGET OPTIMIZATION): how a test's own code is compiled: it runs briefly and takes
 # long to optimize. What it tests is built as shipped.
 function(unisono_test_code target optimization)
+  if(NOT optimization IN_LIST UNISONO_TEST_OPTIMIZATIONS)
+    set(optimization -O1)
+  endif()
   target_compile_options(${target} PRIVATE
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:${optimization}>)
   if(TARGET test_headers${optimization})
