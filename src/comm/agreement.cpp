@@ -368,10 +368,12 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts.chunkBytes = plan::chunkBytesOf(config);
   input.allowed = allowed;
   input.settings = ranks.front().tuning;
-  plan::setMessages(messageFactsOf(ranks, allowed, most, resident), config, input.facts);
+  plan::MessageFacts messages = messageFactsOf(ranks, allowed, most, resident);
+  messages.measured = changes.measurements.messages;
+  plan::setMessages(messages, config, input.facts);
   int64_t& ringThreshold = input.settings.thresholds.back();
   if (ringThreshold < 0) ringThreshold = defaults.ringBytesPerThread;
-  input.measured = tuning::replaceCurves(input.measured, changes.measurements);
+  input.measured = tuning::replaceCurves(input.measured, changes.measurements.collectives);
   input.constants = changes.constants;
   config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
   decision.warnings = tuning::warningsOf(input, *config.model);

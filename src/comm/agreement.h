@@ -104,7 +104,7 @@ struct Decision {
 };
 // What changes the predicted times of calls.
 struct TuningChanges {
-  tuning::MeasuredTable measurements;
+  tuning::Measurements measurements;
   tuning::CostConstants constants = tuning::defaultConstants();
 };
 // From what all ranks said of themselves and of their place in their node's channels.

@@ -86,7 +86,7 @@ std::vector<RankProcess> otherProcesses(const std::vector<RankFacts>& ranks, int
 }
 
 // The table of UNISONO_TUNING_FILE; empty without one.
-tuning::MeasuredTable measurements(const Settings& settings) {
+tuning::Measurements measurements(const Settings& settings) {
   if (settings.tuningFile.empty()) return {};
   return tuning::parseMeasurements(detect::readFile(settings.tuningFile, "UNISONO_TUNING_FILE"),
                                    settings.tuningFile);

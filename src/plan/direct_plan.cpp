@@ -43,7 +43,8 @@ uint64_t shareBytes(const Task& task) {
 
 bool sendsWide(const CommConfig& config) {
   const MessageExclusion exclusion = exclusionOf(config, MessagePath::directLl128, {.bytes = 1});
-  return exclusion == MessageExclusion::none || exclusion == MessageExclusion::threshold;
+  return exclusion == MessageExclusion::none || exclusion == MessageExclusion::threshold ||
+         exclusion == MessageExclusion::slower;
 }
 
 bool isWideMessage(const CommConfig& config, uint64_t bytes) {

@@ -43,6 +43,7 @@ MessageExclusion directLlExclusion(const CommConfig& config, uint64_t bytes) {
     return MessageExclusion::settings;
   }
   if (bytes > model.facts.direct.messageBytes) return MessageExclusion::threshold;
+  if (bytes > model.facts.direct.fasterBytes(Protocol::ll)) return MessageExclusion::slower;
   return model.facts.direct.fits(Protocol::ll, bytes) ? MessageExclusion::none
                                                       : MessageExclusion::tooLarge;
 }
@@ -58,7 +59,9 @@ MessageExclusion directLl128Exclusion(const CommConfig& config, uint64_t bytes) 
     return MessageExclusion::model;
   }
   if (!estimate.allowed) return MessageExclusion::settings;
-  if (bytes > config.model->facts.direct.messageBytes) return MessageExclusion::threshold;
+  const tuning::DirectLimits& direct = config.model->facts.direct;
+  if (bytes > direct.messageBytes) return MessageExclusion::threshold;
+  if (bytes > direct.fasterBytes(Protocol::ll128)) return MessageExclusion::slower;
   return bytes > mostWideBytes(config) ? MessageExclusion::tooLarge : MessageExclusion::none;
 }
 
@@ -87,27 +90,16 @@ uint64_t sliceOf(uint32_t slotBytes, uint64_t part) {
   return std::min<uint64_t>(slice, slotBytes);
 }
 
+// Of a path of the direct family.
+Protocol protocolOf(MessagePath path) {
+  return path == MessagePath::directLl128 ? Protocol::ll128 : Protocol::ll;
+}
+
 bool hasLaunchOfItsOwn(Call call) {
   return call == Call::allToAll || call == Call::gather || call == Call::scatter;
 }
 
 }  // namespace
-
-const char* nameOf(MessagePath path) {
-  switch (path) {
-    case MessagePath::copyEngines:
-      return "CopyEngines";
-    case MessagePath::directLl:
-      return "Direct LL";
-    case MessagePath::directLl128:
-      return "Direct LL128";
-    case MessagePath::fifoLl:
-      return "FIFO LL";
-    case MessagePath::fifoSimple:
-      return "FIFO Simple";
-  }
-  return "?";
-}
 
 MessageExclusion exclusionOf(const CommConfig& config, MessagePath path,
                              const MessageQuestion& question) {
@@ -142,9 +134,8 @@ std::string reasonOf(const CommConfig& config, MessagePath path, const MessageQu
       return "there is nothing to send";
     case MessageExclusion::model: {
       if (config.ranks < 2) return std::string(reasonOf(tuning::Exclusion::oneRank));
-      const Protocol protocol = path == MessagePath::directLl128 ? Protocol::ll128 : Protocol::ll;
       const tuning::Exclusion exclusion =
-          config.model->of(kLike, device::Algorithm::direct, protocol).exclusion;
+          config.model->of(kLike, device::Algorithm::direct, protocolOf(path)).exclusion;
       const bool isKnown = exclusion != tuning::Exclusion::none;
       return std::string(reasonOf(isKnown ? exclusion : tuning::Exclusion::unreachable));
     }
@@ -153,6 +144,9 @@ std::string reasonOf(const CommConfig& config, MessagePath path, const MessageQu
     case MessageExclusion::threshold:
       return fmt::format("more than the {} bytes that NCCL_P2P_LL_THRESHOLD allows here",
                          direct.messageBytes);
+    case MessageExclusion::slower:
+      return fmt::format("slower from {} bytes on, by the times of UNISONO_TUNING_FILE",
+                         direct.fasterBytes(protocolOf(path)) + 1);
     case MessageExclusion::tooSmall:
       return fmt::format("less than {} bytes", config.directBytes);
     case MessageExclusion::tooLarge:

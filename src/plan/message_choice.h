@@ -7,19 +7,11 @@
 #include "plan/plan.h"
 
 // What carries a message: the one place that decides it, for plans and for `unisono explain`.
-// Sizes, settings and the links of the communicator decide; no predicted times are compared. Pure.
+// Sizes, settings and the links of the communicator decide; of times, only those that the user has
+// measured, so that both ends of a message choose alike. Pure.
 namespace unisono::plan {
 
-// In the order in which they are tried.
-enum class MessagePath : uint8_t {
-  copyEngines,  // between the windows of all ranks
-  directLl,     // kernels of the direct family, over LL
-  directLl128,  // and over LL128
-  fifoLl,       // FIFOs of channels, over LL
-  fifoSimple,   // and over Simple
-};
-inline constexpr int kMessagePaths = 5;
-const char* nameOf(MessagePath path);
+using tuning::MessagePath;
 
 enum class MessageExclusion : uint8_t {
   none,
@@ -29,6 +21,7 @@ enum class MessageExclusion : uint8_t {
   model,      // what the cost model excludes for an all-reduce
   settings,   // NCCL_ALGO or NCCL_PROTO
   threshold,  // NCCL_P2P_LL_THRESHOLD
+  slower,     // UNISONO_TUNING_FILE says that the next path is faster
   tooSmall,
   tooLarge,
   noLines,  // the connection has no FIFO over LL

@@ -6,9 +6,12 @@
 #include <map>
 
 #include "base/math.h"
+#include "tuning/messages.h"
 
 namespace unisono::plan {
 namespace {
+
+using tuning::MessagePath;
 
 struct Defaults {
   SlotDefaults slots;
@@ -90,6 +93,35 @@ void setRemoteSlots(const MessageFacts& facts, const Defaults& defaults, CommCon
   }
 }
 
+// Of messages, what the user has measured to be faster by the next path than by kernels over lines.
+// Nothing changes where the next path cannot be used.
+void setFasterBytes(const MessageFacts& facts, tuning::CommFacts& model) {
+  using device::Protocol;
+  const auto border = [&](MessagePath path, MessagePath next) {
+    return tuning::borderOf(facts.measured, path, next, model.nodes, model.ranks);
+  };
+  const auto limit = [&](Protocol protocol, const std::optional<tuning::MessageBorder>& to) {
+    if (to && !to->open) model.direct.fasterMessageBytes[indexOf(protocol)] = to->bytes;
+  };
+  const bool hasWide =
+      model.wide.blocks > 0 && facts.allowed.allows(device::Operation::allReduce, Protocol::ll128);
+  limit(Protocol::ll, border(MessagePath::directLl,
+                             hasWide ? MessagePath::directLl128 : MessagePath::fifoSimple));
+  // The user's own limit comes first.
+  if (facts.llThreshold >= 0) return;
+  limit(Protocol::ll128, border(MessagePath::directLl128, MessagePath::fifoSimple));
+}
+
+// Parts of up to so many bytes go over LL through host memory and networks.
+uint64_t lineBytesOf(const MessageFacts& facts, const Defaults& defaults,
+                     const tuning::CommFacts& model) {
+  if (facts.llThreshold >= 0) return static_cast<uint64_t>(facts.llThreshold);
+  const auto border = tuning::borderOf(facts.measured, MessagePath::fifoLl, MessagePath::fifoSimple,
+                                       model.nodes, model.ranks);
+  // Larger messages have several parts, which were not measured one by one.
+  return border ? std::min(border->bytes, defaults.minBytesPerPart) : kMessageLineBytes;
+}
+
 }  // namespace
 
 const SlotDefaults& slotDefaults(bool cuda) {
@@ -113,14 +145,14 @@ void setMessages(const MessageFacts& facts, CommConfig& config, tuning::CommFact
         static_cast<uint64_t>(std::min<int64_t>(facts.llThreshold, int64_t{1} << 40));
     model.direct.messageBytes = threshold * static_cast<uint64_t>(config.channelsPerPeer);
   }
+  setFasterBytes(facts, model);
   config.peerSlots.bytes =
       std::min(config.slotBytes[indexOf(device::Protocol::simple)], defaults.peerSlotBytes);
   const bool hasSlowLinks = model.network || model.slotsOfHost;
   if (hasSlowLinks && facts.allowed.allows(device::Operation::allReduce, device::Protocol::ll)) {
     config.peerSlots.lineBytes =
         std::min(config.slotBytes[indexOf(device::Protocol::ll)], defaults.peerLineSlotBytes);
-    config.peerLineBytes =
-        facts.llThreshold < 0 ? kMessageLineBytes : static_cast<uint64_t>(facts.llThreshold);
+    config.peerLineBytes = lineBytesOf(facts, defaults, model);
   }
   setRemoteSlots(facts, defaults, config);
   config.minBytesPerPart = defaults.minBytesPerPart;

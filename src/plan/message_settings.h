@@ -26,7 +26,8 @@ struct MessageFacts {
   int64_t residentBlocks = 1;                    // that can run at the same time
   int64_t mostBlocks = 1;                        // of them, those that the user allows
   tuning::Allowed allowed;
-  int64_t llThreshold = -1;  // NCCL_P2P_LL_THRESHOLD; -1: automatic
+  int64_t llThreshold = -1;       // NCCL_P2P_LL_THRESHOLD; -1: automatic
+  tuning::MessageTable measured;  // of UNISONO_TUNING_FILE
   bool sharesNetBuffers = true;
 };
 

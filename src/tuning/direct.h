@@ -15,8 +15,14 @@ namespace unisono::tuning {
 struct DirectLimits {
   std::array<uint64_t, device::kProtocols> shareBytes{};
   uint64_t messageBytes = ~uint64_t{0};  // of a message, in addition
+  // By protocol: messages beyond it are faster by another path, as the user has measured.
+  std::array<uint64_t, device::kProtocols> fasterMessageBytes{~uint64_t{0}, ~uint64_t{0},
+                                                              ~uint64_t{0}};
   int blocks = device::kDirectMaxBlocks;
 
+  uint64_t fasterBytes(Protocol protocol) const {
+    return fasterMessageBytes[static_cast<size_t>(protocol)];
+  }
   bool fits(Protocol protocol, uint64_t share) const {
     return share <= shareBytes[static_cast<size_t>(protocol)];
   }

@@ -2,10 +2,12 @@
 #include "tuning/measured.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <iterator>
 
 #include "base/error.h"
+#include "base/fnv.h"
 
 namespace unisono::tuning {
 namespace {
@@ -15,6 +17,54 @@ constexpr double kMaxTimeUs = 1e12;
 
 bool sameKind(const MeasuredCurve& a, const MeasuredCurve& b) {
   return a.operation == b.operation && a.algorithm == b.algorithm && a.protocol == b.protocol;
+}
+bool sameKind(const MessageCurve& a, const MessageCurve& b) {
+  return a.operation == b.operation && a.path == b.path;
+}
+
+// Adds the only point of `line` to the curve of the same kind, nodes and ranks. Returns false if
+// that has the size.
+template <typename Curve>
+bool addLine(const Curve& line, std::vector<Curve>& table) {
+  const auto curve = std::find_if(table.begin(), table.end(), [&](const Curve& other) {
+    return sameKind(line, other) && line.nodes == other.nodes && line.ranks == other.ranks;
+  });
+  if (curve == table.end()) {
+    table.push_back(line);
+    return true;
+  }
+  const MeasuredPoint& point = line.points.front();
+  const auto at = std::lower_bound(
+      curve->points.begin(), curve->points.end(), point,
+      [](const MeasuredPoint& a, const MeasuredPoint& b) { return a.bytes < b.bytes; });
+  if (at != curve->points.end() && at->bytes == point.bytes) return false;
+  curve->points.insert(at, point);
+  return true;
+}
+
+void addKind(const MeasuredCurve& curve, Fnv& hash) {
+  hash.add(static_cast<uint64_t>(curve.operation));
+  hash.add(static_cast<uint64_t>(curve.algorithm));
+  hash.add(static_cast<uint64_t>(curve.protocol));
+}
+void addKind(const MessageCurve& curve, Fnv& hash) {
+  hash.add(static_cast<uint64_t>(curve.operation));
+  hash.add(static_cast<uint64_t>(curve.path));
+}
+
+template <typename Curve>
+void addCurves(const std::vector<Curve>& table, Fnv& hash) {
+  hash.add(table.size());
+  for (const Curve& curve : table) {
+    addKind(curve, hash);
+    hash.add(static_cast<uint64_t>(curve.nodes));
+    hash.add(static_cast<uint64_t>(curve.ranks));
+    hash.add(curve.points.size());
+    for (const MeasuredPoint& point : curve.points) {
+      hash.add(point.bytes);
+      hash.add(std::bit_cast<uint64_t>(point.timeUs));
+    }
+  }
 }
 
 // The words of a line, without its comment.
@@ -45,21 +95,45 @@ class LineParser {
     }
   }
 
-  MeasuredCurve curve() const {
-    return {static_cast<Operation>(element(0, "an operation", findOperation, operationNames())),
-            static_cast<Algorithm>(element(1, "an algorithm", findAlgorithm, algorithmNames())),
-            static_cast<Protocol>(element(2, "a protocol", findProtocol, protocolNames())),
-            static_cast<int>(number(3, 1, 1 << 20)),
-            static_cast<int>(number(4, 2, 1 << 20)),
-            {{static_cast<uint64_t>(number(5, 0, kMaxNumber)), time(6)}}};
+  // Adds what the line says to `measurements`.
+  void addTo(Measurements& measurements) const {
+    const bool isMessage = findMessageOperation(words_[0]) >= 0;
+    const bool isNew = isMessage ? addLine(messageCurve(), measurements.messages)
+                                 : addLine(collectiveCurve(), measurements.collectives);
+    if (!isNew) throw invalidUsage("{}:{} repeats a size of an earlier line", source_, number_);
   }
 
  private:
-  int element(size_t word, std::string_view kind, int (*find)(std::string_view),
+  MeasuredCurve collectiveCurve() const {
+    const std::string operations = operationNames() + ", " + messageOperationNames();
+    return {
+        static_cast<Operation>(element(words_[0], "an operation", findOperation, operations)),
+        static_cast<Algorithm>(element(words_[1], "an algorithm", findAlgorithm, algorithmNames())),
+        static_cast<Protocol>(element(words_[2], "a protocol", findProtocol, protocolNames())),
+        nodes(),
+        ranks(),
+        {point()}};
+  }
+
+  MessageCurve messageCurve() const {
+    const std::string path = fmt::format("{} {}", words_[1], words_[2]);
+    return {static_cast<MessageOperation>(findMessageOperation(words_[0])),
+            static_cast<MessagePath>(
+                element(path, "a path of messages", findMessagePath, messagePathNames())),
+            nodes(),
+            ranks(),
+            {point()}};
+  }
+
+  int nodes() const { return static_cast<int>(number(3, 1, 1 << 20)); }
+  int ranks() const { return static_cast<int>(number(4, 2, 1 << 20)); }
+  MeasuredPoint point() const { return {static_cast<uint64_t>(number(5, 0, kMaxNumber)), time(6)}; }
+
+  int element(std::string_view name, std::string_view kind, int (*find)(std::string_view),
               const std::string& names) const {
-    const int index = find(words_[word]);
+    const int index = find(name);
     if (index < 0) {
-      throw invalidUsage("{}:{}: \"{}\" is not {}", source_, number_, words_[word], kind)
+      throw invalidUsage("{}:{}: \"{}\" is not {}", source_, number_, name, kind)
           .remedy(fmt::format("Use one of {}", names));
     }
     return index;
@@ -262,42 +336,22 @@ std::vector<MeasuredPoint> fifoPoints(Operation operation, Algorithm algorithm, 
   return {};
 }
 
-MeasuredTable parseMeasurements(std::string_view text, std::string_view source) {
-  MeasuredTable table;
+Measurements parseMeasurements(std::string_view text, std::string_view source) {
+  Measurements measurements;
   for (size_t number = 1; !text.empty(); number++) {
     const size_t length = std::min(text.find('\n'), text.size());
     std::vector<std::string_view> words = wordsOf(text.substr(0, length));
     text.remove_prefix(std::min(length + 1, text.size()));
-    if (words.empty()) continue;
-    const MeasuredCurve line = LineParser(source, number, std::move(words)).curve();
-    auto curve = std::find_if(table.begin(), table.end(), [&](const MeasuredCurve& other) {
-      return sameKind(line, other) && line.nodes == other.nodes && line.ranks == other.ranks;
-    });
-    if (curve == table.end()) {
-      table.push_back(line);
-      continue;
-    }
-    const auto at = std::lower_bound(
-        curve->points.begin(), curve->points.end(), line.points.front(),
-        [](const MeasuredPoint& a, const MeasuredPoint& b) { return a.bytes < b.bytes; });
-    if (at != curve->points.end() && at->bytes == line.points.front().bytes) {
-      throw invalidUsage("{}:{} repeats a size of an earlier line", source, number);
-    }
-    curve->points.insert(at, line.points.front());
+    if (!words.empty()) LineParser(source, number, std::move(words)).addTo(measurements);
   }
-  return table;
+  return measurements;
 }
 
-std::string formatMeasurements(const MeasuredTable& table) {
-  std::string text;
-  for (const MeasuredCurve& curve : table) {
-    for (const MeasuredPoint& point : curve.points) {
-      fmt::format_to(std::back_inserter(text), "{} {} {} {} {} {} {:.3f}\n",
-                     nameOf(curve.operation), nameOf(curve.algorithm), nameOf(curve.protocol),
-                     curve.nodes, curve.ranks, point.bytes, point.timeUs);
-    }
-  }
-  return text;
+uint64_t hashOf(const Measurements& measurements) {
+  Fnv hash;
+  addCurves(measurements.collectives, hash);
+  addCurves(measurements.messages, hash);
+  return hash.value();
 }
 
 void limitToLargerSizes(std::vector<MeasuredPoint>& points) {

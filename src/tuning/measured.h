@@ -29,6 +29,21 @@ struct MeasuredCurve {
 };
 using MeasuredTable = std::vector<MeasuredCurve>;
 
+// The times of a call that is messages, all of which one path carries.
+struct MessageCurve {
+  MessageOperation operation;
+  MessagePath path;
+  int nodes, ranks;
+  std::vector<MeasuredPoint> points;
+};
+using MessageTable = std::vector<MessageCurve>;
+
+// What a file has.
+struct Measurements {
+  MeasuredTable collectives;
+  MessageTable messages;
+};
+
 // The times of the direct algorithms on NVSwitch machines (docs/results).
 const MeasuredTable& builtinMeasurements();
 
@@ -39,12 +54,13 @@ std::vector<MeasuredPoint> fifoPoints(Operation operation, Algorithm algorithm, 
                                       int ranks);
 
 // Parses the text of UNISONO_TUNING_FILE: lines of "operation algorithm protocol nodes ranks bytes
-// microseconds", in any order; # starts a comment. Throws Error(invalidUsage) that names the line
-// and lists what is accepted.
-MeasuredTable parseMeasurements(std::string_view text, std::string_view source);
+// microseconds", in any order; # starts a comment. Of messages, the algorithm and the protocol are
+// the name of the path ("Direct LL"). Throws Error(invalidUsage) that names the line and lists what
+// is accepted.
+Measurements parseMeasurements(std::string_view text, std::string_view source);
 
-// The lines that parse to `table`, without a comment.
-std::string formatMeasurements(const MeasuredTable& table);
+// Changes with everything that they say.
+uint64_t hashOf(const Measurements& measurements);
 
 // Replaces each time by that of a larger size where that is shorter: a call can always be carried
 // as fast as a larger one, so what was measured otherwise is noise.

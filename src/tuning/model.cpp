@@ -606,22 +606,6 @@ std::vector<std::string> warningsOf(const ModelInput& input, const CostModel& mo
   return warnings;
 }
 
-uint64_t hashOf(const MeasuredTable& table) {
-  Fnv hash;
-  for (const MeasuredCurve& curve : table) {
-    for (const size_t value : {at(curve.operation), at(curve.algorithm), at(curve.protocol),
-                               static_cast<size_t>(curve.nodes), static_cast<size_t>(curve.ranks),
-                               curve.points.size()}) {
-      hash.add(value);
-    }
-    for (const MeasuredPoint& point : curve.points) {
-      hash.add(point.bytes);
-      hash.add(std::bit_cast<uint64_t>(point.timeUs));
-    }
-  }
-  return hash.value();
-}
-
 uint64_t hashOf(const CostModel& model) {
   Fnv hash;
   const auto add = [&](double value) { hash.add(std::bit_cast<uint64_t>(value)); };
@@ -648,6 +632,7 @@ uint64_t hashOf(const CostModel& model) {
   }
   for (const uint64_t bytes : model.facts.direct.shareBytes) hash.add(bytes);
   hash.add(model.facts.direct.messageBytes);
+  for (const uint64_t bytes : model.facts.direct.fasterMessageBytes) hash.add(bytes);
   hash.add(static_cast<uint64_t>(model.facts.direct.blocks));
   hash.add(static_cast<uint64_t>(model.facts.wide.blocks));
   hash.add(model.facts.wide.slotLines);

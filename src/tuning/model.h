@@ -162,6 +162,5 @@ std::vector<std::string> warningsOf(const ModelInput& input, const CostModel& mo
 
 // Changes with everything that a choice depends on.
 uint64_t hashOf(const CostModel& model);
-uint64_t hashOf(const MeasuredTable& table);
 
 }  // namespace unisono::tuning

@@ -20,6 +20,10 @@ constexpr std::array<std::string_view, kCount> namesOf() {
 }
 constexpr auto kAlgorithmNames = namesOf<Algorithm, device::kAlgorithms>();
 constexpr auto kProtocolNames = namesOf<Protocol, device::kProtocols>();
+constexpr std::string_view kMessageOperationNames[kMessageOperations] = {"SendReceive", "AllToAll",
+                                                                         "Gather", "Scatter"};
+constexpr std::string_view kMessagePathNames[kMessagePaths] = {
+    "CopyEngines", "Direct LL", "Direct LL128", "FIFO LL", "FIFO Simple"};
 
 using Names = std::span<const std::string_view>;
 
@@ -38,6 +42,12 @@ int find(Names names, std::string_view name) {
 std::string_view nameOf(Operation operation) {
   return kOperationNames[static_cast<int>(operation)];
 }
+std::string_view nameOf(MessageOperation operation) {
+  return kMessageOperationNames[static_cast<int>(operation)];
+}
+std::string_view nameOf(MessagePath path) {
+  return kMessagePathNames[static_cast<int>(path)];
+}
 
 int findOperation(std::string_view name) {
   return find(kOperationNames, name);
@@ -48,6 +58,12 @@ int findAlgorithm(std::string_view name) {
 int findProtocol(std::string_view name) {
   return find(kProtocolNames, name);
 }
+int findMessageOperation(std::string_view name) {
+  return find(kMessageOperationNames, name);
+}
+int findMessagePath(std::string_view name) {
+  return find(kMessagePathNames, name);
+}
 
 std::string operationNames() {
   return fmt::format("{}", fmt::join(kOperationNames, ", "));
@@ -57,6 +73,13 @@ std::string algorithmNames() {
 }
 std::string protocolNames() {
   return fmt::format("{}", fmt::join(kProtocolNames, ", "));
+}
+std::string messageOperationNames() {
+  return fmt::format("{}", fmt::join(kMessageOperationNames, ", "));
+}
+std::string messagePathNames() {
+  static_assert(static_cast<int>(MessagePath::copyEngines) == 0);
+  return fmt::format("{}", fmt::join(Names(kMessagePathNames).subspan(1), ", "));
 }
 
 }  // namespace unisono::tuning

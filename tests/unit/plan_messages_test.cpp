@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "plan/direct_plan.h"
 #include "plan/message_choice.h"
+#include "plan/message_settings.h"
 #include "plan_testing.h"
 
 // The plans of all ranks together: do their sends and receives meet, and can they always go on?
@@ -392,6 +393,7 @@ TEST(Messages, TravelAsTheChoiceSays) {
     const char* protocols;
     uint64_t messageBytes;  // NCCL_P2P_LL_THRESHOLD
     bool reach, hosts;
+    uint64_t fasterBytes = ~uint64_t{0};  // over LL, as measured
   };
   constexpr uint64_t kAny = ~uint64_t{0};
   std::set<MessagePath> seen;
@@ -399,7 +401,8 @@ TEST(Messages, TravelAsTheChoiceSays) {
        {Settings{"", "", kAny, true, false}, Settings{"", "", 100'000, true, false},
         Settings{"ring", "", kAny, true, false}, Settings{"", "Simple", kAny, true, false},
         Settings{"", "^LL128", kAny, true, false}, Settings{"", "^LL", kAny, true, false},
-        Settings{"", "", kAny, false, false}, Settings{"", "", kAny, false, true}}) {
+        Settings{"", "", kAny, false, false}, Settings{"", "", kAny, false, true},
+        Settings{"", "", kAny, true, false, 1000}, Settings{"", "", kAny, true, false, 0}}) {
     for (const int ranks : {2, 4, 8}) {
       CommConfig config = configOf(0, ranks, 24, 32, 4);
       config.minBytesPerPart = 64 << 10;
@@ -422,6 +425,7 @@ TEST(Messages, TravelAsTheChoiceSays) {
                                                                 .algorithms = settings.algorithms,
                                                                 .protocols = settings.protocols});
       input.facts.direct.messageBytes = settings.messageBytes;
+      input.facts.direct.fasterMessageBytes[indexOf(device::Protocol::ll)] = settings.fasterBytes;
       config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
       const SymmetricWindow window{std::vector<std::byte*>(static_cast<size_t>(ranks), nullptr),
                                    kAny};
@@ -439,7 +443,7 @@ TEST(Messages, TravelAsTheChoiceSays) {
             const MessageChoice choice = messageChoice(config, question);
             EXPECT_EQ(choice, plannedFor(config, task, 1));
             EXPECT_EQ(exclusionOf(config, choice.path, question), MessageExclusion::none);
-            for (int p = 0; p < kMessagePaths; p++) {
+            for (int p = 0; p < tuning::kMessagePaths; p++) {
               const auto path = static_cast<MessagePath>(p);
               if (path < choice.path) {
                 EXPECT_NE(exclusionOf(config, path, question), MessageExclusion::none) << p;
@@ -452,7 +456,74 @@ TEST(Messages, TravelAsTheChoiceSays) {
       }
     }
   }
-  EXPECT_EQ(seen.size(), size_t{kMessagePaths});
+  EXPECT_EQ(seen.size(), size_t{tuning::kMessagePaths});
+}
+
+// What the user has measured moves the borders between the paths, but not beyond what they carry.
+TEST(Messages, FollowMeasuredTimes) {
+  const auto pathsOf = [](const std::string& lines, int64_t threshold, const char* protocols,
+                          bool ofHost, std::initializer_list<uint64_t> sizes) {
+    CommConfig config = configOf(0, 2, 24, 32, 4);
+    config.slotBytes.fill(512 << 10);
+    config.directLineBits = ofHost ? 0 : tuning::directLineBits(2);
+    config.wide = ofHost ? tuning::WideGeometry{} : tuning::wideGeometry(2);
+    MessageFacts facts;
+    facts.fewestChannels = facts.mostChannels = facts.residentBlocks = facts.mostBlocks = 32;
+    facts.allowed = tuning::parseAllowed("", protocols);
+    facts.llThreshold = threshold;
+    facts.measured = tuning::parseMeasurements(lines, "file").messages;
+    tuning::ModelInput input =
+        testing::modelInputOf(config, {.lowLatencyTraffic = std::nullopt, .protocols = protocols});
+    input.facts.slotsOfHost = ofHost;
+    setMessages(facts, config, input.facts);
+    config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
+    std::string paths;
+    for (const uint64_t bytes : sizes) {
+      const MessageQuestion question{.to = 1, .bytes = bytes};
+      paths += fmt::format("{}{}", paths.empty() ? "" : ", ",
+                           nameOf(messageChoice(config, question).path));
+    }
+    return paths;
+  };
+  constexpr uint64_t kKilo = 1 << 10;
+  const auto direct = {64 * kKilo, 64 * kKilo + 1, 1024 * kKilo, 1024 * kKilo + 1, 8192 * kKilo};
+  constexpr const char* kUsual = "Direct LL, Direct LL, Direct LL128, Direct LL128, Direct LL128";
+  EXPECT_EQ(pathsOf("", -1, "", false, direct), kUsual);
+  const std::string lines =
+      "SendReceive Direct LL 1 2 1024 2\n"
+      "SendReceive Direct LL 1 2 65536 3\n"
+      "SendReceive Direct LL 1 2 262144 9\n"
+      "SendReceive Direct LL128 1 2 1024 4\n"
+      "SendReceive Direct LL128 1 2 262144 8\n"
+      "SendReceive Direct LL128 1 2 1048576 16\n"
+      "SendReceive Direct LL128 1 2 8388608 99\n";
+  const std::string fifos =
+      "SendReceive FIFO Simple 1 2 1024 10\n"
+      "SendReceive FIFO Simple 1 2 1048576 20\n"
+      "SendReceive FIFO Simple 1 2 8388608 90\n";
+  EXPECT_EQ(pathsOf(lines, -1, "", false, direct),
+            "Direct LL, Direct LL128, Direct LL128, Direct LL128, Direct LL128");
+  EXPECT_EQ(pathsOf(lines + fifos, -1, "", false, direct),
+            "Direct LL, Direct LL128, Direct LL128, FIFO Simple, FIFO Simple");
+  EXPECT_EQ(pathsOf(lines + fifos, -1, "^LL128", false, direct),
+            "Direct LL, Direct LL, FIFO Simple, FIFO Simple, FIFO Simple")
+      << "LL128 is not the next path then, and FIFOs are slower up to 256 KiB";
+  EXPECT_EQ(pathsOf(lines + fifos, int64_t{1} << 40, "", false, direct),
+            "Direct LL, Direct LL128, Direct LL128, Direct LL128, Direct LL128")
+      << "the user's limit of lines comes first";
+  std::string others = lines + fifos;
+  for (size_t at = 0; (at = others.find(" 1 2 ", at)) != std::string::npos;) others[at + 3] = '4';
+  EXPECT_EQ(pathsOf(others, -1, "", false, direct), kUsual) << "of other ranks";
+  // Through memory of the host.
+  const auto small = {2 * kKilo, 2 * kKilo + 1, 16 * kKilo, 16 * kKilo + 1};
+  EXPECT_EQ(pathsOf("", -1, "", true, small), "FIFO LL, FIFO Simple, FIFO Simple, FIFO Simple");
+  const std::string slow =
+      "SendReceive FIFO LL 1 2 1024 8\nSendReceive FIFO LL 1 2 16384 11\n"
+      "SendReceive FIFO LL 1 2 65536 40\nSendReceive FIFO Simple 1 2 1024 11\n"
+      "SendReceive FIFO Simple 1 2 65536 14\n";
+  EXPECT_EQ(pathsOf(slow, -1, "", true, small), "FIFO LL, FIFO LL, FIFO LL, FIFO Simple");
+  EXPECT_EQ(pathsOf(slow, 0, "", true, small),
+            "FIFO Simple, FIFO Simple, FIFO Simple, FIFO Simple");
 }
 
 // Slices fit into the slots of the connection.

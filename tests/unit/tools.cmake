@@ -28,7 +28,7 @@ if(TARGET unisono_tool)
 
   foreach(command explain tune)
     unisono_test(tools_${command}_test SOURCES tools_${command}_test.cpp
-      DEPENDS unisono_options nlohmann_json::nlohmann_json GTest::gmock LABELS unit)
+      DEPENDS unisono_tool nlohmann_json::nlohmann_json GTest::gmock LABELS unit)
     add_dependencies(tools_${command}_test unisono)
     target_compile_definitions(tools_${command}_test PRIVATE
       UNISONO_PROGRAM="$<TARGET_FILE:unisono>")

@@ -178,19 +178,20 @@ TEST_F(ExplainProgram, ExplainsMessages) {
   ASSERT_EQ(run.status, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("alltoall of 1 MiB (32768 float) by 8 ranks on 1 node"));
   EXPECT_THAT(run.out, HasSubstr("Each message has 128 KiB."));
-  EXPECT_THAT(run.out, HasSubstr("Predicted: nothing; there is no cost model of messages"));
+  EXPECT_THAT(run.out, HasSubstr("\nPredicted: "));
   EXPECT_THAT(run.out, HasSubstr("Messages inside a node (as from rank 0 to rank 1)"));
   EXPECT_THAT(run.out, HasSubstr("\nChoice: Direct LL, "));
-  EXPECT_THAT(run.out, HasSubstr("FIFO Simple    Direct LL comes first"));
+  EXPECT_THAT(run.out, HasSubstr("the choice (time measured)"));
+  EXPECT_THAT(run.out, HasSubstr("Direct LL comes first (time measured)"));
   EXPECT_EQ(run.err, "");
 
   const json nothing = explainJson("sendrecv --preset hgx-h200x8 -s 0 -b 0 -e 8");
   EXPECT_EQ(nothing["routes"][0]["candidates"][1]["reason"], "there is nothing to send");
   EXPECT_EQ(nothing["routes"][0]["choice"]["channels"], 0);
+  EXPECT_TRUE(nothing["predicted_us"].is_null());
 
   // Every path of one node, from small to large.
   const json report = explainJson("sendrecv -d uint8 --preset hgx-h200x8 -b 1 -e 1G");
-  EXPECT_TRUE(report["predicted_us"].is_null());
   ASSERT_EQ(report["routes"].size(), 1u);
   const json& ranges = report["routes"][0]["ranges"];
   ASSERT_EQ(ranges.size(), 3u);
@@ -204,6 +205,41 @@ TEST_F(ExplainProgram, ExplainsMessages) {
     next = range["last_bytes"].get<uint64_t>() + 1;
   }
   EXPECT_EQ(next, (uint64_t{1} << 30) + 1);
+  EXPECT_DOUBLE_EQ(ranges[1]["last_us"], 31.4);
+  EXPECT_DOUBLE_EQ(ranges[2]["last_us"], 2959);
+}
+
+TEST_F(ExplainProgram, PredictsMessages) {
+  const json report = explainJson("sendrecv --preset hgx-h200x8 --ranks 2 -s 1M");
+  EXPECT_DOUBLE_EQ(report["predicted_us"], 7.647);
+  EXPECT_NEAR(report["gb_per_second"], 137.12, 0.01);
+  EXPECT_EQ(report["bus_gb_per_second"], report["gb_per_second"]);
+  for (const json& row : report["routes"][0]["candidates"]) {
+    const bool known = row["path"] != "CopyEngines";
+    EXPECT_EQ(row["predicted_us"].is_number(), known) << row;
+    EXPECT_EQ(row["measured"], known) << row;
+  }
+  // Slower through the host, where nothing was measured.
+  const json host = explainJson("sendrecv --preset hgx-h200x8 -s 1M", "NCCL_P2P_DISABLE=1");
+  EXPECT_GT(host["predicted_us"], 2 * report["predicted_us"].get<double>());
+  EXPECT_EQ(host["routes"][0]["candidates"][4]["measured"], false);
+  // A call takes as long as the slowest of its routes.
+  const json nodes = explainJson("alltoall --preset dgx-h100 --nodes 2 -s 16M");
+  EXPECT_EQ(nodes["predicted_us"], nodes["routes"][1]["candidates"][4]["predicted_us"]);
+  EXPECT_GT(nodes["predicted_us"], nodes["routes"][0]["candidates"][4]["predicted_us"]);
+  EXPECT_TRUE(explainJson("gather --preset dgx-h100 --nodes 2 -s 1K")["predicted_us"].is_number())
+      << "small messages over FIFOs inside the node, too";
+  // A file of measured times replaces the prediction, and moves the border between paths.
+  std::ofstream(at("times")) << "SendReceive Direct LL 1 2 1024 2\n"
+                                "SendReceive Direct LL 1 2 8192 9\n"
+                                "SendReceive Direct LL128 1 2 1024 4\n"
+                                "SendReceive Direct LL128 1 2 8192 6\n";
+  const json file = explainJson("sendrecv -d uint8 --preset hgx-h200x8 --ranks 2 -s 8K -b 1K -e 8K",
+                                "UNISONO_TUNING_FILE=" + at("times"));
+  EXPECT_EQ(file["predicted_us"], 6);
+  EXPECT_EQ(file["routes"][0]["ranges"][0]["last_bytes"], 1024);
+  EXPECT_EQ(file["routes"][0]["candidates"][1]["reason"],
+            "slower from 1025 bytes on, by the times of UNISONO_TUNING_FILE");
 }
 
 TEST_F(ExplainProgram, MessagesFollowTheEnvironment) {
@@ -236,11 +272,13 @@ TEST_F(ExplainProgram, MessagesBetweenNodesHaveTheirOwnChoice) {
   }
   EXPECT_EQ(report["routes"][0]["candidates"][1]["reason"], "only inside one node");
   const Run large = explain(call + "-s 1G --svg " + at("messages.svg"), "NCCL_NET_PLUGIN=none");
-  EXPECT_THAT(large.out, HasSubstr("FIFO LL        more than 2048 bytes on a channel"));
+  EXPECT_THAT(large.out, HasSubstr("more than 2048 bytes on a channel"));
   EXPECT_THAT(large.out, HasSubstr("copy engines carry all-gather and all-to-all only"));
   EXPECT_THAT(read(at("messages.svg")),
-              AllOf(HasSubstr("<svg"), HasSubstr("between nodes"), HasSubstr("FIFO Simple, "),
-                    HasSubstr("</svg>"), Not(HasSubstr("nan"))));
+              AllOf(HasSubstr("<svg"), HasSubstr("FIFO Simple between nodes"),
+                    HasSubstr("Direct LL inside a node (cannot run)"),
+                    HasSubstr("the choice inside a node"), HasSubstr("</svg>"),
+                    Not(HasSubstr("nan")), Not(HasSubstr("inf,"))));
 }
 
 TEST_F(ExplainProgram, RunsMessagesOnSimulatedGpus) {
@@ -252,12 +290,14 @@ TEST_F(ExplainProgram, RunsMessagesOnSimulatedGpus) {
   ASSERT_EQ(report["run"]["rows"].size(), 4u);
   for (const json& row : report["run"]["rows"]) {
     EXPECT_GT(row["measured_us"], 0.0);
+    EXPECT_GT(row["predicted_us"], 0.0);
     EXPECT_EQ(row["wrong"], 0);
     EXPECT_EQ(row["paths"][0], "Direct LL");
   }
   const Run text = explain("sendrecv --preset hgx-h200x4 --ranks 2 --run -s 1K");
   ASSERT_EQ(text.status, 0) << text.err;
   EXPECT_THAT(text.out, HasSubstr("A CPU simulated the GPUs"));
+  EXPECT_THAT(text.out, Not(HasSubstr("measured / predicted")));
 }
 
 // A launch of the direct family has at most as many blocks as the user allows.

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 
+#include <fmt/format.h>
+
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "operations.h"
 #include "program_testing.h"
+#include "tuning/measured.h"
 
 // `unisono tune` as its users run it.
 namespace unisono::tune {
@@ -52,9 +56,28 @@ TEST_F(TuneProgram, WritesATableThatCallsFollow) {
     }
     EXPECT_GE(able, 4) << operation;
   }
-  const Run bench = run("bench all_reduce -g 2 -b 1K -e 4K --backend host", environment);
-  EXPECT_EQ(bench.status, 0) << bench.out << bench.err;
-  EXPECT_THAT(bench.out, HasSubstr("# all results correct"));
+  // So have messages, of every path.
+  const tuning::MessageTable messages =
+      tuning::parseMeasurements(read(at("table")), at("table")).messages;
+  EXPECT_EQ(messages.size(), 12u);
+  for (const tuning::MessageCurve& curve : messages) {
+    const Run explained = run(
+        fmt::format(
+            "explain {} --preset hgx-h200x4 --ranks 2 -s 2K --json",
+            bench::operations()[static_cast<size_t>(curve.operation) + tuning::kCollectives].name),
+        environment);
+    ASSERT_EQ(explained.status, 0) << explained.err;
+    for (const json& row : json::parse(explained.out)["routes"][0]["candidates"]) {
+      if (row["path"] != nameOf(curve.path)) continue;
+      EXPECT_EQ(row["predicted_us"], curve.points.back().timeUs) << row;
+    }
+  }
+  for (const char* operation : {"all_reduce", "sendrecv"}) {
+    const Run bench =
+        run(fmt::format("bench {} -g 2 -b 1K -e 4K --backend host", operation), environment);
+    EXPECT_EQ(bench.status, 0) << bench.out << bench.err;
+    EXPECT_THAT(bench.out, HasSubstr("# all results correct"));
+  }
 }
 
 TEST_F(TuneProgram, AFailedRunLeavesTheFileAsItWas) {

@@ -244,7 +244,8 @@ TEST(Choice, MeasuredTimesReplaceThoseOfTheModel) {
   input.measured =
       replaceCurves(builtinMeasurements(), parseMeasurements("AllReduce Ring Simple 1 8 1024 1.0\n"
                                                              "AllReduce Ring Simple 1 8 65536 64.0",
-                                                             "file"));
+                                                             "file")
+                                               .collectives);
   const CostModel model = makeModel(input);
   EXPECT_EQ(namesOf(choose(model, allReduceOf(kKilo))), "Ring Simple");
   EXPECT_EQ(choose(model, allReduceOf(kKilo)).timeUs, 1.0);
@@ -255,8 +256,9 @@ TEST(Choice, WhatIsOnlyForcedIsChosenWhereItWasMeasured) {
   ModelInput input = inputOf("hgx-h200x8", 1);
   input.facts.multicast = true;
   EXPECT_EQ(namesOf(choose(makeModel(input), allReduceOf(kGiga))), "Ring Simple");
-  input.measured = replaceCurves(
-      builtinMeasurements(), parseMeasurements("AllReduce NVLS Simple 1 8 1048576 5.0", "file"));
+  input.measured =
+      replaceCurves(builtinMeasurements(),
+                    parseMeasurements("AllReduce NVLS Simple 1 8 1048576 5.0", "file").collectives);
   const CostModel model = makeModel(input);
   EXPECT_EQ(namesOf(choose(model, allReduceOf(kMega))), "NVLS Simple");
 }
@@ -295,8 +297,8 @@ TEST(Choice, ExplainsEveryCandidate) {
 TEST(Choice, BordersAreFoundToTheByte) {
   ModelInput input = inputOf("hgx-h200x8", 1);
   input.allowed = parseAllowed("direct,ring", "LL,simple");
-  input.measured =
-      replaceCurves(input.measured, parseMeasurements("AllReduce Ring LL 1 8 8 1e9", "file"));
+  input.measured = replaceCurves(
+      input.measured, parseMeasurements("AllReduce Ring LL 1 8 8 1e9", "file").collectives);
   const CostModel model = makeModel(input);
   const auto ranges = choicesBySize(model, allReduceOf(0), 1, 8 * kGiga);
   ASSERT_EQ(ranges.size(), 2u);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tuning/measured.h"
 
+#include <iterator>
+#include <set>
+
 #include "tuning_testing.h"
 
 namespace unisono::tuning {
@@ -14,11 +17,12 @@ std::vector<MeasuredPoint> directOf(const MeasuredTable& table, int ranks, int n
 
 TEST(Measured, ParsesLinesInAnyOrder) {
   const MeasuredTable table = parseMeasurements(
-      "# a comment\n\n"
-      "AllReduce Direct LL 1 2 4096 4.5 # the end\n"
-      "allreduce direct ll 1 2 1024 2.5\r\n"
-      "\tBroadcast\tRing Simple 2 16 1024 1e2",
-      "file");
+                                  "# a comment\n\n"
+                                  "AllReduce Direct LL 1 2 4096 4.5 # the end\n"
+                                  "allreduce direct ll 1 2 1024 2.5\r\n"
+                                  "\tBroadcast\tRing Simple 2 16 1024 1e2",
+                                  "file")
+                                  .collectives;
   ASSERT_EQ(table.size(), 2u);
   const auto points = directOf(table, 2);
   ASSERT_EQ(points.size(), 2u);
@@ -29,11 +33,45 @@ TEST(Measured, ParsesLinesInAnyOrder) {
   EXPECT_EQ(table[1].points[0].timeUs, 100);
 }
 
-TEST(Measured, ReadsWhatItWrites) {
-  const MeasuredTable& table = builtinMeasurements();
-  const MeasuredTable again = parseMeasurements(formatMeasurements(table), "text");
-  EXPECT_EQ(formatMeasurements(again), formatMeasurements(table));
-  EXPECT_EQ(hashOf(again), hashOf(table));
+TEST(Measured, MessagesHavePaths) {
+  const Measurements file = parseMeasurements(
+      "SendReceive Direct LL 1 2 2048 3.5\n"
+      "sendreceive direct ll 1 2 1024 2.5\n"
+      "AllReduce Direct LL 1 2 1024 4\n"
+      "AllToAll FIFO Simple 2 16 1048576 90",
+      "file");
+  EXPECT_EQ(file.collectives.size(), 1u);
+  ASSERT_EQ(file.messages.size(), 2u);
+  EXPECT_EQ(file.messages[0].operation, MessageOperation::sendReceive);
+  EXPECT_EQ(file.messages[0].path, MessagePath::directLl);
+  ASSERT_EQ(file.messages[0].points.size(), 2u);
+  EXPECT_EQ(file.messages[0].points[0].timeUs, 2.5);
+  EXPECT_EQ(file.messages[1].operation, MessageOperation::allToAll);
+  EXPECT_EQ(file.messages[1].path, MessagePath::fifoSimple);
+  EXPECT_EQ(file.messages[1].nodes, 2);
+  EXPECT_EQ(file.messages[1].ranks, 16);
+}
+
+// Ranks compare it, so that every difference counts.
+TEST(Measured, TheHashFollowsEveryWord) {
+  const auto hash = [](const char* text) { return hashOf(parseMeasurements(text, "file")); };
+  std::set<uint64_t> hashes;
+  const char* const files[] = {"",
+                               "AllReduce Ring LL 1 2 1024 3",
+                               "Reduce Ring LL 1 2 1024 3",
+                               "AllReduce Direct LL 1 2 1024 3",
+                               "AllReduce Ring Simple 1 2 1024 3",
+                               "AllReduce Ring LL 2 2 1024 3",
+                               "AllReduce Ring LL 1 4 1024 3",
+                               "AllReduce Ring LL 1 2 1025 3",
+                               "AllReduce Ring LL 1 2 1024 3.0001",
+                               "SendReceive Direct LL 1 2 1024 3",
+                               "Gather Direct LL 1 2 1024 3",
+                               "SendReceive FIFO LL 1 2 1024 3",
+                               "SendReceive Direct LL 1 2 1024 3.0001"};
+  for (const char* file : files) hashes.insert(hash(file));
+  EXPECT_EQ(hashes.size(), std::size(files));
+  EXPECT_EQ(hash("# mine\nAllReduce ring ll 1 2 1024 3"), hash("AllReduce Ring LL 1 2 1024 3.0"));
 }
 
 TEST(Measured, NoSizeTakesLongerThanALargerOne) {
@@ -48,18 +86,23 @@ TEST(Measured, RefusesWhatIsNotALine) {
     const char* text;
     const char* part;
   };
-  const Case cases[] = {{"AllReduce Direct LL 1 2 1024", "has 6 words instead of 7"},
-                        {"\nAllToAll Direct LL 1 2 1024 2", "file:2: \"AllToAll\""},
-                        {"AllReduce Fast LL 1 2 1024 2", "Use one of Tree, Ring"},
-                        {"AllReduce Direct LL2 1 2 1024 2", "Use one of LL, LL128, Simple"},
-                        {"AllReduce Direct LL 0 2 1024 2", "from 1 to"},
-                        {"AllReduce Direct LL 1 1 1024 2", "from 2 to"},
-                        {"AllReduce Direct LL 1 2 1K 2", "\"1K\" is not a number"},
-                        {"AllReduce Direct LL 1 2 -1 2", "\"-1\" is not a number"},
-                        {"AllReduce Direct LL 1 2 1 0", "not a time"},
-                        {"AllReduce Direct LL 1 2 1 nan", "not a time"},
-                        {"AllReduce Direct LL 1 2 1 inf", "not a time"},
-                        {"AllReduce Direct LL 1 2 1 2\nAllReduce Direct LL 1 2 1 3", "repeats"}};
+  const Case cases[] = {
+      {"AllReduce Direct LL 1 2 1024", "has 6 words instead of 7"},
+      {"\nAllToOne Direct LL 1 2 1024 2", "file:2: \"AllToOne\""},
+      {"AllToOne Direct LL 1 2 1024 2", "Reduce, SendReceive, AllToAll, Gather"},
+      {"AllToAll FIFO LL128 1 2 1024 2", "\"FIFO LL128\" is not a path"},
+      {"AllToAll Ring LL 1 2 1024 2", "Use one of Direct LL, Direct LL128, FIFO LL, FIFO Simple"},
+      {"Gather FIFO LL 1 2 1 2\ngather fifo ll 1 2 1 3", "file:2 repeats"},
+      {"AllReduce Fast LL 1 2 1024 2", "Use one of Tree, Ring"},
+      {"AllReduce Direct LL2 1 2 1024 2", "Use one of LL, LL128, Simple"},
+      {"AllReduce Direct LL 0 2 1024 2", "from 1 to"},
+      {"AllReduce Direct LL 1 1 1024 2", "from 2 to"},
+      {"AllReduce Direct LL 1 2 1K 2", "\"1K\" is not a number"},
+      {"AllReduce Direct LL 1 2 -1 2", "\"-1\" is not a number"},
+      {"AllReduce Direct LL 1 2 1 0", "not a time"},
+      {"AllReduce Direct LL 1 2 1 nan", "not a time"},
+      {"AllReduce Direct LL 1 2 1 inf", "not a time"},
+      {"AllReduce Direct LL 1 2 1 2\nAllReduce Direct LL 1 2 1 3", "repeats"}};
   for (const Case& wrong : cases) {
     expectRefused([&] { parseMeasurements(wrong.text, "file"); }, wrong.text, wrong.part);
   }
@@ -89,7 +132,8 @@ TEST(Measured, DirectAlgorithmsAreLinearInTheRanks) {
   EXPECT_TRUE(directOf(table, 16, 2).empty()) << "nothing was measured on two nodes";
   // Rings are not all alike: other numbers of ranks say nothing.
   const MeasuredTable rings =
-      parseMeasurements("AllReduce Ring LL 1 2 1024 3\nAllReduce Ring LL 1 4 1024 5", "file");
+      parseMeasurements("AllReduce Ring LL 1 2 1024 3\nAllReduce Ring LL 1 4 1024 5", "file")
+          .collectives;
   EXPECT_TRUE(pointsFor(rings, Operation::allReduce, Algorithm::ring, Protocol::ll, 1, 3).empty());
 }
 
@@ -143,7 +187,8 @@ TEST(Measured, FifosAreScaledByTrafficAndHops) {
 }
 
 TEST(Measured, AFileReplacesTheCurvesThatItHas) {
-  const MeasuredTable file = parseMeasurements("AllReduce Direct LL 1 2 1024 9", "file");
+  const MeasuredTable file =
+      parseMeasurements("AllReduce Direct LL 1 2 1024 9", "file").collectives;
   const MeasuredTable table = replaceCurves(builtinMeasurements(), file);
   EXPECT_EQ(directOf(table, 2).front().timeUs, 9);
   EXPECT_EQ(directOf(table, 4).size(), 1u) << "derived from the file's";

@@ -178,9 +178,10 @@ TEST(Model, MeasuredTimesFollowTheLinks) {
   input.facts.channels = 1;
   EXPECT_GT(points(Algorithm::ring, Protocol::simple).back().timeUs, 2 * slow);
   input.measured = parseMeasurements(
-      "AllReduce Direct LL128 1 8 1048576 5.0\n"
-      "AllReduce Ring LL128 1 8 1048576 6.0\n",
-      "file");
+                       "AllReduce Direct LL128 1 8 1048576 5.0\n"
+                       "AllReduce Ring LL128 1 8 1048576 6.0\n",
+                       "file")
+                       .collectives;
   EXPECT_EQ(points(Algorithm::direct, Protocol::ll128).front().timeUs, 5);
   EXPECT_EQ(points(Algorithm::ring, Protocol::ll128).front().timeUs, 6);
   // Elsewhere rings and trees have NCCL's formulas.

@@ -22,6 +22,7 @@ plan::MessageFacts messageFactsOf(const Settings& settings, const tuning::ModelI
   facts.mostBlocks = most > 0 ? std::min(most, facts.residentBlocks) : facts.residentBlocks;
   facts.allowed = input.allowed;
   facts.llThreshold = input.settings.p2pLlThreshold;
+  facts.measured = measurementsOf(settings).messages;
   facts.sharesNetBuffers = settings.netSharedBuffers;
   return facts;
 }
@@ -44,6 +45,13 @@ plan::CommConfig configOf(const Settings& settings, const plan::MessageFacts& fa
   return config;
 }
 
+// The GPUs of ranks, in their order.
+std::vector<int> gpusByRank(const topology::Topology& topology) {
+  std::vector<int> gpus = topology.of(topology::NodeType::gpu);
+  std::ranges::sort(gpus, {}, [&](int gpu) { return topology.node(gpu).gpu.rank; });
+  return gpus;
+}
+
 }  // namespace
 
 GpuReach reachOf(const topo::View& view) {
@@ -63,6 +71,12 @@ GpuReach reachOf(const topo::View& view) {
     }
   }
   return reach;
+}
+
+tuning::Measurements measurementsOf(const Settings& settings) {
+  if (settings.tuningFile.empty()) return {};
+  return tuning::parseMeasurements(detect::readFile(settings.tuningFile, "UNISONO_TUNING_FILE"),
+                                   settings.tuningFile);
 }
 
 tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view,
@@ -88,12 +102,7 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
     input.facts.sockets = assumptions.sockets;
     configOf(settings, messages, input.facts);
   }
-  if (!settings.tuningFile.empty()) {
-    input.measured = tuning::replaceCurves(
-        input.measured,
-        tuning::parseMeasurements(detect::readFile(settings.tuningFile, "UNISONO_TUNING_FILE"),
-                                  settings.tuningFile));
-  }
+  input.measured = tuning::replaceCurves(input.measured, measurementsOf(settings).collectives);
   return input;
 }
 
@@ -108,6 +117,53 @@ plan::CommConfig messageConfigOf(const Settings& settings, const topo::View& vie
   plan::CommConfig config = configOf(settings, facts, input.facts);
   config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
   return config;
+}
+
+tuning::MessageLink linkInside(const topo::View& view) {
+  tuning::MessageLink link;
+  const topology::Machine& machine = view.domains.front().machine;
+  const std::vector<int> gpus = gpusByRank(machine.topology);
+  if (gpus.size() < 2) return link;
+  const bool ofHost = reachOf(view).hostMemory;
+  link.kind = ofHost ? tuning::MessageLink::Kind::hostMemory : tuning::MessageLink::Kind::gpuMemory;
+  // The slowest of the pairs that send and receive: each rank and the next.
+  const topology::Path* slowest = nullptr;
+  for (size_t i = 0; i < gpus.size(); i++) {
+    const topology::Path& path = machine.path(gpus[i], gpus[(i + 1) % gpus.size()]);
+    if (slowest == nullptr || path.bandwidth < slowest->bandwidth) slowest = &path;
+  }
+  link.nvlink = slowest->type <= topology::PathType::nvb;
+  link.gigabytes = topology::toGigabytes(slowest->bandwidth);
+  link.rankGigabytes =
+      std::max(link.gigabytes, topology::toGigabytes(topology::bandwidthBounds(machine).widestGpu));
+  return link;
+}
+
+tuning::MessageLink linkBetween(const topo::View& view, const tuning::CommFacts& facts,
+                                tuning::MessageOperation operation) {
+  tuning::MessageLink link;
+  const topology::Machine& machine = view.domains.front().machine;
+  const std::vector<int> gpus = gpusByRank(machine.topology);
+  if (!facts.network) {
+    link.kind = tuning::MessageLink::Kind::hostMemory;
+    const int cpu = topology::localCpu(machine.topology, machine.paths, gpus.front());
+    if (cpu >= 0) link.gigabytes = topology::toGigabytes(machine.path(gpus.front(), cpu).bandwidth);
+    link.rankGigabytes = link.gigabytes;
+    return link;
+  }
+  link.kind = tuning::MessageLink::Kind::network;
+  link.sockets = facts.sockets;
+  const std::vector<int>& ports = machine.paths.nearest(gpus.front());
+  if (ports.empty()) return link;
+  link.gigabytes = topology::toGigabytes(machine.path(gpus.front(), ports.front()).bandwidth);
+  link.networkUs = machine.topology.node(ports.front()).net.latencyUs;
+  link.rankGigabytes = link.gigabytes;
+  if (operation == tuning::MessageOperation::allToAll) {
+    // All ranks of the node send at the same time, over all ports.
+    const auto all = static_cast<double>(machine.topology.of(topology::NodeType::net).size());
+    link.rankGigabytes *= std::min(1.0, all / static_cast<double>(gpus.size()));
+  }
+  return link;
 }
 
 }  // namespace unisono::explain

@@ -4,6 +4,7 @@
 #include "base/settings.h"
 #include "plan/plan.h"
 #include "topo_view.h"
+#include "tuning/messages.h"
 #include "tuning/model.h"
 
 // The cost model of a communicator that the commands do not create.
@@ -27,6 +28,9 @@ struct GpuReach {
 };
 GpuReach reachOf(const topo::View& view);
 
+// What UNISONO_TUNING_FILE says. Throws Error for a file that a communicator would refuse.
+tuning::Measurements measurementsOf(const Settings& settings);
+
 // What a communicator on the machine of `view` with these settings would choose by. Throws Error
 // for settings or a UNISONO_TUNING_FILE that it would refuse.
 tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view,
@@ -35,5 +39,11 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
 // The part of its config that is about messages, with the model of `input`.
 plan::CommConfig messageConfigOf(const Settings& settings, const topo::View& view,
                                  tuning::ModelInput input);
+
+// What joins ranks that exchange messages, for the time that these are predicted to take: inside a
+// node, and between nodes.
+tuning::MessageLink linkInside(const topo::View& view);
+tuning::MessageLink linkBetween(const topo::View& view, const tuning::CommFacts& facts,
+                                tuning::MessageOperation operation);
 
 }  // namespace unisono::explain

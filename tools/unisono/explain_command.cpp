@@ -37,7 +37,7 @@ std::string operationNames() {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// The first operations of the bench are the collectives, which have a cost model, in its order.
+// The first operations of the bench are the collectives, in the order of the cost model.
 BenchOperation parseOperation(const std::string& text) {
   const int collective = tuning::findOperation(text);
   if (collective >= 0) return static_cast<BenchOperation>(collective);
@@ -164,19 +164,24 @@ int showMessages(const ExplainArguments& arguments, const Settings& settings,
   report.minBytes = call.minBytes;
   report.maxBytes = call.maxBytes;
   report.warnings = call.warnings;
-  const plan::CommConfig config = messageConfigOf(settings, view, input);
-  const GpuReach reach = reachOf(view);
+  report.config = messageConfigOf(settings, view, input);
+  report.measured = measurementsOf(settings).messages;
   const int ranksPerNode = report.ranks / report.nodes;
-  if (report.ranks == 1) addRoute(config, "to oneself", 0, 0, "memory of the device", report);
+  if (report.ranks == 1) addRoute({"to oneself", 0, 0, "memory of the device", {}, 1, 1}, report);
   if (ranksPerNode > 1) {
-    addRoute(config, "inside a node", 0, 1,
-             reach.hostMemory ? "memory of GPUs, or of the host where they do not reach each other"
-                              : "memory of GPUs",
+    addRoute({"inside a node", 0, 1,
+              reachOf(view).hostMemory
+                  ? "memory of GPUs, or of the host where they do not reach each other"
+                  : "memory of GPUs",
+              linkInside(view), ranksPerNode, 1},
              report);
   }
   if (report.nodes > 1) {
-    addRoute(config, "between nodes", 0, ranksPerNode,
-             input.facts.network ? "the network" : "shared memory", report);
+    addRoute(
+        {"between nodes", 0, ranksPerNode, input.facts.network ? "the network" : "shared memory",
+         linkBetween(view, input.facts, messageOperation(report.operation)), report.ranks,
+         report.nodes},
+        report);
   }
   int status = kExitShown;
   if (arguments.run) {
@@ -187,10 +192,9 @@ int showMessages(const ExplainArguments& arguments, const Settings& settings,
     if (result.failed()) return status;
     report.backend = result.backend;
     for (const RunRow& row : result.rows) {
-      MessageRow& shown = report.run.emplace_back(MessageRow{row.bytes, {}, row.us, row.wrong});
-      for (const MessageRoute& route : report.routes) {
-        shown.paths.push_back(choiceAt(config, report, route, row.bytes).path);
-      }
+      MessageRow& shown = report.run.emplace_back(predict(report, row.bytes));
+      shown.measuredUs = row.us;
+      shown.wrong = row.wrong;
     }
   }
   write(arguments, report);
@@ -338,8 +342,8 @@ CLI::App* addExplainCommand(CLI::App& app, ExplainArguments& arguments) {
   CLI::App* explain = app.add_subcommand(
       "explain",
       "Explain how a call is carried: the choice of algorithm and protocol (of messages: the path "
-      "through kernels, FIFOs or copy engines), its predicted time (of collectives), "
-      "every candidate with the reason why it lost or is excluded, and how the choice changes over "
+      "through kernels, FIFOs or copy engines), its predicted time, every candidate with the "
+      "reason why it lost or is excluded, and how the choice changes over "
       "sizes, as a communicator with the NCCL_* variables of this environment sees them. Exit "
       "status: 0 explained, 1 a run had wrong results, 2 wrong options or an unusable file, 3 a "
       "run "

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "explain_plot.h"
 #include "explain_report.h"
 
 namespace unisono::explain {
@@ -18,9 +18,6 @@ using Json = nlohmann::ordered_json;
 using bench::BenchOperation;
 using plan::MessageChoice;
 using plan::MessagePath;
-
-constexpr const char* kNoPrediction =
-    "there is no cost model of messages: sizes, settings and links decide; --run measures";
 
 plan::Call callOf(BenchOperation operation) {
   switch (operation) {
@@ -40,25 +37,51 @@ uint64_t messageBytesOf(const MessageReport& report, uint64_t bytes) {
          report.typeBytes;
 }
 
-plan::MessageQuestion questionOf(const MessageReport& report, const MessageRoute& route,
-                                 uint64_t messageBytes) {
-  return {
-      .call = callOf(report.operation), .from = route.from, .to = route.to, .bytes = messageBytes};
+// A message of a call of `bytes` bytes.
+plan::MessageQuestion questionOf(const MessageReport& report, const MessagePair& pair,
+                                 uint64_t bytes) {
+  return {.call = callOf(report.operation),
+          .from = pair.from,
+          .to = pair.to,
+          .bytes = messageBytesOf(report, bytes)};
+}
+
+tuning::MessageTime timeOf(const MessageReport& report, const MessagePair& pair, MessagePath path,
+                           uint64_t messageBytes) {
+  const int channels = fifoChoice(report.config, pair.from, pair.to, messageBytes).channels;
+  return tuning::messageTime(report.measured, pair.link, path,
+                             {.operation = messageOperation(report.operation),
+                              .ranks = pair.ranks,
+                              .nodes = pair.nodes,
+                              .bytes = messageBytes,
+                              .channels = channels});
+}
+
+// The choice at a size with its time.
+struct TimedChoice {
+  MessageChoice choice;
+  double timeUs;
+};
+TimedChoice choiceAt(const MessageReport& report, const MessagePair& pair, uint64_t bytes) {
+  const plan::MessageQuestion question = questionOf(report, pair, bytes);
+  const MessageChoice choice = messageChoice(report.config, question);
+  return {choice, timeOf(report, pair, choice.path, question.bytes).us};
 }
 
 // As tuning::choicesBySize.
-std::vector<MessageRange> rangesOf(const plan::CommConfig& config, const MessageReport& report,
-                                   const MessageRoute& route) {
-  const auto at = [&](uint64_t bytes) { return choiceAt(config, report, route, bytes); };
+std::vector<MessageRange> rangesOf(const MessageReport& report, const MessagePair& pair) {
+  const auto at = [&](uint64_t bytes) { return choiceAt(report, pair, bytes); };
   constexpr uint64_t kStepsPerOctave = 64;
   std::vector<MessageRange> ranges;
   const auto open = [&](uint64_t bytes) {
-    const MessageChoice choice = at(bytes);
-    ranges.push_back({bytes, bytes, choice.path, choice.channels, choice.channels});
+    const auto [choice, timeUs] = at(bytes);
+    ranges.push_back({bytes, bytes, choice.path, choice.channels, choice.channels, timeUs, timeUs});
   };
   const auto close = [&](uint64_t bytes) {
+    const auto [choice, timeUs] = at(bytes);
     ranges.back().lastBytes = bytes;
-    ranges.back().lastChannels = at(bytes).channels;
+    ranges.back().lastChannels = choice.channels;
+    ranges.back().lastTimeUs = timeUs;
   };
   open(report.minBytes);
   for (uint64_t bytes = report.minBytes; bytes < report.maxBytes;) {
@@ -66,7 +89,7 @@ std::vector<MessageRange> rangesOf(const plan::CommConfig& config, const Message
     const uint64_t next =
         std::min(report.maxBytes, bytes + std::max<uint64_t>(octave / kStepsPerOctave, 1));
     const MessagePath current = ranges.back().path;
-    if (at(next).path == current) {
+    if (at(next).choice.path == current) {
       bytes = next;
       continue;
     }
@@ -74,7 +97,7 @@ std::vector<MessageRange> rangesOf(const plan::CommConfig& config, const Message
     uint64_t low = bytes, high = next;
     while (high - low > 1) {
       const uint64_t middle = low + (high - low) / 2;
-      (at(middle).path == current ? low : high) = middle;
+      (at(middle).choice.path == current ? low : high) = middle;
     }
     close(low);
     open(high);
@@ -88,7 +111,7 @@ std::string choiceText(const MessageReport& report, const MessageChoice& choice)
   const char* const plural = choice.channels == 1 ? "" : "s";
   switch (choice.path) {
     case MessagePath::copyEngines:
-      return nameOf(choice.path);
+      return std::string(nameOf(choice.path));
     case MessagePath::directLl:
     case MessagePath::directLl128:
       return fmt::format("{}, {} block{}", nameOf(choice.path), choice.channels, plural);
@@ -105,40 +128,52 @@ std::string choiceText(const MessageReport& report, const MessageChoice& choice)
 
 std::string routeText(const MessageReport& report, const MessageRoute& route) {
   std::string text = fmt::format("\nMessages {} (as from rank {} to rank {}), through {}\n",
-                                 route.name, route.from, route.to, route.links);
-  text += fmt::format("Choice: {}\n\nCandidates\n", choiceText(report, route.choice));
+                                 route.pair.name, route.pair.from, route.pair.to, route.pair.links);
+  text += fmt::format("Choice: {}\n\nCandidates\n  {:<15}{:>14}{:>10}  {}\n",
+                      choiceText(report, route.choice), "path", "predicted us", "GB/s", "why not");
   for (const MessageCandidate& row : route.candidates) {
-    text += fmt::format("  {:<15}{}\n", nameOf(row.path), row.chosen ? "the choice" : row.reason);
+    text += fmt::format("  {:<15}{:>14}{:>10}  {}{}\n", nameOf(row.path), timeText(row.time.us),
+                        bandwidthText(report.bytes, row.time.us),
+                        row.chosen ? "the choice" : row.reason,
+                        row.time.measured ? " (time measured)" : "");
   }
-  text += fmt::format("\nBy size\n  {:>14}{:>14}  {:<15}{}\n", "from", "to", "choice",
-                      "channels or blocks");
+  text += fmt::format("\nBy size\n  {:>14}{:>14}  {:<15}{:<20}{:>20}\n", "from", "to", "choice",
+                      "channels or blocks", "predicted us");
   for (const MessageRange& range : route.ranges) {
-    const bool constant = range.firstChannels == range.lastChannels;
-    text +=
-        fmt::format("  {:>14}{:>14}  {:<15}{}\n", bytesText(range.firstBytes),
-                    bytesText(range.lastBytes), nameOf(range.path),
-                    constant ? fmt::format("{}", range.firstChannels)
-                             : fmt::format("{} to {}", range.firstChannels, range.lastChannels));
+    text += fmt::format(
+        "  {:>14}{:>14}  {:<15}{:<20}{:>20}\n", bytesText(range.firstBytes),
+        bytesText(range.lastBytes), nameOf(range.path),
+        spanText(range.firstChannels, range.lastChannels),
+        fmt::format("{} to {}", timeText(range.firstTimeUs), timeText(range.lastTimeUs)));
   }
   return text;
 }
 
 std::string runText(const MessageReport& report) {
   if (report.backend.empty()) return "";
-  std::string text =
-      fmt::format("\nMeasured ({} backend)\n  {:>14}{:>22}{:>8}  {}\n", report.backend, "bytes",
-                  report.simulated() ? "simulation on CPU us" : "measured us", "wrong",
-                  report.simulated() ? "choice of GPUs" : "choice");
+  // What a simulation takes says nothing about the prediction.
+  const bool simulated = report.simulated();
+  std::string text = fmt::format(
+      "\nMeasured ({} backend)\n  {:>14}{:>14}{:>22}{:>22}{:>8}  {}\n", report.backend, "bytes",
+      "predicted us", simulated ? "simulation on CPU us" : "measured us",
+      simulated ? "" : "measured / predicted", "wrong", simulated ? "choice of GPUs" : "choice");
   for (const MessageRow& row : report.run) {
     std::string paths;
     for (const MessagePath path : row.paths) {
       paths += fmt::format("{}{}", paths.empty() ? "" : " and ", nameOf(path));
     }
-    text += fmt::format("  {:>14}{:>22.2f}{:>8}  {}\n", bytesText(row.bytes), row.measuredUs,
-                        row.wrong, paths);
+    text +=
+        fmt::format("  {:>14}{:>14}{:>22.2f}{:>22}{:>8}  {}\n", bytesText(row.bytes),
+                    timeText(row.predictedUs), row.measuredUs,
+                    simulated ? "" : ratioText(row.measuredUs, row.predictedUs), row.wrong, paths);
   }
-  if (report.simulated()) text += kSimulationNote;
+  if (simulated) text += kSimulationNote;
   return text;
+}
+
+// A time that is not known is null.
+Json timeJson(double timeUs) {
+  return timeUs > 0 ? Json(timeUs) : Json(nullptr);
 }
 
 Json choiceJson(const MessageChoice& choice) {
@@ -152,10 +187,10 @@ Json choiceJson(const MessageChoice& choice) {
 }
 
 Json routeJson(const MessageRoute& route) {
-  Json json = {{"name", route.name},
-               {"from", route.from},
-               {"to", route.to},
-               {"links", route.links},
+  Json json = {{"name", route.pair.name},
+               {"from", route.pair.from},
+               {"to", route.pair.to},
+               {"links", route.pair.links},
                {"choice", choiceJson(route.choice)},
                {"candidates", Json::array()},
                {"ranges", Json::array()}};
@@ -163,6 +198,8 @@ Json routeJson(const MessageRoute& route) {
     json["candidates"].push_back({{"path", nameOf(row.path)},
                                   {"chosen", row.chosen},
                                   {"possible", row.possible},
+                                  {"predicted_us", timeJson(row.time.us)},
+                                  {"measured", row.time.measured},
                                   {"reason", row.reason}});
   }
   for (const MessageRange& range : route.ranges) {
@@ -170,32 +207,84 @@ Json routeJson(const MessageRoute& route) {
                               {"last_bytes", range.lastBytes},
                               {"path", nameOf(range.path)},
                               {"first_channels", range.firstChannels},
-                              {"last_channels", range.lastChannels}});
+                              {"last_channels", range.lastChannels},
+                              {"first_us", timeJson(range.firstTimeUs)},
+                              {"last_us", timeJson(range.lastTimeUs)}});
   }
   return json;
 }
 
-}  // namespace
-
-MessageChoice choiceAt(const plan::CommConfig& config, const MessageReport& report,
-                       const MessageRoute& route, uint64_t bytes) {
-  return messageChoice(config, questionOf(report, route, messageBytesOf(report, bytes)));
+// The curve of each path and route, and of each choice.
+std::vector<PlotCurve> curvesOf(const MessageReport& report) {
+  std::vector<PlotCurve> curves;
+  for (const MessageRoute& route : report.routes) {
+    const MessagePair& pair = route.pair;
+    // Whether some message can take the path; others end its curve.
+    const auto kindOf = [&](MessagePath path) {
+      const plan::MessageExclusion exclusion =
+          exclusionOf(report.config, path, questionOf(report, pair, report.minBytes));
+      const bool possible = exclusion != plan::MessageExclusion::model &&
+                            exclusion != plan::MessageExclusion::noLines &&
+                            exclusion != plan::MessageExclusion::settings;
+      return possible ? PlotCurve::Kind::candidate : PlotCurve::Kind::impossible;
+    };
+    for (const uint64_t bytes : plotSizes(report.minBytes, report.maxBytes)) {
+      const plan::MessageQuestion question = questionOf(report, pair, bytes);
+      for (int p = 0; p < tuning::kMessagePaths; p++) {
+        const auto path = static_cast<MessagePath>(p);
+        const double timeUs = timeOf(report, pair, path, question.bytes).us;
+        const plan::MessageExclusion exclusion = exclusionOf(report.config, path, question);
+        if (!(timeUs > 0) || exclusion == plan::MessageExclusion::tooLarge) continue;
+        curveOf(curves, fmt::format("{} {}", nameOf(path), pair.name), kindOf(path))
+            .points.push_back({bytes, timeUs});
+      }
+      const double chosenUs = choiceAt(report, pair, bytes).timeUs;
+      if (!(chosenUs > 0)) continue;
+      curveOf(curves, fmt::format("the choice {}", pair.name), PlotCurve::Kind::choice)
+          .points.push_back({bytes, chosenUs});
+    }
+  }
+  return curves;
 }
 
-void addRoute(const plan::CommConfig& config, std::string name, int from, int to, std::string links,
-              MessageReport& report) {
-  MessageRoute route{std::move(name), from, to, std::move(links), {}, {}, {}};
-  const plan::MessageQuestion question = questionOf(report, route, report.messageBytes);
-  route.choice = messageChoice(config, question);
-  for (int p = 0; p < plan::kMessagePaths; p++) {
+std::string titleOf(const MessageReport& report) {
+  return fmt::format("{}, {} ranks on {} node{}: {}", bench::operationInfo(report.operation).name,
+                     report.ranks, report.nodes, report.nodes == 1 ? "" : "s", report.source);
+}
+
+double busBandwidth(const MessageReport& report, double timeUs) {
+  return bandwidthOf(report.bytes, timeUs) * bench::busFactor(report.operation, report.ranks);
+}
+
+}  // namespace
+
+void addRoute(MessagePair pair, MessageReport& report) {
+  MessageRoute route{std::move(pair), {}, {}, {}};
+  const plan::MessageQuestion question = questionOf(report, route.pair, report.bytes);
+  route.choice = messageChoice(report.config, question);
+  for (int p = 0; p < tuning::kMessagePaths; p++) {
     const auto path = static_cast<MessagePath>(p);
     const bool chosen = path == route.choice.path;
-    route.candidates.push_back({path, chosen,
-                                exclusionOf(config, path, question) == plan::MessageExclusion::none,
-                                chosen ? std::string() : reasonOf(config, path, question)});
+    route.candidates.push_back(
+        {path, chosen, exclusionOf(report.config, path, question) == plan::MessageExclusion::none,
+         timeOf(report, route.pair, path, question.bytes),
+         chosen ? std::string() : reasonOf(report.config, path, question)});
   }
-  route.ranges = rangesOf(config, report, route);
+  route.ranges = rangesOf(report, route.pair);
   report.routes.push_back(std::move(route));
+}
+
+MessageRow predict(const MessageReport& report, uint64_t bytes) {
+  MessageRow row{bytes, {}, 0, 0, 0};
+  bool known = true;
+  for (const MessageRoute& route : report.routes) {
+    const auto [choice, timeUs] = choiceAt(report, route.pair, bytes);
+    row.paths.push_back(choice.path);
+    row.predictedUs = std::max(row.predictedUs, timeUs);
+    known = known && timeUs > 0;
+  }
+  if (!known) row.predictedUs = 0;
+  return row;
 }
 
 std::string textOf(const MessageReport& report) {
@@ -207,12 +296,16 @@ std::string textOf(const MessageReport& report) {
   text += fmt::format("Each message has {}.\n", bytesText(report.messageBytes));
   if (!report.network.empty()) text += fmt::format("Network: {}\n", report.network);
   for (const std::string& warning : report.warnings) text += "Warning: " + warning + "\n";
-  text += fmt::format("Predicted: nothing; {}\n", kNoPrediction);
+  if (const double timeUs = predict(report, report.bytes).predictedUs; timeUs > 0) {
+    text += fmt::format("Predicted: {} us, {} GB/s (bus bandwidth {:.3f} GB/s)\n", timeText(timeUs),
+                        bandwidthText(report.bytes, timeUs), busBandwidth(report, timeUs));
+  }
   for (const MessageRoute& route : report.routes) text += routeText(report, route);
   return text + runText(report);
 }
 
 std::string jsonOf(const MessageReport& report) {
+  const double timeUs = predict(report, report.bytes).predictedUs;
   Json json = {{"machine", report.source},
                {"nodes", report.nodes},
                {"ranks", report.ranks},
@@ -222,7 +315,9 @@ std::string jsonOf(const MessageReport& report) {
                {"message_bytes", report.messageBytes},
                {"count", report.count},
                {"type", report.typeName},
-               {"predicted_us", nullptr},
+               {"predicted_us", timeJson(timeUs)},
+               {"gb_per_second", bandwidthOf(report.bytes, timeUs)},
+               {"bus_gb_per_second", busBandwidth(report, timeUs)},
                {"routes", Json::array()},
                {"warnings", report.warnings}};
   for (const MessageRoute& route : report.routes) json["routes"].push_back(routeJson(route));
@@ -234,6 +329,7 @@ std::string jsonOf(const MessageReport& report) {
       for (const MessagePath path : row.paths) paths.push_back(nameOf(path));
       json["run"]["rows"].push_back({{"bytes", row.bytes},
                                      {"paths", std::move(paths)},
+                                     {"predicted_us", timeJson(row.predictedUs)},
                                      {"measured_us", row.measuredUs},
                                      {"wrong", row.wrong}});
     }
@@ -242,62 +338,7 @@ std::string jsonOf(const MessageReport& report) {
 }
 
 std::string svgOf(const MessageReport& report) {
-  constexpr double kWidth = 980, kLeft = 130, kRight = 30, kTop = 60, kBar = 40, kGap = 30;
-  constexpr const char* kColours[plan::kMessagePaths] = {"#8e5aa8", "#3d8b37", "#1b6ca8", "#c8553d",
-                                                         "#b8860b"};
-  const auto log = [](uint64_t bytes) {
-    return std::log2(static_cast<double>(std::max<uint64_t>(bytes, 1)));
-  };
-  const double low = log(report.minBytes), high = std::max(log(report.maxBytes), low + 1);
-  const auto x = [&](double exponent) {
-    return kLeft + (exponent - low) / (high - low) * (kWidth - kLeft - kRight);
-  };
-  const double bottom = kTop + static_cast<double>(report.routes.size()) * (kBar + kGap);
-  const double height = bottom + 50 + 20;
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
-      "height=\"{1}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{0}\" "
-      "height=\"{1}\" fill=\"white\"/>\n<text x=\"20\" y=\"28\" font-size=\"16\">{2}</text>\n",
-      kWidth, height,
-      escapeXml(fmt::format("{}, {} ranks on {} node{}: {}",
-                            bench::operationInfo(report.operation).name, report.ranks, report.nodes,
-                            report.nodes == 1 ? "" : "s", report.source)));
-  constexpr double kLabels = 6;
-  const int step = std::max(1, static_cast<int>(std::ceil((high - low) / kLabels)));
-  for (int exponent = static_cast<int>(std::ceil(low)); exponent <= high; exponent += step) {
-    svg += fmt::format(
-        "<line x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2}\" stroke=\"#e3e6e8\"/>"
-        "<text x=\"{0:.1f}\" y=\"{3}\" text-anchor=\"middle\">{4}</text>\n",
-        x(exponent), kTop, bottom, bottom + 18, bytesText(uint64_t{1} << exponent));
-  }
-  double top = kTop;
-  for (const MessageRoute& route : report.routes) {
-    svg += fmt::format("<text x=\"20\" y=\"{:.1f}\">{}</text>\n", top + kBar / 2 + 4,
-                       escapeXml(route.name));
-    for (const MessageRange& range : route.ranges) {
-      const double left = x(log(range.firstBytes)), right = x(log(range.lastBytes + 1));
-      svg += fmt::format(
-          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{}\" fill=\"{}\">"
-          "<title>{}, {} to {}</title></rect>\n",
-          left, top, std::clamp(right, left + 1, std::max(kWidth - kRight, left + 1)) - left, kBar,
-          kColours[static_cast<size_t>(range.path)], nameOf(range.path),
-          bytesText(range.firstBytes), bytesText(range.lastBytes));
-    }
-    top += kBar + kGap;
-  }
-  double left = kLeft;
-  for (int p = 0; p < plan::kMessagePaths; p++) {
-    svg += fmt::format(
-        "<rect x=\"{0}\" y=\"{1}\" width=\"14\" height=\"14\" fill=\"{2}\"/>"
-        "<text x=\"{3}\" y=\"{4}\">{5}</text>\n",
-        left, bottom + 40, kColours[p], left + 20, bottom + 52,
-        nameOf(static_cast<MessagePath>(p)));
-    left += 130;
-  }
-  return svg + fmt::format(
-                   "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">bytes (the larger of a rank's "
-                   "input and output)</text>\n</svg>\n",
-                   kWidth - kRight, bottom + 34);
+  return svgOf(Plot{titleOf(report), report.minBytes, report.maxBytes, curvesOf(report)});
 }
 
 }  // namespace unisono::explain

@@ -3,7 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+
+#include "explain_plot.h"
 
 namespace unisono::explain {
 namespace {
@@ -11,32 +14,19 @@ namespace {
 using Json = nlohmann::ordered_json;
 using tuning::nameOf;
 
-std::string timeText(double timeUs) {
-  return timeUs > 0 ? fmt::format("{:.2f}", timeUs) : std::string("-");
-}
-
-double bandwidthOf(uint64_t bytes, double timeUs) {
-  return timeUs > 0 ? static_cast<double>(bytes) / timeUs / 1000 : 0;
-}
-
 std::string nameOfBoth(tuning::Algorithm algorithm, tuning::Protocol protocol) {
   return fmt::format("{} {}", nameOf(algorithm), nameOf(protocol));
-}
-
-std::string spanText(int first, int last) {
-  return first == last ? fmt::format("{}", first) : fmt::format("{} to {}", first, last);
 }
 
 std::string candidatesText(const ExplainReport& report) {
   std::string text = fmt::format("Candidates\n  {:<15}{:<10}{:>14}{:>10}  {}\n", "algorithm",
                                  "protocol", "predicted us", "GB/s", "why not");
   for (const tuning::CandidateReport& row : report.explanation.candidates) {
-    const double bandwidth = bandwidthOf(report.question.bytes, row.timeUs);
     std::string reason = row.chosen && row.reason.empty() ? "the choice" : row.reason;
     if (row.measured) reason += " (time measured)";
-    text += fmt::format("  {:<15}{:<10}{:>14}{:>10}  {}\n", nameOf(row.algorithm),
-                        nameOf(row.protocol), timeText(row.timeUs),
-                        row.timeUs > 0 ? fmt::format("{:.3f}", bandwidth) : "-", reason);
+    text +=
+        fmt::format("  {:<15}{:<10}{:>14}{:>10}  {}\n", nameOf(row.algorithm), nameOf(row.protocol),
+                    timeText(row.timeUs), bandwidthText(report.question.bytes, row.timeUs), reason);
   }
   return text;
 }
@@ -65,14 +55,16 @@ std::string runText(const ExplainReport& report) {
     const double predicted = row.choice.timeUs;
     text += fmt::format("  {:>14}  {:<22}{:>14}{:>20.2f}{:>22}{:>8}\n", bytesText(row.bytes),
                         nameOfBoth(row.choice.algorithm, row.choice.protocol), timeText(predicted),
-                        row.measuredUs,
-                        simulated       ? ""
-                        : predicted > 0 ? fmt::format("{:.2f}", row.measuredUs / predicted)
-                                        : "-",
+                        row.measuredUs, simulated ? "" : ratioText(row.measuredUs, predicted),
                         row.wrong);
   }
   if (simulated) text += kSimulationNote;
   return text;
+}
+
+std::string titleOf(const ExplainReport& report) {
+  return fmt::format("{}, {} ranks on {} node{}: {}", nameOf(report.question.operation),
+                     report.ranks, report.nodes, report.nodes == 1 ? "" : "s", report.source);
 }
 
 Json choiceJson(const ExplainReport& report) {
@@ -89,8 +81,53 @@ Json choiceJson(const ExplainReport& report) {
 
 }  // namespace
 
+std::string svgOf(const ExplainReport& report) {
+  std::vector<PlotCurve> curves;
+  PlotCurve chosen{"the choice", PlotCurve::Kind::choice, {}};
+  tuning::Question question = report.question;
+  for (const uint64_t bytes : plotSizes(report.minBytes, report.maxBytes)) {
+    question.bytes = bytes;
+    const tuning::Explanation explanation = tuning::explain(report.model, question);
+    for (const tuning::CandidateReport& row : explanation.candidates) {
+      if (!(row.timeUs > 0)) continue;
+      if (row.chosen) chosen.points.push_back({bytes, row.timeUs});
+      // A call that is too large for a candidate ends its curve.
+      if (row.exclusion == tuning::Exclusion::tooLarge) continue;
+      const bool possible = row.exclusion == tuning::Exclusion::none;
+      curveOf(curves, nameOfBoth(row.algorithm, row.protocol),
+              possible ? PlotCurve::Kind::candidate : PlotCurve::Kind::impossible)
+          .points.push_back({bytes, row.timeUs});
+    }
+  }
+  std::ranges::stable_sort(curves, {}, [](const PlotCurve& curve) {
+    return std::pair(curve.kind, std::string_view(curve.name));
+  });
+  curves.push_back(std::move(chosen));
+  return svgOf(Plot{titleOf(report), report.minBytes, report.maxBytes, std::move(curves)});
+}
+
 double ExplainReport::busBandwidth(uint64_t bytes, double timeUs) const {
   return bandwidthOf(bytes, timeUs) * bench::busFactor(operation, ranks);
+}
+
+std::string timeText(double timeUs) {
+  return timeUs > 0 ? fmt::format("{:.2f}", timeUs) : std::string("-");
+}
+
+std::string bandwidthText(uint64_t bytes, double timeUs) {
+  return timeUs > 0 ? fmt::format("{:.3f}", bandwidthOf(bytes, timeUs)) : std::string("-");
+}
+
+std::string spanText(int first, int last) {
+  return first == last ? fmt::format("{}", first) : fmt::format("{} to {}", first, last);
+}
+
+double bandwidthOf(uint64_t bytes, double timeUs) {
+  return timeUs > 0 ? static_cast<double>(bytes) / timeUs / 1000 : 0;
+}
+
+std::string ratioText(double measuredUs, double predictedUs) {
+  return predictedUs > 0 ? fmt::format("{:.2f}", measuredUs / predictedUs) : std::string("-");
 }
 
 std::string bytesText(uint64_t bytes) {

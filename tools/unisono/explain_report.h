@@ -54,6 +54,16 @@ inline constexpr const char* kSimulationNote =
     "of "
     "GPUs.\n";
 
+// "12.34", "-" for a time that is not known (0).
+std::string timeText(double timeUs);
+// In GB/s: the bytes of the call by time; 0 or "-" if the time is not known.
+double bandwidthOf(uint64_t bytes, double timeUs);
+std::string bandwidthText(uint64_t bytes, double timeUs);
+// "3", "3 to 8".
+std::string spanText(int first, int last);
+// Measured by predicted.
+std::string ratioText(double measuredUs, double predictedUs);
+
 // Text for SVG.
 std::string escapeXml(const std::string& text);
 

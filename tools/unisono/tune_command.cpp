@@ -27,6 +27,7 @@
 #include "detect/detect.h"
 #include "explain_report.h"
 #include "operations.h"
+#include "plan/message_choice.h"
 #include "temporary_file.h"
 #include "tuning/choice.h"
 
@@ -34,8 +35,8 @@ namespace unisono::tune {
 namespace {
 
 using bench::UsageError;
-using tuning::MeasuredCurve;
-using tuning::MeasuredTable;
+using tuning::MeasuredPoint;
+using tuning::MessagePath;
 using tuning::nameOf;
 
 // A result that was wrong: exit status 1.
@@ -53,10 +54,12 @@ class FailedRun : public std::runtime_error {
 // What to measure with one number of ranks.
 struct Plan {
   struct Part {
-    tuning::Operation operation;
-    tuning::Algorithm algorithm;
-    tuning::Protocol protocol;
-    uint64_t maxBytes;
+    std::string name;  // the first words of its lines: operation, algorithm, protocol
+    bench::BenchOperation operation;
+    // What forces it.
+    std::string algorithm, protocol;
+    int64_t messageBytes;  // NCCL_P2P_LL_THRESHOLD; -1: automatic
+    uint64_t maxBytes;     // 0: it does not carry the smallest size
   };
   int ranks;
   tuning::ModelInput input;
@@ -86,33 +89,84 @@ std::vector<int> parseRanks(const std::string& text, int nodes, int all) {
 }
 
 // The sizes of a run: those from `minBytes` on by doubling. Returns the largest one up to `limit`
-// that `algorithm` carries, 0 if there is none.
-uint64_t largestSize(const tuning::CommFacts& facts, const Plan::Part& part, uint64_t minBytes,
-                     uint64_t limit) {
-  const bool direct =
-      part.algorithm == tuning::Algorithm::direct || part.algorithm == tuning::Algorithm::twoShot;
+// that is carried, 0 if there is none.
+template <typename Carries>
+uint64_t largestSize(uint64_t minBytes, uint64_t limit, const Carries& carries) {
   uint64_t largest = 0;
-  for (uint64_t bytes = minBytes; bytes <= limit; bytes *= 2) {
-    const uint64_t share = tuning::shareOf(part.operation, bytes, facts.ranks);
-    if (direct && !facts.direct.fits(part.protocol, share)) break;
-    largest = bytes;
-  }
+  for (uint64_t bytes = minBytes; bytes <= limit && carries(bytes); bytes *= 2) largest = bytes;
   return largest;
+}
+
+void addCollectives(const tuning::CostModel& model, uint64_t minBytes, uint64_t maxBytes,
+                    Plan& plan) {
+  for (int o = 0; o < tuning::kCollectives; o++) {
+    const auto operation = static_cast<tuning::Operation>(o);
+    for (const auto& [algorithm, protocol, preferred, allowedAlgorithm, allowedProtocol] :
+         model.candidates[static_cast<size_t>(o)]) {
+      const bool direct =
+          algorithm == tuning::Algorithm::direct || algorithm == tuning::Algorithm::twoShot;
+      const auto carries = [&, protocol = protocol](uint64_t bytes) {
+        return !direct || model.facts.direct.fits(
+                              protocol, tuning::shareOf(operation, bytes, model.facts.ranks));
+      };
+      plan.parts.push_back(
+          {fmt::format("{} {} {}", nameOf(operation), nameOf(algorithm), nameOf(protocol)),
+           static_cast<bench::BenchOperation>(o), std::string(nameOf(algorithm)),
+           std::string(nameOf(protocol)), -1, largestSize(minBytes, maxBytes, carries)});
+    }
+  }
+}
+
+// What makes messages take a path, as far as it can carry them.
+Plan::Part partOf(MessagePath path) {
+  constexpr int64_t kMostLineBytes = 64 << 10;
+  const bool direct = path == MessagePath::directLl || path == MessagePath::directLl128;
+  const char* const protocol = path == MessagePath::fifoSimple    ? "Simple"
+                               : path == MessagePath::directLl128 ? "LL128"
+                                                                  : "LL";
+  return {"",
+          {},
+          direct ? "Direct" : "Ring",
+          protocol,
+          path == MessagePath::fifoLl ? kMostLineBytes : -1,
+          0};
+}
+
+void addMessages(Settings settings, const topo::View& view, uint64_t minBytes, uint64_t maxBytes,
+                 Plan& plan) {
+  constexpr plan::Call kCalls[tuning::kMessageOperations] = {
+      plan::Call::send, plan::Call::allToAll, plan::Call::gather, plan::Call::scatter};
+  for (const MessagePath path : {MessagePath::directLl, MessagePath::directLl128,
+                                 MessagePath::fifoLl, MessagePath::fifoSimple}) {
+    Plan::Part part = partOf(path);
+    settings.algorithm = part.algorithm;
+    settings.protocol = part.protocol;
+    settings.p2pLlThreshold = part.messageBytes;
+    const plan::CommConfig config =
+        explain::messageConfigOf(settings, view, explain::modelInputOf(settings, view, {}));
+    for (int o = 0; o < tuning::kMessageOperations; o++) {
+      part.operation = static_cast<bench::BenchOperation>(
+          static_cast<int>(bench::BenchOperation::sendReceive) + o);
+      part.name =
+          fmt::format("{} {}", nameOf(static_cast<tuning::MessageOperation>(o)), nameOf(path));
+      part.maxBytes = largestSize(minBytes, maxBytes, [&](uint64_t bytes) {
+        const uint64_t message = bench::countForBytes(part.operation, bytes, 1, plan.ranks);
+        return plan::messageChoice(config, {.call = kCalls[o], .to = 1, .bytes = message}).path ==
+               path;
+      });
+      plan.parts.push_back(part);
+    }
+  }
 }
 
 Plan planFor(const Settings& settings, const topology::XmlTopology& file, topo::ViewSettings view,
              int ranks, uint64_t minBytes, uint64_t maxBytes) {
   view.ranksPerNode = ranks / view.nodes;
-  Plan plan{ranks, explain::modelInputOf(settings, topo::makeView(file, view), {}), {}};
-  const tuning::CostModel model = tuning::makeModel(plan.input);
-  for (int o = 0; o < tuning::kCollectives; o++) {
-    for (const auto& candidate : model.candidates[static_cast<size_t>(o)]) {
-      Plan::Part part{static_cast<tuning::Operation>(o), candidate.algorithm, candidate.protocol,
-                      0};
-      part.maxBytes = largestSize(model.facts, part, minBytes, maxBytes);
-      if (part.maxBytes > 0) plan.parts.push_back(part);
-    }
-  }
+  const topo::View shown = topo::makeView(file, view);
+  Plan plan{ranks, explain::modelInputOf(settings, shown, {}), {}};
+  addCollectives(tuning::makeModel(plan.input), minBytes, maxBytes, plan);
+  addMessages(settings, shown, minBytes, maxBytes, plan);
+  std::erase_if(plan.parts, [](const Plan::Part& part) { return part.maxBytes == 0; });
   return plan;
 }
 
@@ -170,37 +224,36 @@ class Tuner {
     return !arguments.machine.file.empty() || !arguments.machine.preset.empty();
   }
 
-  MeasuredCurve measure(const Plan& plan, const Plan::Part& part, uint64_t minBytes) const {
-    const std::string name = fmt::format("{} {} {}", nameOf(part.operation), nameOf(part.algorithm),
-                                         nameOf(part.protocol));
-    const std::vector<std::string> environment = environmentWith(
-        {fmt::format("NCCL_ALGO={}", nameOf(part.algorithm)),
-         fmt::format("NCCL_PROTO={}", nameOf(part.protocol)), "UNISONO_TUNING_FILE="});
+  std::vector<MeasuredPoint> measure(const Plan& plan, const Plan::Part& part,
+                                     uint64_t minBytes) const {
+    const std::string threshold =
+        part.messageBytes < 0 ? std::string() : fmt::format("{}", part.messageBytes);
+    const std::vector<std::string> environment =
+        environmentWith({"NCCL_ALGO=" + part.algorithm, "NCCL_PROTO=" + part.protocol,
+                         "NCCL_P2P_LL_THRESHOLD=" + threshold, "UNISONO_TUNING_FILE="});
     const int status =
         runProgram(benchArguments(plan, part, minBytes), environment, errors_.path());
     if (status != bench::kExitSuccess) {
-      const std::string text = fmt::format("{} with {} ranks: {}", name, plan.ranks,
+      const std::string text = fmt::format("{} with {} ranks: {}", part.name, plan.ranks,
                                            detect::readFile(errors_.path(), "the errors"));
       if (status == bench::kExitWrongResult) throw WrongResult("wrong results of " + text);
       throw FailedRun(text);
     }
-    MeasuredCurve curve{part.operation,           part.algorithm, part.protocol,
-                        arguments_.machine.nodes, plan.ranks,     {}};
+    std::vector<MeasuredPoint> points;
     const auto json = nlohmann::json::parse(detect::readFile(results_.path(), "the results"));
     for (const auto& row : json.at("rows")) {
       const double seconds = row.at("out_of_place").at("ours").at("time").at("median");
-      curve.points.push_back({row.at("bytes"), seconds * 1e6});
+      points.push_back({row.at("bytes"), seconds * 1e6});
     }
-    tuning::limitToLargerSizes(curve.points);
-    return curve;
+    tuning::limitToLargerSizes(points);
+    return points;
   }
 
  private:
   std::vector<std::string> benchArguments(const Plan& plan, const Plan::Part& part,
                                           uint64_t minBytes) const {
-    const auto operation = static_cast<bench::BenchOperation>(part.operation);
     std::vector<std::string> result = {"bench",
-                                       bench::operationInfo(operation).name,
+                                       bench::operationInfo(part.operation).name,
                                        "--processes",
                                        "-g",
                                        fmt::format("{}", plan.ranks / arguments_.machine.nodes),
@@ -252,7 +305,7 @@ std::string today() {
 }
 
 // What a communicator with this table chooses.
-std::string choicesText(Plan plan, const MeasuredTable& table, uint64_t minBytes,
+std::string choicesText(Plan plan, const tuning::MeasuredTable& table, uint64_t minBytes,
                         uint64_t maxBytes) {
   plan.input.measured = tuning::replaceCurves(tuning::builtinMeasurements(), table);
   const tuning::CostModel model = tuning::makeModel(plan.input);
@@ -286,6 +339,7 @@ void tune(const TuneArguments& arguments) {
   Settings settings = settingsFromEnvironment();
   settings.algorithm.clear();
   settings.protocol.clear();
+  settings.p2pLlThreshold = -1;
   settings.tuningFile.clear();
   topo::ViewSettings view = topo::viewSettings(settings, arguments.machine);
   const topology::XmlTopology file = topo::readMachine(arguments.machine, settings, view.paths);
@@ -300,18 +354,23 @@ void tune(const TuneArguments& arguments) {
 
   const auto start = std::chrono::steady_clock::now();
   const Tuner tuner(arguments, file);
-  MeasuredTable table;
+  size_t measured = 0;
+  std::string lines;
   for (const Plan& plan : plans) {
     for (const Plan::Part& part : plan.parts) {
-      table.push_back(tuner.measure(plan, part, minBytes));
-      const MeasuredCurve& curve = table.back();
-      fmt::print(stderr, "[{}/{}] {} {} {}, {} ranks: {} {:.1f} us, {} {:.1f} us\n", table.size(),
-                 parts, nameOf(part.operation), nameOf(part.algorithm), nameOf(part.protocol),
-                 plan.ranks, explain::bytesText(curve.points.front().bytes),
-                 curve.points.front().timeUs, explain::bytesText(curve.points.back().bytes),
-                 curve.points.back().timeUs);
+      const std::vector<MeasuredPoint> points = tuner.measure(plan, part, minBytes);
+      for (const MeasuredPoint& point : points) {
+        lines += fmt::format("{} {} {} {} {:.3f}\n", part.name, arguments.machine.nodes, plan.ranks,
+                             point.bytes, point.timeUs);
+      }
+      measured++;
+      fmt::print(stderr, "[{}/{}] {}, {} ranks: {} {:.1f} us, {} {:.1f} us\n", measured, parts,
+                 part.name, plan.ranks, explain::bytesText(points.front().bytes),
+                 points.front().timeUs, explain::bytesText(points.back().bytes),
+                 points.back().timeUs);
     }
   }
+  const tuning::Measurements table = tuning::parseMeasurements(lines, arguments.output);
   const std::string source = topo::makeView(file, view).source;
   detect::writeFile(
       arguments.output,
@@ -320,9 +379,9 @@ void tune(const TuneArguments& arguments) {
                   "# operation algorithm protocol nodes ranks bytes microseconds\n{}",
                   UNISONO_VERSION, today(), source,
                   simulates ? " simulated by a CPU, whose times say nothing about GPUs" : "",
-                  simulates ? "" : ", CUDA graphs", tuning::formatMeasurements(table)));
+                  simulates ? "" : ", CUDA graphs", lines));
   std::string text;
-  for (const Plan& plan : plans) text += choicesText(plan, table, minBytes, maxBytes);
+  for (const Plan& plan : plans) text += choicesText(plan, table.collectives, minBytes, maxBytes);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   text +=
       fmt::format("\nMeasured in {:.0f} s. To use it, set UNISONO_TUNING_FILE={} on all ranks.\n",
@@ -336,8 +395,9 @@ CLI::App* addTuneCommand(CLI::App& app, TuneArguments& arguments) {
   CLI::App* tune = app.add_subcommand(
       "tune",
       "Measure every collective with every algorithm and protocol that runs on this machine, and "
-      "write a table of their times, by which communicators choose where UNISONO_TUNING_FILE names "
-      "it. Exit status: 0 written, 1 a result was wrong, 2 wrong options or an unusable file, 3 a "
+      "messages with every path, and write a table of their times, by which communicators choose "
+      "where UNISONO_TUNING_FILE names it. Exit status: 0 written, 1 a result was wrong, 2 wrong "
+      "options or an unusable file, 3 a "
       "run failed");
   tune->add_option("FILE", arguments.output, "Where to write the table")->required();
   tune->add_option("--ranks", arguments.ranks,

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "explain_plot.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -6,8 +8,6 @@
 
 #include "explain_report.h"
 
-// `unisono explain --svg`: the predicted time of each candidate over the sizes, both axes
-// logarithmic. Candidates that cannot run are dashed and grey, the choice is drawn wide below them.
 namespace unisono::explain {
 namespace {
 
@@ -16,67 +16,14 @@ constexpr double kLeft = 80, kRight = 250, kTop = 50, kBottom = 60;
 constexpr double kPointsPerOctave = 4;
 constexpr const char* kColours[] = {"#1b6ca8", "#c8553d", "#3d8b37", "#8e5aa8",
                                     "#b8860b", "#2a9d8f", "#6d4c41"};
+constexpr const char* kChoiceColour = "#f2c94c";
 
-struct Point {
-  uint64_t bytes;
-  double timeUs;
-};
-struct Curve {
-  std::string name;
-  bool possible = false;
-  std::vector<Point> points;
-};
-
-std::vector<uint64_t> sizesOf(const ExplainReport& report) {
-  std::vector<uint64_t> sizes;
-  const double low = std::log2(static_cast<double>(std::max<uint64_t>(report.minBytes, 1)));
-  const double high = std::log2(static_cast<double>(std::max<uint64_t>(report.maxBytes, 1)));
-  const auto points = static_cast<int>(std::ceil((high - low) * kPointsPerOctave));
-  for (int point = 0; point < points; point++) {
-    const auto bytes = static_cast<uint64_t>(std::exp2(low + point / kPointsPerOctave) + 0.5);
-    if (sizes.empty() || bytes > sizes.back()) sizes.push_back(bytes);
-  }
-  if (sizes.empty() || sizes.back() < report.maxBytes) sizes.push_back(report.maxBytes);
-  return sizes;
-}
-
-// The curve of each candidate, and that of the choice last.
-std::vector<Curve> curvesOf(const ExplainReport& report, const std::vector<uint64_t>& sizes) {
-  std::vector<Curve> curves;
-  Curve chosen{"the choice", true, {}};
-  tuning::Question question = report.question;
-  for (const uint64_t bytes : sizes) {
-    question.bytes = bytes;
-    const tuning::Explanation explanation = tuning::explain(report.model, question);
-    for (const tuning::CandidateReport& row : explanation.candidates) {
-      if (!(row.timeUs > 0)) continue;
-      if (row.chosen) chosen.points.push_back({bytes, row.timeUs});
-      // A call that is too large for a candidate ends its curve.
-      if (row.exclusion == tuning::Exclusion::tooLarge) continue;
-      const std::string name =
-          fmt::format("{} {}", tuning::nameOf(row.algorithm), tuning::nameOf(row.protocol));
-      auto curve = std::find_if(curves.begin(), curves.end(),
-                                [&](const Curve& other) { return other.name == name; });
-      if (curve == curves.end()) {
-        curves.push_back({name, row.exclusion == tuning::Exclusion::none, {}});
-        curve = curves.end() - 1;
-      }
-      curve->points.push_back({bytes, row.timeUs});
-    }
-  }
-  std::stable_sort(curves.begin(), curves.end(), [](const Curve& a, const Curve& b) {
-    return a.possible != b.possible ? a.possible : a.name < b.name;
-  });
-  curves.push_back(std::move(chosen));
-  return curves;
-}
-
-class Plot {
+class Drawing {
  public:
-  Plot(const ExplainReport& report, const std::vector<Curve>& curves) : report_(report) {
+  explicit Drawing(const Plot& plot) : plot_(plot) {
     double lowest = 1e300, highest = 0;
-    for (const Curve& curve : curves) {
-      for (const Point& point : curve.points) {
+    for (const PlotCurve& curve : plot.curves) {
+      for (const PlotPoint& point : curve.points) {
         lowest = std::min(lowest, point.timeUs);
         highest = std::max(highest, point.timeUs);
       }
@@ -84,32 +31,33 @@ class Plot {
     if (highest == 0) lowest = highest = 1;
     lowTime_ = std::floor(std::log10(lowest));
     highTime_ = std::max(std::ceil(std::log10(highest)), lowTime_ + 1);
-    lowSize_ = std::log2(static_cast<double>(std::max<uint64_t>(report.minBytes, 1)));
-    highSize_ = std::max(std::log2(static_cast<double>(std::max<uint64_t>(report.maxBytes, 1))),
+    lowSize_ = std::log2(static_cast<double>(std::max<uint64_t>(plot.minBytes, 1)));
+    highSize_ = std::max(std::log2(static_cast<double>(std::max<uint64_t>(plot.maxBytes, 1))),
                          lowSize_ + 1);
   }
 
-  std::string draw(const std::vector<Curve>& curves) const {
+  std::string draw() const {
     std::string svg = fmt::format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
         "height=\"{1}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{0}\" "
         "height=\"{1}\" fill=\"white\"/>\n",
         kWidth, kHeight);
-    svg += fmt::format(
-        "<text x=\"{}\" y=\"28\" font-size=\"16\">{}</text>\n", kLeft,
-        escapeXml(fmt::format("{}, {} ranks on {} node{}: {}",
-                              tuning::nameOf(report_.question.operation), report_.ranks,
-                              report_.nodes, report_.nodes == 1 ? "" : "s", report_.source)));
+    svg += fmt::format("<text x=\"{}\" y=\"28\" font-size=\"16\">{}</text>\n", kLeft,
+                       escapeXml(plot_.title));
     svg += axes();
-    svg += line(curves.back(), "#f2c94c", 7, "");
-    size_t row = 0, colour = 0;
-    for (size_t i = 0; i + 1 < curves.size(); i++) {
-      const bool possible = curves[i].possible;
-      const char* stroke = possible ? kColours[colour++ % std::size(kColours)] : "#b0b7bd";
-      svg += line(curves[i], stroke, possible ? 2 : 1.2, possible ? "" : "4 3");
-      svg += legend(curves[i].name + (possible ? "" : " (cannot run)"), stroke, row++);
+    for (const PlotCurve& curve : plot_.curves) {
+      if (curve.kind == PlotCurve::Kind::choice) svg += line(curve, kChoiceColour, 7, "");
     }
-    svg += legend("the choice", "#f2c94c", row);
+    std::string legends;
+    size_t row = 0, colour = 0;
+    for (const PlotCurve& curve : plot_.curves) {
+      if (curve.kind == PlotCurve::Kind::choice) continue;
+      const bool possible = curve.kind == PlotCurve::Kind::candidate;
+      const char* stroke = possible ? kColours[colour++ % std::size(kColours)] : "#b0b7bd";
+      svg += line(curve, stroke, possible ? 2 : 1.2, possible ? "" : "4 3");
+      legends += legend(curve.name + (possible ? "" : " (cannot run)"), stroke, row++);
+    }
+    svg += legends + legend("the choice", kChoiceColour, row);
     return svg + "</svg>\n";
   }
 
@@ -148,9 +96,10 @@ class Plot {
                      (kLeft + kWidth - kRight) / 2, kHeight - 14);
   }
 
-  std::string line(const Curve& curve, const char* stroke, double width, const char* dashes) const {
+  std::string line(const PlotCurve& curve, const char* stroke, double width,
+                   const char* dashes) const {
     std::string points;
-    for (const Point& point : curve.points) {
+    for (const PlotPoint& point : curve.points) {
       points += fmt::format("{:.1f},{:.1f} ", x(point.bytes), y(point.timeUs));
     }
     return fmt::format(
@@ -168,11 +117,29 @@ class Plot {
         escapeXml(name));
   }
 
-  const ExplainReport& report_;
+  const Plot& plot_;
   double lowTime_, highTime_, lowSize_, highSize_;
 };
 
 }  // namespace
+
+std::vector<uint64_t> plotSizes(uint64_t minBytes, uint64_t maxBytes) {
+  std::vector<uint64_t> sizes;
+  const double low = std::log2(static_cast<double>(std::max<uint64_t>(minBytes, 1)));
+  const double high = std::log2(static_cast<double>(std::max<uint64_t>(maxBytes, 1)));
+  const auto points = static_cast<int>(std::ceil((high - low) * kPointsPerOctave));
+  for (int point = 0; point < points; point++) {
+    const auto bytes = static_cast<uint64_t>(std::exp2(low + point / kPointsPerOctave) + 0.5);
+    if (sizes.empty() || bytes > sizes.back()) sizes.push_back(bytes);
+  }
+  if (sizes.empty() || sizes.back() < maxBytes) sizes.push_back(maxBytes);
+  return sizes;
+}
+
+PlotCurve& curveOf(std::vector<PlotCurve>& curves, const std::string& name, PlotCurve::Kind kind) {
+  const auto curve = std::ranges::find(curves, name, &PlotCurve::name);
+  return curve != curves.end() ? *curve : curves.emplace_back(PlotCurve{name, kind, {}});
+}
 
 std::string escapeXml(const std::string& text) {
   std::string result;
@@ -190,9 +157,8 @@ std::string escapeXml(const std::string& text) {
   return result;
 }
 
-std::string svgOf(const ExplainReport& report) {
-  const std::vector<Curve> curves = curvesOf(report, sizesOf(report));
-  return Plot(report, curves).draw(curves);
+std::string svgOf(const Plot& plot) {
+  return Drawing(plot).draw();
 }
 
 }  // namespace unisono::explain
