@@ -160,7 +160,8 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
   for (size_t f = 0; f < fifos.size(); f++) {
     const device::Protocol protocol = group.fifos[f % count].protocol;
     const bool lines = protocol != device::Protocol::simple;
-    if (lines && !network && sends) continue;
+    const bool isCarried = fifos[f].slots != nullptr;  // networks do not carry LL128
+    if (!isCarried || (lines && !network && sends)) continue;
     fifoCounters_.push_back({sends ? group.receiver : group.sender, group.channels[f / count],
                              sends, fifos[f].tail, fifos[f].head, network, lines,
                              making.pending->portOf(f), protocol, fifos[f].slots,

@@ -16,11 +16,10 @@
 #include "support/seed.h"
 #include "transport/net/collnet_stream.h"
 #include "transport/net/fifo_memory.h"
+#include "transport_testing.h"
 
 namespace unisono::transport {
 namespace {
-
-constexpr uint32_t kSlots = 4, kSlotBytes = 4096;
 
 // A head of two nodes: the FIFOs to the network and back, of which the test is the kernel. Results
 // are in memory of a GPU, as far as the plug-in knows, and only there after a flush.

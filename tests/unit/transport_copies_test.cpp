@@ -10,13 +10,12 @@
 
 #include "support/seed.h"
 #include "transport/mapped/copied_fifos.h"
+#include "transport_testing.h"
 
 namespace unisono::transport {
 namespace {
 
 using namespace std::chrono_literals;
-
-constexpr uint32_t kSlots = 4, kSlotBytes = 5000;
 
 // A FIFO of protocol Simple whose ends this thread plays.
 class PlayedFifo {

@@ -13,13 +13,12 @@
 #include "support/seed.h"
 #include "transport/net/forwarding.h"
 #include "transport/net/group_ends.h"
+#include "transport_testing.h"
 
 namespace unisono::transport {
 namespace {
 
 using namespace std::chrono_literals;
-
-constexpr uint32_t kSlots = 4, kSlotBytes = 4096;
 
 // A connection that takes slots as long as it is not held up, and fails when it is told to.
 struct Wire {

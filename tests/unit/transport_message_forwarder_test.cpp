@@ -29,6 +29,7 @@
 #include "transport/net/group_ends.h"
 #include "transport/net/message_forwarder.h"
 #include "transport/net/network_driver.h"
+#include "transport_testing.h"
 
 namespace unisono::transport {
 namespace {
@@ -39,7 +40,6 @@ using namespace std::chrono_literals;
 // Messages have two channels: the first one goes through rank 1 and port 2, the second one through
 // rank 2 and port 3.
 constexpr int kRanks = 5, kSender = 0, kChannels = 2;
-constexpr uint32_t kSlots = 4, kSlotBytes = 4096;
 
 // What arrives through the network, by receiver and channel.
 struct Air {
