@@ -7,10 +7,10 @@ target_compile_options(unisono_options INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror>)
 if(UNISONO_SANITIZER)
   target_compile_options(unisono_options INTERFACE
-    -fsanitize=${UNISONO_SANITIZER} -fno-omit-frame-pointer
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${UNISONO_SANITIZER}> $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>
     # With a sanitizer's instrumentation GCC 12 takes std::optional for uninitialized. The other
     # presets keep the warning.
-    -Wno-maybe-uninitialized)
+    $<$<COMPILE_LANGUAGE:C,CXX>:-Wno-maybe-uninitialized>)
   target_link_options(unisono_options INTERFACE -fsanitize=${UNISONO_SANITIZER})
 endif()
 if(UNISONO_CUDA)
