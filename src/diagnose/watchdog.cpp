@@ -178,7 +178,11 @@ Watched::Watched(std::shared_ptr<Journal> journal, std::shared_ptr<PeerTables> p
       patience_(patience.count()),
       questions_(std::move(questions)),
       clock_(patience_),
-      remote_(peers_, rank, questions_.uplink, questions_.ask) {}
+      remote_(peers_, rank, questions_.uplink,
+              [this](int peer, std::span<const std::byte> question, bool connects) {
+                const std::lock_guard lock(mutex_);
+                return !stopped_ && questions_.ask && questions_.ask(peer, question, connects);
+              }) {}
 
 void Watched::hear(std::vector<std::byte> answer) {
   if (!JobInquiry::hear(answer)) remote_.hear(std::move(answer));
@@ -396,13 +400,17 @@ RankView Watched::viewOf(int rank, int64_t now) const {
   return peers_->view(rank, now);
 }
 
-std::vector<RankView> Watched::collectViews(int64_t now) const {
+std::vector<RankView> Watched::collectViews(int64_t now) {
+  const auto isGone = [this](int rank) {
+    const std::lock_guard lock(mutex_);
+    return !stopped_ && questions_.hasLeft && questions_.hasLeft(rank);
+  };
   std::vector<RankView> views;
   for (int rank = 0; rank < peers_->ranks(); rank++) {
     RankView& view = views.emplace_back(viewOf(rank, now));
     peers_->addProcess(view, now);
     if (view.isKnown) continue;
-    if (questions_.hasLeft && questions_.hasLeft(rank)) {
+    if (isGone(rank)) {
       view.isKnown = view.hasLeft = true;
       continue;
     }

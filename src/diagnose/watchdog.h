@@ -142,7 +142,7 @@ class Watched {
   bool compareWith(const RankView& own, const RankView& other);
   bool isMeasured() const;
   void reportHang(int64_t now);
-  std::vector<RankView> collectViews(int64_t now) const;
+  std::vector<RankView> collectViews(int64_t now);
   RankView viewOf(int rank, int64_t now) const;
   bool reportsInstead(const RankView& other, int64_t now) const;
 

@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <random>
+#include <thread>
 
 #include "diagnose/journal.h"
 #include "diagnose/remote_ranks.h"
@@ -391,6 +394,31 @@ TEST(RemoteRanks, HaveTimeToAnswerAfterAPause) {
   watch.watched().hear(answerQuestion(bytesOf(asked.back()), *theirs, 1, 0));
   watch.look();
   EXPECT_TRUE(watch.hasReported());
+}
+
+// What is asked belongs to the communicator, which ends when stop() returns.
+TEST(RemoteRanks, AreNotBeingAskedOnceTheWatchHasStopped) {
+  Job job(2);
+  job.journal(0).enter(task(plan::Call::allReduce, 8));
+  job.journal(0).launched(1, 1, 2);
+  std::atomic<bool> hasStopped = false;
+  std::thread stopper;
+  Watched* watched = nullptr;
+  SimulatedWatch watch(job.shared(0), job.tablesAt(0), 0,
+                       [&](int, std::span<const std::byte>, bool) {
+                         stopper = std::thread([&] {
+                           watched->stop();
+                           hasStopped = true;
+                         });
+                         std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                         EXPECT_FALSE(hasStopped);
+                         return true;
+                       });
+  watched = &watch.watched();
+  for (int i = 0; i < 1000 && !stopper.joinable(); i++) watch.look();
+  ASSERT_TRUE(stopper.joinable()) << "nothing was asked";
+  stopper.join();
+  EXPECT_TRUE(hasStopped);
 }
 
 }  // namespace
