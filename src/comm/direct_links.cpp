@@ -33,7 +33,9 @@ DirectLinks::DirectLinks(int rank, int ranks, int lineBits, const device::Direct
 
 std::optional<std::vector<diagnose::Link>> DirectLinks::run() {
   bool answers = true;
-  if (lines_.window != nullptr && note_.kind != Kind::wide) answers = addLines();
+  // A note of another kind may have lines of an earlier launch.
+  const bool hasLines = note_.kind == Kind::lines || note_.kind == Kind::messages;
+  if (lines_.window != nullptr && hasLines) answers = addLines();
   if (wide_.window != nullptr && note_.kind == Kind::wide) {
     answers = addSteps() && (!note_.offers || addBuffers());
   }
