@@ -3,7 +3,9 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -229,6 +231,39 @@ TEST_F(CudaSharingTest, AnApplicationsVmmMemoryIsSharedAndItsOfferEndsWithIt) {
   driver().memUnmap(reserved, granularity);
   driver().memUnmap(reserved + granularity, granularity);
   driver().memAddressFree(reserved, 2 * granularity);
+}
+
+// As a background thread does while the application frees memory.
+TEST_F(CudaSharingTest, OffersAreWithdrawnWhileTheirMemoryIsUnmapped) {
+  if (!sharingSupport(0).descriptors) GTEST_SKIP() << "no VMM descriptors";
+  constexpr auto kTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  constexpr int kSegments = 16, kRounds = 300;
+  const size_t granularity = allocationGranularity(ForeignSegment::describe(0, kTypes), 0);
+  CUdeviceptr reserved = 0;
+  ASSERT_EQ(driver().memAddressReserve(&reserved, kSegments * granularity, 0, 0, 0), CUDA_SUCCESS);
+  std::atomic<bool> ends{false};
+  std::thread background([&] {
+    const DeviceScope scope(*runtime_, 0);
+    while (!ends) {
+      runtime_->releaseFreedExports();
+      runtime_->findRun(reinterpret_cast<void*>(reserved), kSegments * granularity);
+    }
+  });
+  for (int round = 0; round < kRounds; round++) {
+    for (int i = 0; i < kSegments; i++) {
+      const CUdeviceptr at = reserved + static_cast<size_t>(i) * granularity;
+      const PhysicalMemory memory = ForeignSegment::create(0, granularity, kTypes);
+      ASSERT_EQ(driver().memMap(at, granularity, 0, memory.handle(), 0), CUDA_SUCCESS);
+      grantAccess(reinterpret_cast<void*>(at), granularity, 0, 0);
+      runtime_->exportMemory(reinterpret_cast<void*>(at), granularity);
+    }
+    for (int i = 0; i < kSegments; i++) {
+      driver().memUnmap(reserved + static_cast<size_t>(i) * granularity, granularity);
+    }
+  }
+  ends = true;
+  background.join();
+  driver().memAddressFree(reserved, kSegments * granularity);
 }
 
 TEST_F(CudaSharingTest, MemoryThatCannotBeSharedSaysWhy) {

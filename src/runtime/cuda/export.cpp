@@ -38,11 +38,17 @@ PhysicalMemory physicalMemory(CUdeviceptr address) {
   return PhysicalMemory(handle);
 }
 
+// A number that no other mapping of this process has had; 0: nothing is mapped at `address`.
+unsigned long long serialAt(CUdeviceptr address) {
+  return pointerAttribute<unsigned long long>(CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
+}
+
 // An allocation that other processes may map with the handle types that it was created for.
 class VmmOffer {
  public:
-  VmmOffer(PhysicalMemory memory, CUmemAllocationHandleType types, int device)
-      : memory_(std::move(memory)) {
+  VmmOffer(PhysicalMemory memory, unsigned long long serial, CUmemAllocationHandleType types,
+           int device)
+      : memory_(std::move(memory)), serial_(serial) {
     if ((types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
       int descriptor = -1;
       check(exportTo(&descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
@@ -60,7 +66,8 @@ class VmmOffer {
     }
   }
 
-  CUmemGenericAllocationHandle memory() const { return memory_.handle(); }
+  // Of the mapping that the memory had when it was offered.
+  unsigned long long serial() const { return serial_; }
 
   void describe(MemoryHandle& handle) const {
     if (offer_ != nullptr) {
@@ -81,24 +88,47 @@ class VmmOffer {
   }
 
   PhysicalMemory memory_;
+  unsigned long long serial_;
   UniqueDescriptor descriptor_;  // stays open until offer_ ends
   std::unique_ptr<DescriptorOffer> offer_;
   CUmemFabricHandle fabric_{};
   bool hasFabric_ = false;
 };
 
-// The offers by the first address of their allocation. Each keeps a reference to its physical
-// allocation, whose handle is then given to no other one, so that a look at what is mapped at the
-// address now tells whether the offer still stands for it.
+// The ways in which other processes may map memory of cuMemCreate. Throws if there is none.
+CUmemAllocationHandleType shareableTypes(const MemoryHandle& handle, const PhysicalMemory& memory) {
+  CUmemAllocationHandleType types = memory.properties().requestedHandleTypes;
+  if ((types & (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)) == 0) {
+    throw invalidUsage(
+        "Memory at {:#x} was made by cuMemCreate without the handle types "
+        "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_HANDLE_TYPE_FABRIC, so that no other "
+        "process can map it",
+        handle.address)
+        .device(handle.device)
+        .remedy("Ask for one of them, or use ncclMemAlloc or cudaMalloc");
+  }
+  return types;
+}
+
+// The offers by the first address of their allocation. An offer stands as long as the mapping there
+// is the one that it was made for. That is not asked of the driver by cuMemRetainAllocationHandle:
+// the application may unmap and release the same memory on another thread at the same time.
 class OfferCache {
  public:
-  // Offers `memory`, which is mapped from handle.base, unless it is offered already.
-  void offer(MemoryHandle& handle, PhysicalMemory memory, CUmemAllocationHandleType types) {
+  // Offers `memory`, unless it is offered already. It was found at handle.base after the serial
+  // there was read.
+  void offer(MemoryHandle& handle, PhysicalMemory memory, unsigned long long serial) {
+    const CUmemAllocationHandleType types = shareableTypes(handle, memory);
     std::lock_guard lock(mutex_);
     dropStale();
+    if (serialAt(handle.base) != serial) {
+      throw invalidArgument("The memory at {:#x} was freed while it was to be shared", handle.base)
+          .device(handle.device);
+    }
     auto found = offers_.find(handle.base);
     if (found == offers_.end()) {
-      found = offers_.emplace(handle.base, VmmOffer(std::move(memory), types, handle.device)).first;
+      VmmOffer made(std::move(memory), serial, types, handle.device);
+      found = offers_.emplace(handle.base, std::move(made)).first;
     }
     found->second.describe(handle);
   }
@@ -115,10 +145,8 @@ class OfferCache {
 
  private:
   void dropStale() {
-    std::erase_if(offers_, [](const auto& item) {
-      PhysicalMemory now = physicalMemory(item.first);
-      return !now || now.handle() != item.second.memory();
-    });
+    std::erase_if(offers_,
+                  [](const auto& item) { return serialAt(item.first) != item.second.serial(); });
   }
 
   std::mutex mutex_;
@@ -129,20 +157,6 @@ OfferCache& offers() {
   // Never destroyed: memory of static objects may outlive every destructor of ours.
   static auto* cache = new OfferCache;
   return *cache;
-}
-
-void exportVmm(MemoryHandle& handle, PhysicalMemory memory) {
-  CUmemAllocationHandleType types = memory.properties().requestedHandleTypes;
-  if ((types & (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)) == 0) {
-    throw invalidUsage(
-        "Memory at {:#x} was made by cuMemCreate without the handle types "
-        "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_HANDLE_TYPE_FABRIC, so that no other "
-        "process can map it",
-        handle.address)
-        .device(handle.device)
-        .remedy("Ask for one of them, or use ncclMemAlloc or cudaMalloc");
-  }
-  offers().offer(handle, std::move(memory), types);
 }
 
 void exportLegacy(MemoryHandle& handle) {
@@ -261,9 +275,11 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
   // may be found, is not ours to export.
   if (pointerAttribute<unsigned>(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, pointer) != 0) {
     exportLegacy(handle);
-  } else if (PhysicalMemory memory = physicalMemory(pointer)) {
-    exportVmm(handle, std::move(memory));
-  } else {
+    return handle;
+  }
+  const unsigned long long serial = serialAt(base);
+  PhysicalMemory memory = physicalMemory(pointer);
+  if (!memory) {
     throw invalidUsage(
         "Memory at {} is of a kind that CUDA shares with no other process (neither cudaMalloc nor "
         "cuMemCreate made it, or it is itself mapped from another process)",
@@ -271,6 +287,7 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
         .device(info.device)
         .remedy("Allocate by cudaMalloc or ncclMemAlloc");
   }
+  offers().offer(handle, std::move(memory), serial);
   return handle;
 }
 
