@@ -112,7 +112,7 @@ def run(rank, world, device, arguments):
         got = exchange(torch, dist, rank, world, call, count, into)
         expect(torch, rank, world, call, count, got)
         buffers[count] = got
-        if own.random() < 0.1:
+        if own.random() < arguments.frees:
             buffers.pop(own.choice(list(buffers)), None)
             if own.random() < 0.5:
                 torch.cuda.empty_cache()
@@ -182,6 +182,9 @@ def main():
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("UNISONO_TEST_SEED", 1)))
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--frees", type=float, default=0.1, metavar="FRACTION",
+                        help="of calls after which a rank frees a buffer, and the cache after half "
+                             "of these (default: 0.1)")
     arguments = parser.parse_args()
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATORS[arguments.allocator]
     import torch_support
