@@ -27,7 +27,11 @@ SeedRange seedRange(uint64_t count) {
   if (const char* many = std::getenv("UNISONO_TEST_SEEDS")) {
     return {0, std::strtoull(many, nullptr, 10)};
   }
+#ifdef __SANITIZE_THREAD__
+  constexpr uint64_t kSlower = 64;
+#else
   constexpr uint64_t kSlower = 16;
+#endif
   return {0, kSanitized || !runsFibers() ? (count + kSlower - 1) / kSlower : count};
 }
 
