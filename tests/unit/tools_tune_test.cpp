@@ -67,7 +67,8 @@ TEST_F(TuneProgram, WritesATableThatCallsFollow) {
             bench::operations()[static_cast<size_t>(curve.operation) + tuning::kCollectives].name),
         environment);
     ASSERT_EQ(explained.status, 0) << explained.err;
-    for (const json& row : json::parse(explained.out)["routes"][0]["candidates"]) {
+    const json report = json::parse(explained.out);
+    for (const json& row : report["routes"][0]["candidates"]) {
       if (row["path"] != nameOf(curve.path)) continue;
       EXPECT_EQ(row["predicted_us"], curve.points.back().timeUs) << row;
     }
