@@ -122,6 +122,8 @@ RunResult measure(const ExplainArguments& arguments, const topology::XmlTopology
     options.topologyFile = machine.path();
   } else {
     options.backend = "cuda";
+    // Graphs, because predicted times do not include launches by the CPU.
+    options.graphLaunches = 3;
   }
   RunResult result{bench::runBench(options), "", {}};
   if (result.failed()) return result;
