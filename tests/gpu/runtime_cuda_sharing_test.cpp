@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -241,10 +241,9 @@ TEST_F(CudaSharingTest, OffersAreWithdrawnWhileTheirMemoryIsUnmapped) {
   const size_t granularity = allocationGranularity(ForeignSegment::describe(0, kTypes), 0);
   CUdeviceptr reserved = 0;
   ASSERT_EQ(driver().memAddressReserve(&reserved, kSegments * granularity, 0, 0, 0), CUDA_SUCCESS);
-  std::atomic<bool> ends{false};
-  std::thread background([&] {
+  std::jthread background([&](const std::stop_token& stop) {
     const DeviceScope scope(*runtime_, 0);
-    while (!ends) {
+    while (!stop.stop_requested()) {
       runtime_->releaseFreedExports();
       runtime_->findRun(reinterpret_cast<void*>(reserved), kSegments * granularity);
     }
@@ -261,7 +260,7 @@ TEST_F(CudaSharingTest, OffersAreWithdrawnWhileTheirMemoryIsUnmapped) {
       driver().memUnmap(reserved + static_cast<size_t>(i) * granularity, granularity);
     }
   }
-  ends = true;
+  background.request_stop();
   background.join();
   driver().memAddressFree(reserved, kSegments * granularity);
 }

@@ -406,6 +406,7 @@ TEST(RemoteRanks, AreNotBeingAskedOnceTheWatchHasStopped) {
   Watched* watched = nullptr;
   SimulatedWatch watch(job.shared(0), job.tablesAt(0), 0,
                        [&](int, std::span<const std::byte>, bool) {
+                         if (stopper.joinable()) return true;
                          stopper = std::thread([&] {
                            watched->stop();
                            hasStopped = true;
