@@ -177,7 +177,7 @@ TEST(Direct, ManyCallsInFlight) {
     world.reset(random);
     setSchedule(seed);
     clear(world, memories(), random);
-    constexpr int kCalls = 120;
+    constexpr int kCalls = kSanitized ? 40 : 120;
     std::vector<Reduced> calls;
     std::vector<std::vector<plan::Task>> tasks(kCalls);
     for (auto& ofRanks : tasks) {

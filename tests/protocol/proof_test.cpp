@@ -95,7 +95,7 @@ TEST_P(Proof, WeakMemory) {
   uint64_t stale = 0;
   const Schedule walk{.seed = 0, .memory = Schedule::Memory::weak, .splitsGroups = true};
   const uint64_t steps = measure(GetParam(), walk).steps;
-  const uint64_t runs = runMany(1000, [&](int64_t seed) {
+  const uint64_t runs = runMany(500, [&](int64_t seed) {
     stale += testRuntime().scheduleCounts().staleLoads;
     Schedule schedule = walk;
     schedule.seed = seed;

@@ -8,16 +8,13 @@
 #include <vector>
 
 #include "scenario.h"
+#include "support/sanitized.h"
 
 // Tests by number: everything that a seed does, its world, the past of the world's counters, the
 // calls, their data and the schedule, follows from the number and the name of the test.
 namespace unisono::protocol {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
+using test::kSanitized;
 
 struct SeedRange {
   uint64_t first;

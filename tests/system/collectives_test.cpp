@@ -189,7 +189,7 @@ TEST(AllToAllInPlace, OfGrowingSizesHoldsASmallMultipleOfTheLargest) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 5, 8));
+INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::ValuesIn(numbersOfRanks()));
 
 }  // namespace
 }  // namespace unisono::system_test

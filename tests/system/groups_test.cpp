@@ -183,7 +183,7 @@ TEST_P(Groups, SendsAndReceivesInAnyOrder) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Groups, ::testing::Values(1, 2, 3, 5, 8));
+INSTANTIATE_TEST_SUITE_P(Ranks, Groups, ::testing::ValuesIn(numbersOfRanks()));
 
 // Two communicators over the same devices, in opposite orders of ranks, in one group.
 TEST(GroupsOfSeveral, Communicators) {
@@ -511,7 +511,7 @@ TEST_P(LongGroups, OfMessagesOfAllSizesWaitForNoOrder) {
     if (HasFailure()) return;
   }
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, LongGroups, ::testing::Values(2, 3, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, LongGroups, ::testing::Values(2, 3, scaled(5, 4)));
 
 // After the first call of a kind, no call waits on the CPU for another rank, however large it is:
 // one thread can make the calls of all ranks one after the other, without a group.

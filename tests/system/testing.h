@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "support/sanitized.h"
+
 // What the tests of the C API share.
 namespace unisono::system_test {
 
@@ -35,15 +37,17 @@ inline int deviceOf(int rank) {
   return rank % device::count();
 }
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
+using test::kSanitized;
 
 // `full`, or less of it where a sanitizer makes everything slow.
 constexpr int scaled(int full, int sanitized) {
   return kSanitized ? sanitized : full;
+}
+
+// Of the ranks of a communicator that does everything. Half of the time would go into the 8 ranks,
+// of which a sanitizer has other tests.
+inline std::vector<int> numbersOfRanks() {
+  return kSanitized ? std::vector{1, 2, 3, 5} : std::vector{1, 2, 3, 5, 8};
 }
 
 // Fails the running test with the library's text when `result` is not success.

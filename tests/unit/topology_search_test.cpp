@@ -13,6 +13,7 @@
 #include <random>
 #include <set>
 
+#include "support/sanitized.h"
 #include "support/seed.h"
 #include "topology/graph_xml.h"
 #include "topology/presets.h"
@@ -246,9 +247,7 @@ TEST(Search, EndsWithinItsBudget) {
 }
 
 TEST(Search, Of16GpusAnd16NicsIsFast) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
-  GTEST_SKIP() << "times count in a release build only";
-#endif
+  if (!test::kTimesCount) GTEST_SKIP() << "times count in a release build only";
   const XmlTopology file = describeMachine(preset("scale-16x16"));
   auto best = std::numeric_limits<double>::max();
   for (int round = 0; round < 3; round++) {
