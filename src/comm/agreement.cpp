@@ -377,6 +377,9 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.constants = changes.constants;
   config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
   decision.warnings = tuning::warningsOf(input, *config.model);
+  if (!config.model->mayUse(device::Protocol::ll128)) {
+    config.slotBytes[plan::indexOf(device::Protocol::ll128)] = 0;
+  }
 
   decision.slots = slots.count;
   for (int c = 0; c < decision.joined.channels(); c++) {

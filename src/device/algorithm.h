@@ -154,5 +154,17 @@ constexpr uint32_t payloadOf(Protocol protocol, uint32_t slotBytes) {
   }
   return slotBytes;
 }
+// The bytes of a slot that `payload` bytes of data take.
+constexpr uint32_t occupiedBytesOf(Protocol protocol, uint32_t payload) {
+  switch (protocol) {
+    case Protocol::ll:
+      return (payload + 7) / 8 * 16;
+    case Protocol::ll128:
+      return (payload + 119) / 120 * 128;
+    case Protocol::simple:
+      break;
+  }
+  return payload;
+}
 
 }  // namespace unisono::device

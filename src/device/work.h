@@ -99,7 +99,8 @@ struct ReductionSpec {
 //   sender:   waits head + slots > step; writes slot step % slots; tail = step + 1 (release)
 //   receiver: waits tail > step (acquire); reads the slot; head = step + 1 (release)
 // A slot is written again only after the receiver has released it. The other protocols have no
-// tail: readiness is part of the data.
+// tail: readiness is part of the data. With LL128 a proxy passes lines on as they are, for which it
+// needs a tail at both ends.
 //
 // The receiver of a large message can let the sender write straight into its output buffer. Both
 // ends exchange one word in the sender's memory, `offer`, which is zero unless an offer stands:
@@ -128,14 +129,14 @@ struct alignas(16) Fifo {
   std::byte* slots;  // null until connected
   uint64_t* tail;
   uint64_t* head;
-  uint64_t step;          // slots passed by this end so far; kept between launches
-  uint64_t* offer;        // {offer, window, users}; null if nothing is ever offered
-  uint32_t byAddress;     // 1: the receiver may offer addresses
-  uint32_t reportsSlots;  // 1: the sender reports what each slot holds, to a proxy
-  uint64_t agreed;        // of the last offer: where the sender writes, or kStagedOffer
-  MappedWindow* pinned;   // sender: the window that it writes to, or null
-  uint64_t acquired;      // of the peer's counter, which this end has seen; kept between launches
-  uint32_t slotBytes;     // of messages; those of collectives are DeviceCommunicator::slotBytes
+  uint64_t step;         // slots passed by this end so far; kept between launches
+  uint64_t* offer;       // {offer, window, users}; null if nothing is ever offered
+  uint32_t byAddress;    // 1: the receiver may offer addresses
+  uint32_t hasProxy;     // 1: a proxy moves the data; the sender reports what each slot holds
+  uint64_t agreed;       // of the last offer: where the sender writes, or kStagedOffer
+  MappedWindow* pinned;  // sender: the window that it writes to, or null
+  uint64_t acquired;     // of the peer's counter, which this end has seen; kept between launches
+  uint32_t slotBytes;    // of messages; those of collectives are DeviceCommunicator::slotBytes
 };
 
 // Counters of different FIFOs are in different lines, so that polling one does not slow down stores

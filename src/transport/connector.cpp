@@ -159,9 +159,9 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
   const size_t count = group.fifos.size();
   for (size_t f = 0; f < fifos.size(); f++) {
     const device::Protocol protocol = group.fifos[f % count].protocol;
-    const bool lines = protocol != device::Protocol::simple;
-    const bool isCarried = fifos[f].slots != nullptr;  // networks do not carry LL128
-    if (!isCarried || (lines && !network && sends)) continue;
+    const bool lines =
+        protocol == device::Protocol::ll || (protocol == device::Protocol::ll128 && !network);
+    if (!group.fifos[f % count].isUsed() || (lines && !network && sends)) continue;
     fifoCounters_.push_back({sends ? group.receiver : group.sender, group.channels[f / count],
                              sends, fifos[f].tail, fifos[f].head, network, lines,
                              making.pending->portOf(f), protocol, fifos[f].slots,

@@ -75,15 +75,15 @@ class Connector {
   void close();
   std::vector<std::shared_ptr<Service>> handOver();
 
-  // The counters of a FIFO that this rank uses, as it addresses them. Those of LL and LL128 have a
-  // tail on the receiver's side of a network only; elsewhere the flags in its slots tell which
-  // steps are there, and there is nothing for the sender.
+  // The counters of a FIFO that this rank uses, as it addresses them. Where lines are all that
+  // tells which steps are there, there is nothing for the sender, and the receiver has the flags in
+  // its slots; but on its side of a network LL has a tail.
   struct FifoCounters {
     int peer, channel;
     bool sends;
     const uint64_t *tail, *head;
     bool network;      // the sender's reports of its slots follow the tail
-    bool lines;        // protocol LL or LL128
+    bool lines;        // the sender has no tail: LL, and LL128 without a network
     std::string port;  // of the network
     device::Protocol protocol;
     const std::byte* slots;

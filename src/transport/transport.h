@@ -147,7 +147,9 @@ struct ConnectionGroup {
   // Of the FIFOs of a channel: one for each protocol, or those for messages.
   struct FifoShape {
     device::Protocol protocol;
-    uint32_t slotBytes;
+    uint32_t slotBytes;  // 0: no call may use it, and networks make no connection
+
+    bool isUsed() const { return slotBytes > 0; }
   };
   std::vector<FifoShape> fifos;
   int forwarder = -1;  // as PeerPlace::forwarders

@@ -212,7 +212,10 @@ class Formulas {
     // With one rank per node nothing hides the network.
     double inter = hop(kNetwork, ranksPerNode_ == 1 ? Algorithm::tree : algorithm);
     const double network = static_cast<double>(graph.latencyInterNs) * 0.001;
-    inter += protocol == Protocol::simple ? 2 * network : network;  // Simple also flushes
+    // Simple also flushes, and so does LL128 here: its slots pass by their tails.
+    const bool flushes =
+        protocol == Protocol::simple || (protocol == Protocol::ll128 && facts_.network);
+    inter += flushes ? 2 * network : network;
     const int others = facts_.ranks / facts_.nodes - 1;
     const int levels = log2Floor(static_cast<uint64_t>(facts_.nodes));
     switch (algorithm) {
@@ -256,13 +259,19 @@ class Formulas {
 };
 
 // Whether stores of 128 bytes arrive whole on all paths of the algorithm, by NCCL's rule.
-bool keepsLinesWhole(const CommFacts& facts, const TuningSettings& settings, Algorithm algorithm) {
-  const GraphFacts& graph = graphOf(facts, algorithm);
-  const bool hopper = facts.machine.lowestSm >= 90;
-  const PathType farthest = hopper && settings.ll128C2c != 0 ? PathType::pxn : PathType::pxb;
-  return graph.typeInter <= static_cast<int>(farthest) &&
-         graph.typeIntra <= static_cast<int>(PathType::nvb) && facts.machine.lowestSm >= 70 &&
-         (facts.machine.lowestSm == facts.machine.highestSm || hopper);
+bool keepsLinesWhole(const CommFacts& facts, Algorithm algorithm) {
+  return graphOf(facts, algorithm).typeIntra <= static_cast<int>(PathType::nvb) &&
+         facts.machine.lowestSm >= 70 &&
+         (facts.machine.lowestSm == facts.machine.highestSm || facts.machine.lowestSm >= 90);
+}
+
+// The same between nodes, where NCCL relies on adapters to write lines as one. Here a line is read
+// when all of its slot is there (device/protocol/lines.h); host memory makes that slow.
+bool reachesPorts(const CommFacts& facts, const TuningSettings& settings, Algorithm algorithm) {
+  const bool throughPeers = facts.machine.lowestSm >= 90 && settings.ll128C2c != 0;
+  const PathType farthest = throughPeers ? PathType::pxn : PathType::pxb;
+  const bool isNear = graphOf(facts, algorithm).typeInter <= static_cast<int>(farthest);
+  return isNear && !(facts.network && facts.sockets);
 }
 
 // Why heads cannot carry an all-gather or reduce-scatter between nodes: every rank has to be one,
@@ -400,13 +409,13 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
     return estimate;
   }
   estimate.exclusion = machineExclusion(input, operation, algorithm);
-  if (estimate.exclusion == Exclusion::none && facts.network && protocol == Protocol::ll128) {
-    estimate.exclusion = Exclusion::network;
-  }
-  // PCIe splits stores of 128 bytes as it likes.
-  if (estimate.exclusion == Exclusion::none && protocol == Protocol::ll128 &&
-      (facts.slotsOfHost || (!forced && !keepsLinesWhole(facts, input.settings, algorithm)))) {
-    estimate.exclusion = Exclusion::splitLines;
+  if (estimate.exclusion == Exclusion::none && protocol == Protocol::ll128) {
+    // PCIe splits stores of 128 bytes as it likes.
+    if (facts.slotsOfHost || (!forced && !keepsLinesWhole(facts, algorithm))) {
+      estimate.exclusion = Exclusion::splitLines;
+    } else if (!forced && !reachesPorts(facts, input.settings, algorithm)) {
+      estimate.exclusion = Exclusion::farPorts;
+    }
   }
   const bool has = input.registry->has(operation, algorithm, protocol);
   if (estimate.exclusion == Exclusion::none && !has &&
@@ -570,6 +579,17 @@ CostModel makeModel(const ModelInput& input) {
   return model;
 }
 
+bool CostModel::mayUse(Protocol protocol) const {
+  for (size_t o = 0; o < kCollectives; o++) {
+    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::tree}) {
+      if (of(static_cast<Operation>(o), algorithm, protocol).exclusion == Exclusion::none) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 std::vector<std::string> warningsOf(const ModelInput& input, const CostModel& model) {
   std::vector<std::string> warnings;
   if (input.facts.ranks == 1) return warnings;
@@ -586,7 +606,7 @@ std::vector<std::string> warningsOf(const ModelInput& input, const CostModel& mo
     if (!input.allowed.forces(operation, Protocol::ll128)) continue;
     if (any([&](const auto& candidate) {
           return candidate.protocol == Protocol::ll128 &&
-                 !keepsLinesWhole(input.facts, input.settings, candidate.algorithm);
+                 !keepsLinesWhole(input.facts, candidate.algorithm);
         })) {
       split.push_back(nameOf(operation));
     }

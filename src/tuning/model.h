@@ -76,7 +76,7 @@ struct CommFacts {
   bool collnetAllGather = true, collnetReduceScatter = true;
   // All ranks are on one node and map each other's memory, and there are not too many.
   bool reachAll = false;
-  bool network = false;      // some ranks exchange data over the network, which LL128 cannot pass
+  bool network = false;      // some ranks exchange data over the network
   bool sockets = false;      // that network is TCP sockets
   bool slotsOfHost = false;  // some connections have their slots in memory of the host
   DirectLimits direct;
@@ -140,6 +140,8 @@ struct CostModel {
   };
   std::array<std::vector<Candidate>, kCollectives> candidates;
 
+  // Whether calls over FIFOs may use a protocol.
+  bool mayUse(Protocol protocol) const;
   const Estimate& of(Operation operation, Algorithm algorithm, Protocol protocol) const {
     return estimates[static_cast<size_t>(operation)][static_cast<size_t>(algorithm)]
                     [static_cast<size_t>(protocol)];

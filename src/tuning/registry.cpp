@@ -94,8 +94,8 @@ std::string_view reasonOf(Exclusion exclusion) {
       return "the search found too few channels";
     case Exclusion::unreachable:
       return "some ranks cannot access each other's memory";
-    case Exclusion::network:
-      return "not implemented over networks, where its lines have to stay in GPU memory";
+    case Exclusion::farPorts:
+      return "between nodes it is for adapters that reach memory of the GPU, as with NCCL";
     case Exclusion::splitLines:
       return "stores of 128 bytes may be split on this path";
     case Exclusion::tooLarge:

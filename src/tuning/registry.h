@@ -29,7 +29,7 @@ enum class Exclusion : uint8_t {
   tooManyRanks,      // on a node
   noChannels,        // the search found none
   unreachable,       // some ranks cannot map each other's memory
-  network,           // LL128: memory of the host splits its lines, and networks use that
+  farPorts,          // LL128: adapters cannot reach memory of the GPU
   splitLines,        // LL128: stores of 128 bytes may arrive in pieces
   tooLarge,          // for its buffers
   type,              // multicast does not reduce this type

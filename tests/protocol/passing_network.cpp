@@ -72,9 +72,19 @@ class PassingKernel {
     if (loadAcquire(stream.receive.tail) <= stream.receive.step || !hasRoom(stream)) return false;
     const uint64_t bytes = unpackReport(loadRelaxed(reportOf(stream))).bytes;
     if (bytes > stream.slotBytes) throw internalError("A slot reports {} bytes", bytes);
+    const std::byte* from = slotOf(stream, stream.receive);
+    std::byte* to = slotOf(stream, stream.send);
+    if (stream.protocol == Protocol::ll128) {
+      // The last word first, which is a flag: only the tail tells when lines are there.
+      const auto* words = reinterpret_cast<const uint64_t*>(from);
+      for (uint64_t i = bytes / 8; i-- > 0;) {
+        storeRelaxed(reinterpret_cast<uint64_t*>(to) + i, loadRelaxed(words + i));
+      }
+      return true;
+    }
     ReduceCopy copy{};
-    copy.addSource(slotOf(stream, stream.receive), false);
-    copy.addDestination(slotOf(stream, stream.send));
+    copy.addSource(from, false);
+    copy.addDestination(to);
     copyOnly(group_, copy, bytes);
     return true;
   }
@@ -124,7 +134,7 @@ void PassingNetwork::connect(uint64_t tag, size_t fifo, bool sends,
   end.slots = memory.slots;
   end.tail = memory.tail;
   end.head = memory.head;
-  end.reportsSlots = sends ? 1 : 0;
+  end.hasProxy = 1;
 }
 
 void PassingNetwork::enqueue(runtime::Stream ofRank, runtime::Stream ofNetwork) {

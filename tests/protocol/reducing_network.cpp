@@ -197,7 +197,7 @@ ReducingNetwork::Ends SimulatedNetwork::connect(int rank, const ReducingNetwork:
         fifo.head = reinterpret_cast<uint64_t*>(at);
         fifo.tail = reinterpret_cast<uint64_t*>(at + kCounterLineBytes);
         fifo.slots = at + 2 * kCounterLineBytes;
-        fifo.reportsSlots = 1;
+        fifo.hasProxy = 1;
         at += fifoBytes;
       }
     }

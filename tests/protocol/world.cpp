@@ -544,7 +544,7 @@ void World::resetFifo(const FifoPair& fifo, uint64_t step, Random& random) {
     receive.agreed = random();
     receive.tail[1] = random();
   }
-  for (uint64_t slot = 0; send.reportsSlots != 0 && slot < slots; slot++) {
+  for (uint64_t slot = 0; send.hasProxy != 0 && slot < slots; slot++) {
     const auto bytes = static_cast<uint32_t>(below(random, slotBytes));
     const uint64_t ago = (step - 1 - slot) % slots + 1;  // its last step
     send.tail[device::kReportsWord + slot] =

@@ -93,9 +93,12 @@ INSTANTIATE_TEST_SUITE_P(
         DirectCase{8, "7", "", "SYS", {}, true, false, true},
         DirectCase{11, "7", "", "SYS", {}, true, false, true},
         DirectCase{12, "5", "", "SYS", {}, true, false, true},
+        DirectCase{11, "7", "", "SYS", {{"NCCL_PROTO", "LL128"}}, true, false, true},
         // Refusals.
         DirectCase{11, "7", "regMrDmaBuf fails", "SYS", {}, false, true, true},
         DirectCase{12, "7", "regMr of a GPU fails", "SYS", {}, false, false, false},
+        DirectCase{
+            12, "7", "regMr of a GPU fails", "SYS", {{"NCCL_PROTO", "LL128"}}, false, false, false},
         DirectCase{10, "5", "regMrDmaBuf fails", "SYS", {}, false, false, false},
         // Rules.
         DirectCase{11, "7", "", "PXB", {}, false, false, false},
@@ -119,7 +122,7 @@ TEST(NetPluginMemory, OfMessagesIsSharedByConnections) {
         return value;
       };
       const uint64_t before = bytes();
-      everyCall(ranks, std::array{Call::allToAll}, {1, 4099, 60'001});
+      everyCall(ranks, std::array{Call::allToAll}, {60'001});
       pipe.write(bytes() - before);
     });
     return pipe.read<uint64_t>();

@@ -122,14 +122,17 @@ TEST(RemoteHang, SaysThatAProcessOfAnotherHostIsStopped) {
   EXPECT_THAT(text, ContainsRegex("next: +Let process [0-9]+ go on \\(kill -CONT [0-9]+\\)"));
 }
 
+class RemoteKernels : public testing::TestWithParam<const char*> {};
+
 // Rank 1 stops when its call has begun.
-TEST(RemoteHang, SaysWhereAKernelIsStuck) {
+TEST_P(RemoteKernels, AreSaidToBeStuck) {
   const Log log;
   const Pipe pipe, toHelper, done;
   expectAllPass(runChildren(4, [&](int process) {
     if (process == 3) return continueAfterReport(log, toHelper.read<pid_t>());
     onHost(process == 0 ? 0 : 1);
     ::setenv("NCCL_ALGO", "ring", 1);
+    ::setenv("NCCL_PROTO", GetParam(), 1);
     const Rank rank(log, pipe, process, 3);
     // Takes far longer than the rank takes to stop itself.
     const size_t count = scaled(16'000'000, 4'000'000);
@@ -153,6 +156,8 @@ TEST(RemoteHang, SaysWhereAKernelIsStuck) {
   EXPECT_THAT(text, ContainsRegex("step [0-9]+ of channel [0-9]+"));
   EXPECT_THAT(text, HasSubstr("\"verdict\":\"in_kernel\""));
 }
+INSTANTIATE_TEST_SUITE_P(Protocols, RemoteKernels, testing::Values("Simple", "LL128"),
+                         [](const auto& test) { return std::string(test.param); });
 
 // Rank 1 stops in the middle of a call, and nobody else of its host can say so: what the others
 // have for it and miss from it names it.

@@ -118,7 +118,7 @@ TEST_P(DirectVerbs, MoveTheDataOfEveryCall) {
 INSTANTIATE_TEST_SUITE_P(
     All, DirectVerbs,
     ::testing::Values(
-        DirectCase{{}, true, true},
+        DirectCase{{}, true, true}, DirectCase{{{"NCCL_PROTO", "LL128"}}, true, true},
         DirectCase{
             {{"NCCL_IB_QPS_PER_CONNECTION", "3"}, {"NCCL_IB_SPLIT_DATA_ON_QPS", "1"}}, true, true},
         DirectCase{{{"FAKE_VERBS", "b0 eth"}}, true, true},

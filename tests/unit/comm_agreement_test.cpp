@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "plan/message_choice.h"
+#include "support/sanitized.h"
 
 namespace unisono::comm {
 namespace {
@@ -162,7 +163,6 @@ TEST(Facts, RanksThatWouldChooseDifferentlyAreRefused) {
 
 TEST(Decision, TheModelFollowsTheSettings) {
   auto ranks = factsOf(4);
-  EXPECT_TRUE(decideFrom(ranks, 0).warnings.empty());
   const auto threadsOf = [](const Decision& decision) {
     return decision.config.model->maxThreads[static_cast<int>(device::Algorithm::ring)]
                                             [static_cast<int>(device::Protocol::simple)];
@@ -178,7 +178,7 @@ TEST(Decision, TheModelFollowsTheSettings) {
 }
 
 TEST(Decision, IsTheSameOnEveryRank) {
-  for (unsigned seed = 0; seed < 500; seed++) {
+  for (unsigned seed = 0; seed < (test::kSanitized ? 50 : 500); seed++) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
     const int n = 1 + static_cast<int>(random() % 40);
@@ -246,6 +246,7 @@ TEST(Decision, SettingsOfTheWeakestRankHold) {
             1u << 16);
   ranks[1].llBufferBytes = 1 << 15;
   ranks[0].ll128BufferBytes = 1;
+  for (RankFacts& facts : ranks) facts.allowed = tuning::parseAllowed("", "LL,LL128,Simple");
   const Decision lines = decideFrom(ranks, 0);
   const auto slotOf = [&](device::Protocol protocol) {
     return lines.config.slotBytes[plan::indexOf(protocol)];
@@ -301,8 +302,8 @@ TEST(Decision, MemoryOfMessagesBetweenHostsIsBounded) {
         ranks[rank].sharesNetBuffers = 1;
       }
       const auto bytesOf = [&](const plan::MessageSlots& slots, const Decision& decision) {
-        const auto fifos =
-            static_cast<uint64_t>((count - kOfHost) * decision.config.channelsPerPeer);
+        const auto fifos = static_cast<uint64_t>(count - kOfHost) *
+                           static_cast<uint64_t>(decision.config.channelsPerPeer);
         return 2 * fifos * decision.slots * (slots.bytes + slots.lineBytes);
       };
       const Decision decision = decideFrom(ranks, 0);
@@ -325,7 +326,8 @@ TEST(Decision, MemoryOfMessagesBetweenHostsIsBounded) {
   }
 }
 
-TEST(Decision, TheNetworkCarriesNoLinesOf128Bytes) {
+// Lines of 128 bytes have slots only where calls may use them, such as if the user asks for them.
+TEST(Decision, TheNetworkCarriesEveryProtocol) {
   auto ranks = factsOf(2);
   EXPECT_FALSE(usesNetwork(ranks));
   ranks[1].host = 8;
@@ -335,11 +337,19 @@ TEST(Decision, TheNetworkCarriesNoLinesOf128Bytes) {
         .config.model->of(device::Operation::allReduce, device::Algorithm::ring, protocol)
         .exclusion;
   };
-  EXPECT_NE(exclusion(device::Protocol::ll128), tuning::Exclusion::network);
   EXPECT_EQ(decideFrom(ranks, 0).config.peerSlots.lineBytes, 0u);
   ranks[1].network = 1;
   EXPECT_TRUE(usesNetwork(ranks));
-  EXPECT_EQ(exclusion(device::Protocol::ll128), tuning::Exclusion::network);
+  const auto bytesOfWideSlots = [&] {
+    return decideFrom(ranks, 0).config.slotBytes[plan::indexOf(device::Protocol::ll128)];
+  };
+  EXPECT_NE(exclusion(device::Protocol::ll128), tuning::Exclusion::none) << "before Volta";
+  EXPECT_EQ(bytesOfWideSlots(), 0u) << "nothing may use them";
+  const tuning::Allowed any = ranks[0].allowed;
+  ranks[0].allowed = ranks[1].allowed = tuning::parseAllowed("ring", "LL128");
+  EXPECT_EQ(exclusion(device::Protocol::ll128), tuning::Exclusion::none);
+  EXPECT_GT(bytesOfWideSlots(), 0u);
+  ranks[0].allowed = ranks[1].allowed = any;
   EXPECT_EQ(exclusion(device::Protocol::ll), tuning::Exclusion::none);
   EXPECT_EQ(exclusion(device::Protocol::simple), tuning::Exclusion::none);
   // So do messages.

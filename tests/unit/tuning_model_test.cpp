@@ -141,15 +141,20 @@ TEST(Model, Ll128OnlyWhereItsLinesArriveWhole) {
   const auto warnings = warningsOf(input, makeModel(input));
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_NE(warnings[0].find("may be split"), std::string::npos) << warnings[0];
-  // Before Hopper, paths through another GPU to a NIC count as split.
+  // Between nodes as NCCL: before Hopper, paths through another GPU to a NIC are too far.
   input = ncclInput("dgx-h100", 2);
   input.facts.ring.typeInter = static_cast<int>(topology::PathType::pxn);
   EXPECT_EQ(exclusionOf(input, Algorithm::ring, ll128), Exclusion::none);
   input.settings.ll128C2c = 0;
-  EXPECT_EQ(exclusionOf(input, Algorithm::ring, ll128), Exclusion::splitLines);
+  EXPECT_EQ(exclusionOf(input, Algorithm::ring, ll128), Exclusion::farPorts);
   input.settings.ll128C2c = 1;
   input.facts.machine.lowestSm = input.facts.machine.highestSm = 80;
-  EXPECT_EQ(exclusionOf(input, Algorithm::ring, ll128), Exclusion::splitLines);
+  EXPECT_EQ(exclusionOf(input, Algorithm::ring, ll128), Exclusion::farPorts);
+  // Forced it is right all the same: a line is read when all of its slot is there.
+  input.allowed = parseAllowed("ring", "LL128");
+  EXPECT_EQ(exclusionOf(input, Algorithm::ring, ll128), Exclusion::none);
+  EXPECT_TRUE(warningsOf(input, makeModel(input)).empty());
+  input.allowed = {};
   input.facts.ring.typeInter = static_cast<int>(topology::PathType::pxb);
   EXPECT_EQ(exclusionOf(input, Algorithm::ring, ll128), Exclusion::none);
   input.facts.machine.highestSm = 86;

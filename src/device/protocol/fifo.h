@@ -184,7 +184,7 @@ class FifoEnds {
   // Reports a slot to the proxy of a network. After an abort the slot may still hold an older step.
   UNISONO_DEVICE void report(int i, const SlotReport& slot) {
     const End& end = block_.send[i];
-    if (!group_.isPoster(i) || group_.aborted() || end.fifo.reportsSlots == 0) return;
+    if (!group_.isPoster(i) || group_.aborted() || end.fifo.hasProxy == 0) return;
     storeRelaxed(end.fifo.tail + kReportsWord + (send_[i].step() & (block_.slots - 1)),
                  packReport(slot));
   }
@@ -192,7 +192,7 @@ class FifoEnds {
   // lines.
   UNISONO_DEVICE void reportLines(int i, uint32_t bytes) {
     const End& end = block_.send[i];
-    if (!group_.isWaiter(kReceives + i) || group_.aborted() || end.fifo.reportsSlots == 0) return;
+    if (!group_.isWaiter(kReceives + i) || group_.aborted() || end.fifo.hasProxy == 0) return;
     storeRelaxed(end.fifo.tail + kReportsWord + (send_[i].step() & (block_.slots - 1)),
                  packLineReport(send_[i].step(), bytes));
   }

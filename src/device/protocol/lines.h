@@ -211,7 +211,8 @@ struct LowLatencyFormat {
 };
 
 // LL128: a line of 128 bytes carries 15 words and the flag, the whole step plus one, which never
-// repeats. Only where a line's store arrives as one. A lane has a part of kLines lines in a pass.
+// repeats. Only where a line's store arrives as one, or a proxy tells when a whole slot is there. A
+// lane has a part of kLines lines in a pass.
 template <int kLines>
 struct WideLinesFormat {
   static constexpr Protocol kProtocol = Protocol::ll128;
@@ -447,8 +448,16 @@ class Lines : public FifoEnds<kReceives, kSends> {
         !group_.aborted()) {
       input.load(typename Format::Place(0, group_.rank(), group_.size()), next);
     }
+    if constexpr (kHasTails) {
+      this->forEachReceive(slice.receive, [&](int i) {
+        if (!group_.isWaiter(i) || group_.aborted() || !hasProxy(block_.receive[i])) return;
+        if (!receive_[i].awaitData(block_, block_.receive[i])) group_.setAborted();
+      });
+    }
     this->waitForCredit(slice.send);
-    this->forEachSend(slice.send, [&](int i) { this->reportLines(i, bytes); });
+    if constexpr (!kHasTails) {
+      this->forEachSend(slice.send, [&](int i) { this->reportLines(i, bytes); });
+    }
     group_.syncReady();
     if (group_.isWorker() && !group_.aborted()) {
       LineSlice<kReceives, kSends> lines;
@@ -462,7 +471,7 @@ class Lines : public FifoEnds<kReceives, kSends> {
       this->forEachSend(slice.send, [&](int i) {
         lines.destination[lines.destinations++] = {send_[i].slot(block_, block_.send[i]),
                                                    Format::flagOf(send_[i].step())};
-        lines.toProxy = lines.toProxy || block_.send[i].fifo.reportsSlots != 0;
+        lines.toProxy = lines.toProxy || hasProxy(block_.send[i]);
       });
       lines.input = slice.input;
       lines.output = slice.output;
@@ -472,6 +481,13 @@ class Lines : public FifoEnds<kReceives, kSends> {
       if (!moveLines<Format, kCopies>(group_, block_, lines, input, next)) group_.setAborted();
     }
     group_.syncDone();
+    if constexpr (kHasTails) {
+      this->forEachSend(slice.send, [&](int i) {
+        if (!group_.isPoster(i) || group_.aborted() || !hasProxy(block_.send[i])) return;
+        this->report(i, this->reportOf(occupiedBytesOf(kProtocol, bytes)));
+        send_[i].postData(block_.send[i]);
+      });
+    }
     this->forEachReceive(slice.receive, [&](int i) {
       if (!group_.isPoster(i) || group_.aborted()) return;
       if (mustClear(i)) {
@@ -489,6 +505,10 @@ class Lines : public FifoEnds<kReceives, kSends> {
   using FifoEnds<kReceives, kSends>::receive_;
   using FifoEnds<kReceives, kSends>::send_;
 
+  // Whether a proxy passes slots on by their tails, as with protocol Simple.
+  static constexpr bool kHasTails = kProtocol == Protocol::ll128;
+
+  UNISONO_DEVICE static bool hasProxy(const End& end) { return end.fifo.hasProxy != 0; }
   UNISONO_DEVICE bool mustClear(int i) const {
     return Format::mustClear(receive_[i].step(), block_.slots);
   }

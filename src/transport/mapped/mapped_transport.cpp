@@ -138,7 +138,7 @@ std::vector<device::Fifo> MappedTransport::makeFifos(const ConnectionGroup& grou
         fifo.offer = reinterpret_cast<uint64_t*>(senderLines + count * device::kCounterLineBytes);
         fifo.byAddress = offers.byAddress ? 1 : 0;
       }
-      if (reports && group.fifos[i].protocol == device::Protocol::simple) fifo.reportsSlots = 1;
+      if (reports && group.fifos[i].protocol == device::Protocol::simple) fifo.hasProxy = 1;
       fifos.push_back(fifo);
       slots += size_t{context_.slots} * group.fifos[i].slotBytes;
     }

@@ -24,7 +24,7 @@ class FifoMemory {
  public:
   struct Shape {
     uint32_t slotBytes;
-    device::Protocol protocol = device::Protocol::simple;  // or LL
+    device::Protocol protocol = device::Protocol::simple;
     bool onDevice = false;
   };
   // Whose kernels fill or empty the slots.
@@ -154,7 +154,7 @@ class FifoMemory {
     result.tail = tailOf(counters);
     result.head = headOf(counters);
     result.slots = slots;
-    result.reportsSlots = 1;
+    result.hasProxy = 1;
     return result;
   }
   static Range rangeOf(const memory::Block& block) {

@@ -34,7 +34,7 @@ int portOf(const TransportContext& context, const ConnectionGroup& group, size_t
 bool isOnDevice(const TransportContext& context, bool receives, int number,
                 const ConnectionGroup::FifoShape& fifo) {
   const auto ports = context.options.network->ports();
-  if (!ports || fifo.protocol != device::Protocol::simple) return false;
+  if (!ports || fifo.protocol == device::Protocol::ll) return false;
   const auto port = static_cast<size_t>(choosePort(context, *ports, number, fifo.slotBytes));
   const auto& known = context.options.direct;
   const DirectAccess access = port < known.size() ? known[port] : DirectAccess{};
@@ -55,7 +55,7 @@ std::unique_ptr<FifoMemory> memoryOf(const TransportContext& context,
   std::vector<FifoMemory::Shape> shapes;
   for (size_t i = 0; i < group.channels.size(); i++) {
     for (const auto& fifo : group.fifos) {
-      if (!carries(fifo.protocol)) continue;
+      if (!fifo.isUsed()) continue;
       shapes.push_back({fifo.slotBytes, fifo.protocol,
                         isOnDevice(context, group.receiver == context.config.rank,
                                    portOf(context, group, i), fifo)});
@@ -72,7 +72,7 @@ NetworkGroup endsOf(const TransportContext& context, const ConnectionGroup& grou
   std::vector<int> ports;
   for (size_t i = 0; i < group.channels.size(); i++) {
     for (const auto& fifo : group.fifos) {
-      if (carries(fifo.protocol)) ports.push_back(portOf(context, group, i));
+      if (fifo.isUsed()) ports.push_back(portOf(context, group, i));
     }
   }
   const bool receives = group.receiver == context.config.rank;

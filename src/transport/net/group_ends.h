@@ -16,11 +16,6 @@
 // What the ranks that have a part in a group of connections over the network find out of it alike.
 namespace unisono::transport {
 
-// Lines of LL128 have to arrive as one, and memory of the host is read in pieces of 64 bytes.
-constexpr bool carries(device::Protocol protocol) {
-  return protocol != device::Protocol::ll128;
-}
-
 // Whose connection leads to the receiver.
 inline int connectedRank(const ConnectionGroup& group) {
   return group.forwarder >= 0 ? group.forwarder : group.sender;

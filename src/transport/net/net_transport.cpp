@@ -110,7 +110,7 @@ class NetworkTransport::Pending final : public PendingConnection {
     for (const int channel : group_.channels) {
       for (const auto& fifo : group_.fifos) {
         const int peer = sends ? group_.receiver : group_.sender;
-        if (!carries(fifo.protocol)) continue;
+        if (!fifo.isUsed()) continue;
         observed.push_back({peer, group_.messages, channel, sends, fifo.protocol});
       }
     }
@@ -131,7 +131,7 @@ class NetworkTransport::Pending final : public PendingConnection {
     size_t next = 0;
     for (size_t c = 0; c < group_.channels.size(); c++) {
       for (const auto& fifo : group_.fifos) {
-        const bool isConnected = carries(fifo.protocol);
+        const bool isConnected = fifo.isUsed();
         fifos.push_back(isConnected ? memory_.fifoOf(next) : device::Fifo{});
         ports_.push_back(isConnected ? ports[next++] : "");
       }
@@ -188,7 +188,7 @@ class NetworkTransport::PendingForwarded final : public PendingConnection {
     std::vector<device::Protocol> protocols;
     for (size_t c = 0; c < group_.channels.size(); c++) {
       for (const auto& fifo : group_.fifos) {
-        if (carries(fifo.protocol)) protocols.push_back(fifo.protocol);
+        if (fifo.isUsed()) protocols.push_back(fifo.protocol);
       }
     }
     std::vector<std::byte*> blocks;
@@ -201,8 +201,7 @@ class NetworkTransport::PendingForwarded final : public PendingConnection {
     size_t next = 0;
     for (size_t c = 0; c < group_.channels.size(); c++) {
       for (const auto& fifo : group_.fifos) {
-        fifos.push_back(carries(fifo.protocol) ? FifoMemory::makeFifo(blocks, next++)
-                                               : device::Fifo{});
+        fifos.push_back(fifo.isUsed() ? FifoMemory::makeFifo(blocks, next++) : device::Fifo{});
       }
     }
     transport_.forwarded_.add(blocks, protocols, context.slots);

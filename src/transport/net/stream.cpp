@@ -77,7 +77,7 @@ plugin::NetEvents* Stream::eventsOf(uint64_t step) const {
 
 uint32_t Stream::filledBytes(uint64_t step) const {
   const uint32_t bytes = reportOf(step).bytes;
-  const size_t filled = hasLines() ? linesOf(bytes) * kLineBytes : bytes;
+  const size_t filled = hasLines() ? device::occupiedBytesOf(memory_.protocol, bytes) : bytes;
   return static_cast<uint32_t>(std::min<size_t>(filled, memory_.slotBytes));
 }
 

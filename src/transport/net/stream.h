@@ -27,7 +27,7 @@ struct StreamMemory {
   std::byte* slots;
   uint32_t slotCount, slotBytes;
   bool onDevice = false;  // the slots are in memory of the device, and only adapters reach them
-  device::Protocol protocol = device::Protocol::simple;  // or LL
+  device::Protocol protocol = device::Protocol::simple;
 
   std::byte* slot(uint64_t step) const {
     return slots + (step & (slotCount - 1)) * size_t{slotBytes};
@@ -126,10 +126,12 @@ class Stream {
   // Passes on what arrived in a slot.
   void setTail(uint64_t steps);
 
-  // What the kernels store: by the sender with protocol Simple, and by the receiver.
+  // What the kernels store: by the sender except with protocol LL, and by the receiver.
   uint64_t tail() const;
   uint64_t head() const;
   void setHead(uint64_t steps);
+  // Lines that tell by themselves when they are there. Those of LL128 pass as the bytes that they
+  // are.
   bool hasLines() const { return memory_.protocol == device::Protocol::ll; }
   // What the lines of a slot can hold; 0 with protocol Simple.
   size_t lineDataBytes() const {
