@@ -87,7 +87,7 @@ TEST_F(ExplainProgram, AsksTheTunerPlugin) {
   EXPECT_THAT(missing["warnings"][0], HasSubstr("/nowhere/tuner.so cannot be loaded"));
 }
 
-// Small calls go over LL, which passes the network, as LL128 does not.
+// Small calls go over LL. LL128 needs adapters that reach memory of the GPU, which sockets do not.
 TEST_F(ExplainProgram, KnowsWhatJoinsTheNodes) {
   const std::string node = "--file " UNISONO_TEST_DATA "/topologies/h800x8-vm.detected.xml -s 8 ";
   const std::string call = node + "--nodes 2 ";
@@ -95,13 +95,18 @@ TEST_F(ExplainProgram, KnowsWhatJoinsTheNodes) {
   EXPECT_EQ(plain["network"], "InfiniBand, RoCE or sockets");
   EXPECT_EQ(plain["choice"]["algorithm"], "Tree");
   EXPECT_EQ(plain["choice"]["protocol"], "LL");
-  for (const json& row : plain["candidates"]) {
-    if (row["algorithm"] != "Ring" || row["protocol"] != "LL128") continue;
-    EXPECT_EQ(row["reason"],
-              "not implemented over networks, where its lines have to stay in GPU memory");
-  }
+  const auto reasonOf = [](const json& report, const char* algorithm,
+                           const char* protocol) -> std::string {
+    for (const json& row : report["candidates"]) {
+      if (row["algorithm"] == algorithm && row["protocol"] == protocol) return row["reason"];
+    }
+    return "no candidate";
+  };
+  EXPECT_THAT(reasonOf(plain, "Ring", "LL128"), HasSubstr("times the time of the choice"));
   EXPECT_EQ(explainJson(node)["network"], "");
-  EXPECT_EQ(explainJson(call, "NCCL_NET_PLUGIN=none NCCL_NET=Socket")["network"], "Socket");
+  const json sockets = explainJson(call, "NCCL_NET_PLUGIN=none NCCL_NET=Socket");
+  EXPECT_EQ(sockets["network"], "Socket");
+  EXPECT_THAT(reasonOf(sockets, "Ring", "LL128"), HasSubstr("adapters that reach memory"));
 
   const std::string plugin = "NCCL_NET_PLUGIN=" + testing::fakeNetPath(11);
   EXPECT_EQ(explainJson(call, plugin)["network"], "Fake11 (v11)");
@@ -109,18 +114,16 @@ TEST_F(ExplainProgram, KnowsWhatJoinsTheNodes) {
   EXPECT_EQ(explainJson(call, plugin + " FAKE_NET_POINTERS=5")["network"], direct);
   EXPECT_EQ(explainJson(call, plugin + " FAKE_NET_POINTERS=5 NCCL_DMABUF_ENABLE=0")["network"],
             "Fake11 (v11)");
-  const auto reasonOf = [](const json& report) -> std::string {
-    for (const json& row : report["candidates"]) {
-      if (row["algorithm"] == "CollNetChain" && row["protocol"] == "Simple") return row["reason"];
-    }
-    return "no candidate";
+  const auto reasonOfChains = [&](const json& report) {
+    return reasonOf(report, "CollNetChain", "Simple");
   };
   const json reducing = explainJson(call, plugin + " NCCL_COLLNET_ENABLE=1");
   EXPECT_EQ(reducing["network"], "Fake11 (v11), which reduces through Sum11 (v11)");
-  EXPECT_THAT(reasonOf(reducing), HasSubstr("runs only where"));
-  EXPECT_THAT(reasonOf(explainJson(call, plugin)), HasSubstr("does not reduce"));
-  EXPECT_THAT(reasonOf(explainJson(call + "--type f8e4m3", plugin + " NCCL_COLLNET_ENABLE=1")),
-              HasSubstr("not with this type and operator"));
+  EXPECT_THAT(reasonOfChains(reducing), HasSubstr("runs only where"));
+  EXPECT_THAT(reasonOfChains(explainJson(call, plugin)), HasSubstr("does not reduce"));
+  EXPECT_THAT(
+      reasonOfChains(explainJson(call + "--type f8e4m3", plugin + " NCCL_COLLNET_ENABLE=1")),
+      HasSubstr("not with this type and operator"));
 }
 
 TEST_F(ExplainProgram, AsNcclChoosesAmongNcclsAlgorithms) {
