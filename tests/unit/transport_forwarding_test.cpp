@@ -30,7 +30,8 @@ class WireStream final : public Stream {
   WireStream(const StreamMemory& memory, Wire& wire) : Stream(memory), wire_(wire) {}
   StreamProgress progress() override {
     if (wire_.fails) failure_ = "was told to";
-    if (!failure_.empty() || wire_.holds || !isFilled(step_)) return {};
+    // A slot that is filled after the wire was held up does not leave.
+    if (!failure_.empty() || !isFilled(step_) || wire_.holds) return {};
     wire_.sent++;  // before the test can see that the slot has left
     release(step_++);
     return {.moved = true};
