@@ -293,6 +293,19 @@ TEST_F(MessageForwarders, ConnectWhatBothEndsHaveAskedFor) {
   for (const auto& each : members_) EXPECT_EQ(each->failure(), "");
 }
 
+// No launch follows that would tell the other forwarder.
+TEST_F(MessageForwarders, AreWokenForASenderWhoseKernelsRunAlready) {
+  accept(4);
+  member(4).tell(1);
+  ask(4, 1);
+  expectConnected(4, 1);
+  ask(4, 2);
+  member(4).tell(2);
+  waitUntil("no attempt", [&] { return attempts(4) > 1; });
+  std::this_thread::sleep_for(100ms);  // until its proxy sleeps
+  expectConnected(4, 2);
+}
+
 TEST_F(MessageForwarders, EndWithTheProcessOfTheSender) {
   accept(3);
   ask(3, 1);

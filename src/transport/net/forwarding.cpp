@@ -93,17 +93,19 @@ void ForwardedSends::add(const std::vector<std::byte*>& blocks,
   }
   const std::lock_guard lock(mutex_);
   slots_ = slots;
-  store(group.page->busy, busy_ ? 1 : 0);
+  if (busy_) setBusy(group);  // of launches that run already, noteLaunch() tells nobody more
   groups_.push_back(std::move(group));
+}
+
+void ForwardedSends::setBusy(const Group& group) {
+  store(group.page->busy, 1);
+  static_cast<void>(::eventfd_write(group.wake.get(), 1));
 }
 
 void ForwardedSends::noteLaunch() {
   const std::lock_guard lock(mutex_);
   if (std::exchange(busy_, true)) return;
-  for (const Group& group : groups_) {
-    store(group.page->busy, 1);
-    static_cast<void>(::eventfd_write(group.wake.get(), 1));
-  }
+  for (const Group& group : groups_) setBusy(group);
 }
 
 bool ForwardedSends::noteIdle(const std::function<bool()>& isIdle) {

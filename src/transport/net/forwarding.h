@@ -87,6 +87,9 @@ class ForwardedSends {
     std::vector<Fifo> fifos;
   };
 
+  // Has the forwarder look at the FIFOs.
+  static void setBusy(const Group& group);
+
   std::mutex mutex_;  // of busy_ and the pages
   bool busy_ = false;
   std::vector<Group> groups_;
