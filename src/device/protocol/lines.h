@@ -490,8 +490,9 @@ class Lines : public FifoEnds<kReceives, kSends> {
     }
     this->forEachReceive(slice.receive, [&](int i) {
       if (!group_.isPoster(i) || group_.aborted()) return;
-      if (mustClear(i)) {
-        receive_[i].postCredit(block_.receive[i]);  // what was cleared goes first
+      // What was cleared goes first, and what a proxy overwrites must have been read.
+      if (mustClear(i) || (kHasTails && hasProxy(block_.receive[i]))) {
+        receive_[i].postCredit(block_.receive[i]);
       } else {
         receive_[i].postCreditRelaxed(block_.receive[i]);
       }
