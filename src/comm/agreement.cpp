@@ -377,6 +377,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.constants = changes.constants;
   config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
   decision.warnings = tuning::warningsOf(input, *config.model);
+  // Its slots are large, and over sockets each FIFO has a connection and threads.
   if (!config.model->mayUse(device::Protocol::ll128)) {
     config.slotBytes[plan::indexOf(device::Protocol::ll128)] = 0;
   }

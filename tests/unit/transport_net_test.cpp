@@ -182,7 +182,8 @@ TEST(Streams, MoveLines) {
   for (size_t taken = 0; taken < 500;) {
     if (from.hasRoom() && random() % 2 == 0) {
       const uint32_t bytes = random() % 4 == 0 ? 0 : random() % (8 * LineEnd::kLines + 1);
-      std::vector<uint32_t> data(2 * linesOf(bytes));
+      std::vector<uint32_t> data(device::occupiedBytesOf(device::Protocol::ll, bytes) /
+                                 kLineDataBytes);
       std::vector<size_t> order(data.size() + 1);  // the last one is the report
       for (size_t i = 0; i < order.size(); i++) order[i] = i;
       std::shuffle(order.begin(), order.end(), random);

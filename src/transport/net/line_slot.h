@@ -12,10 +12,6 @@ namespace unisono::transport {
 
 inline constexpr size_t kLineBytes = 16, kLineDataBytes = 8;
 
-constexpr size_t linesOf(size_t bytes) {
-  return (bytes + kLineDataBytes - 1) / kLineDataBytes;
-}
-
 // Returns how many of the first `lines` lines may not hold data of a step yet, as those after them
 // do. The last ones are looked at first: a kernel writes them last, and is not slowed down.
 size_t countOpenLines(const std::byte* slot, uint64_t step, size_t lines);
