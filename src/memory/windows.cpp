@@ -153,7 +153,8 @@ std::shared_ptr<runtime::MappedMemory> Windows::mapped(int peer, uint64_t id) co
 }
 
 // With the lock held, as the functions below. Returns the window of an allocation, which may be one
-// that cannot be shared, or null if there is no room.
+// that cannot be shared, or null if there is no room. On the thread of a call, during which the
+// application does not free the memory.
 Windows::OwnWindow* Windows::findOwn(const runtime::Allocation& allocation) {
   if (closed_) return nullptr;
   auto found = own_.find(keyOf(allocation));
@@ -169,6 +170,7 @@ Windows::OwnWindow* Windows::findOwn(const runtime::Allocation& allocation) {
                                      options_.maxBytes, device::kWindowSlots));
     return nullptr;
   }
+  runtime_.retainRun(allocation);
   const auto index = std::find(indexUsed_.begin(), indexUsed_.end(), false);
   *index = true;
   const auto number = static_cast<uint64_t>(index - indexUsed_.begin());

@@ -73,8 +73,8 @@ Allocation Runtime::findRun(const void* address, size_t bytes) {
   return run;
 }
 
-std::vector<MemoryHandle> Runtime::exportRun(const Allocation& run) {
-  std::vector<MemoryHandle> handles;
+template <typename Visit>
+void Runtime::visitRun(const Allocation& run, Visit visit) {
   const uint64_t end = run.base + run.bytes;
   for (uint64_t base = run.base; base < end;) {
     const auto* address = reinterpret_cast<const void*>(base);
@@ -82,9 +82,20 @@ std::vector<MemoryHandle> Runtime::exportRun(const Allocation& run) {
     if (allocation.serial == 0 || allocation.base != base || allocation.bytes > end - base) {
       throw invalidArgument("The memory at {} was freed", address);
     }
-    handles.push_back(exportMemory(address, allocation.bytes));
+    visit(address, allocation.bytes);
     base += allocation.bytes;
   }
+}
+
+void Runtime::retainRun(const Allocation& run) {
+  visitRun(run, [&](const void* address, size_t) { retain(address); });
+}
+
+std::vector<MemoryHandle> Runtime::exportRun(const Allocation& run) {
+  std::vector<MemoryHandle> handles;
+  visitRun(run, [&](const void* address, size_t bytes) {
+    handles.push_back(exportRetained(address, bytes));
+  });
   return handles;
 }
 

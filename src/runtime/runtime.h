@@ -253,8 +253,16 @@ class Runtime {
 
   // Any device address of this process, ours or an application's (cudaMalloc, the pool of a
   // framework, cuMemCreate); `bytes` must be inside one allocation. Throws invalidArgument if not.
-  virtual MemoryHandle exportMemory(const void* address, size_t bytes) = 0;
-  // Exports each of the allocations that `run` consists of, in the order of their addresses.
+  // The memory must stay allocated during the call.
+  MemoryHandle exportMemory(const void* address, size_t bytes) {
+    retain(address);
+    return exportRetained(address, bytes);
+  }
+  // Prepares the allocations that `run` consists of for exportRun(). They must stay allocated
+  // during this call: the driver crashes if one is unmapped while a reference to it is taken.
+  void retainRun(const Allocation& run);
+  // Exports each of the allocations of a run that was retained, in the order of their addresses.
+  // The application may free them at any time. Throws Error if it has.
   std::vector<MemoryHandle> exportRun(const Allocation& run);
   // Maps what `handle` names so that kernels on `device` can use it; in the exporter's own process
   // the same address. Throws Error that says why it cannot be mapped.
@@ -297,7 +305,7 @@ class Runtime {
   // allocated, or if there are more than kLongestRun: sharing takes a descriptor for each.
   Allocation findRun(const void* address, size_t bytes);
   static constexpr int kLongestRun = 128;
-  // Drops the references that exportMemory() keeps to memory that was freed since.
+  // Drops the references that retainRun() and exportMemory() keep to memory that was freed since.
   virtual void releaseFreedExports() {}
 
   // Allocates what readWords() needs, as allocating may wait for kernels that run.
@@ -330,6 +338,16 @@ class Runtime {
   // Whether all work of the stream is done; throws as synchronize() does.
   virtual bool query(Stream stream) = 0;
   virtual CaptureState captureState(Stream stream) = 0;
+
+ protected:
+  // Of one allocation, see retainRun() and exportMemory(). Does nothing for what cannot be shared.
+  virtual void retain(const void* address) = 0;
+  virtual MemoryHandle exportRetained(const void* address, size_t bytes) = 0;
+
+ private:
+  // Throws Error if a part of the run was freed.
+  template <typename Visit>
+  void visitRun(const Allocation& run, Visit visit);
 };
 
 // A random number that is this process's for its life; tells "same process" from "same host".

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -205,6 +206,7 @@ TEST_F(CudaSharingTest, AnApplicationsVmmMemoryIsSharedAndItsOfferEndsWithIt) {
     ASSERT_EQ(run.base, reserved);
     ASSERT_EQ(run.bytes, 2 * granularity);
     fill(*runtime_, 0, first, 2 * granularity, expected);
+    runtime_->retainRun(run);
     const std::vector<MemoryHandle> handles = runtime_->exportRun(run);
     ASSERT_EQ(handles.size(), 2u);
     const ChildReply reply =
@@ -234,18 +236,27 @@ TEST_F(CudaSharingTest, AnApplicationsVmmMemoryIsSharedAndItsOfferEndsWithIt) {
 }
 
 // As a background thread does while the application frees memory.
-TEST_F(CudaSharingTest, OffersAreWithdrawnWhileTheirMemoryIsUnmapped) {
+TEST_F(CudaSharingTest, MemoryIsOfferedAndWithdrawnWhileItIsUnmapped) {
   if (!sharingSupport(0).descriptors) GTEST_SKIP() << "no VMM descriptors";
   constexpr auto kTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   constexpr int kSegments = 16, kRounds = 300;
   const size_t granularity = allocationGranularity(ForeignSegment::describe(0, kTypes), 0);
   CUdeviceptr reserved = 0;
   ASSERT_EQ(driver().memAddressReserve(&reserved, kSegments * granularity, 0, 0, 0), CUDA_SUCCESS);
+  std::atomic<int> exports{0};
   std::jthread background([&](const std::stop_token& stop) {
     const DeviceScope scope(*runtime_, 0);
     while (!stop.stop_requested()) {
       runtime_->releaseFreedExports();
       runtime_->findRun(reinterpret_cast<void*>(reserved), kSegments * granularity);
+      for (size_t i = 0; i < kSegments; i++) {
+        try {
+          const auto* address = reinterpret_cast<const void*>(reserved + i * granularity);
+          exports += runtime_->exportRun(runtime_->findAllocation(address)).empty() ? 0 : 1;
+        } catch (const Error&) {
+          // It is not retained yet, or already unmapped.
+        }
+      }
     }
   });
   for (int round = 0; round < kRounds; round++) {
@@ -254,7 +265,7 @@ TEST_F(CudaSharingTest, OffersAreWithdrawnWhileTheirMemoryIsUnmapped) {
       const PhysicalMemory memory = ForeignSegment::create(0, granularity, kTypes);
       ASSERT_EQ(driver().memMap(at, granularity, 0, memory.handle(), 0), CUDA_SUCCESS);
       grantAccess(reinterpret_cast<void*>(at), granularity, 0, 0);
-      runtime_->exportMemory(reinterpret_cast<void*>(at), granularity);
+      runtime_->retainRun(runtime_->findAllocation(reinterpret_cast<const void*>(at)));
     }
     for (int i = 0; i < kSegments; i++) {
       driver().memUnmap(reserved + static_cast<size_t>(i) * granularity, granularity);
@@ -262,6 +273,7 @@ TEST_F(CudaSharingTest, OffersAreWithdrawnWhileTheirMemoryIsUnmapped) {
   }
   background.request_stop();
   background.join();
+  EXPECT_GT(exports, 0);
   driver().memAddressFree(reserved, kSegments * granularity);
 }
 

@@ -167,8 +167,9 @@ Child ownerOfARun([](int channel) {
   auto memory = runtime.allocateForUser(1, kRunBytes);
   auto* bytes = static_cast<std::byte*>(memory->address());
   for (size_t i = 0; i < kRunBytes; i++) bytes[i] = static_cast<std::byte>(i % 251);
-  const std::vector<MemoryHandle> handles =
-      runtime.exportRun(runtime.findRun(bytes + 1000, kRunBytes - 1000));
+  const Allocation run = runtime.findRun(bytes + 1000, kRunBytes - 1000);
+  runtime.retainRun(run);
+  const std::vector<MemoryHandle> handles = runtime.exportRun(run);
   put(channel, handles.size());
   for (const MemoryHandle& handle : handles) put(channel, handle);
   take<char>(channel);
@@ -215,6 +216,8 @@ TEST(HostMemoryTest, ARunIsTheAllocationsThatHoldARange) {
   EXPECT_EQ(runtime.findRun(bytes, kRunBytes).bytes, kRunBytes);
   EXPECT_EQ(runtime.findRun(bytes, kRunBytes + 1), Allocation());
   // In the same process the same addresses.
+  EXPECT_TRUE(contains(errorOf([&] { runtime.exportRun(two); }), "retained"));
+  runtime.retainRun(two);
   const auto mapped = runtime.importRun(runtime.exportRun(two), 1);
   EXPECT_EQ(mapped->address(), bytes);
   const Allocation whole = runtime.findRun(bytes, kRunBytes);

@@ -77,9 +77,6 @@ class CudaRuntime final : public Runtime {
     return runtime::allocateLaunchFlag(device);
   }
 
-  MemoryHandle exportMemory(const void* address, size_t bytes) override {
-    return exportCudaMemory(address, bytes);
-  }
   std::shared_ptr<MappedMemory> importRun(std::span<const MemoryHandle> handles,
                                           int device) override {
     return importCudaMemory(handles, device);
@@ -134,6 +131,12 @@ class CudaRuntime final : public Runtime {
   void synchronize(Stream stream) override;
   bool query(Stream stream) override;
   CaptureState captureState(Stream stream) override;
+
+ protected:
+  void retain(const void* address) override { retainCudaMemory(address); }
+  MemoryHandle exportRetained(const void* address, size_t bytes) override {
+    return exportCudaMemory(address, bytes);
+  }
 
  private:
   void checkOrdinal(int device) const {

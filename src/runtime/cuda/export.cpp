@@ -43,33 +43,29 @@ unsigned long long serialAt(CUdeviceptr address) {
   return pointerAttribute<unsigned long long>(CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
 }
 
+// Whether cudaMalloc made the memory. How the driver backs that is its own affair, and such a
+// backing, though a reference may be had, is not ours to export.
+bool isLegacy(CUdeviceptr address) {
+  return pointerAttribute<unsigned>(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) != 0;
+}
+
+bool isPooled(CUdeviceptr address) {
+  return pointerAttribute<CUmemoryPool>(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) != nullptr;
+}
+
 // An allocation that other processes may map with the handle types that it was created for.
 class VmmOffer {
  public:
-  VmmOffer(PhysicalMemory memory, unsigned long long serial, CUmemAllocationHandleType types,
-           int device)
-      : memory_(std::move(memory)), serial_(serial) {
-    if ((types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
-      int descriptor = -1;
-      check(exportTo(&descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-            "cuMemExportToShareableHandle", device);
-      descriptor_ = UniqueDescriptor(descriptor);
-      // A program that this process starts would keep the memory allocated.
-      if (::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) throw systemError(errno, "fcntl");
-      offer_ = offerDescriptor(descriptor);
-    }
-    if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) {
-      CUresult result = exportTo(&fabric_, CU_MEM_HANDLE_TYPE_FABRIC);
-      hasFabric_ = result == CUDA_SUCCESS;
-      // A descriptor does for this host.
-      if (offer_ == nullptr) check(result, "cuMemExportToShareableHandle", device);
-    }
-  }
+  // `memory` is empty if the driver gives no reference to it.
+  VmmOffer(PhysicalMemory memory, unsigned long long serial)
+      : memory_(std::move(memory)), serial_(serial) {}
 
-  // Of the mapping that the memory had when it was offered.
+  // Of the mapping that the memory had when it was retained.
   unsigned long long serial() const { return serial_; }
 
-  void describe(MemoryHandle& handle) const {
+  // Offers the memory, if it is not offered already. Throws Error if it cannot be shared.
+  void describe(MemoryHandle& handle) {
+    if (offer_ == nullptr && !hasFabric_) share(handle);
     if (offer_ != nullptr) {
       static_assert(sizeof(DescriptorTicket) <= sizeof(handle.payload));
       handle.kind = MemoryHandle::Kind::descriptor;
@@ -83,6 +79,42 @@ class VmmOffer {
   }
 
  private:
+  void share(const MemoryHandle& handle) {
+    if (!memory_) {
+      throw invalidUsage(
+          "Memory at {:#x} is of a kind that CUDA shares with no other process (neither cudaMalloc "
+          "nor cuMemCreate made it, or it is itself mapped from another process)",
+          handle.address)
+          .device(handle.device)
+          .remedy("Allocate by cudaMalloc or ncclMemAlloc");
+    }
+    const CUmemAllocationHandleType types = memory_.properties().requestedHandleTypes;
+    if ((types & (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)) == 0) {
+      throw invalidUsage(
+          "Memory at {:#x} was made by cuMemCreate without the handle types "
+          "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_HANDLE_TYPE_FABRIC, so that no "
+          "other process can map it",
+          handle.address)
+          .device(handle.device)
+          .remedy("Ask for one of them, or use ncclMemAlloc or cudaMalloc");
+    }
+    if ((types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
+      int descriptor = -1;
+      check(exportTo(&descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+            "cuMemExportToShareableHandle", handle.device);
+      descriptor_ = UniqueDescriptor(descriptor);
+      // A program that this process starts would keep the memory allocated.
+      if (::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) throw systemError(errno, "fcntl");
+      offer_ = offerDescriptor(descriptor);
+    }
+    if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) {
+      CUresult result = exportTo(&fabric_, CU_MEM_HANDLE_TYPE_FABRIC);
+      hasFabric_ = result == CUDA_SUCCESS;
+      // A descriptor does for this host.
+      if (offer_ == nullptr) check(result, "cuMemExportToShareableHandle", handle.device);
+    }
+  }
+
   CUresult exportTo(void* handle, CUmemAllocationHandleType type) const {
     return driver().memExportToShareableHandle(handle, memory_.handle(), type, 0);
   }
@@ -95,40 +127,32 @@ class VmmOffer {
   bool hasFabric_ = false;
 };
 
-// The ways in which other processes may map memory of cuMemCreate. Throws if there is none.
-CUmemAllocationHandleType shareableTypes(const MemoryHandle& handle, const PhysicalMemory& memory) {
-  CUmemAllocationHandleType types = memory.properties().requestedHandleTypes;
-  if ((types & (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)) == 0) {
-    throw invalidUsage(
-        "Memory at {:#x} was made by cuMemCreate without the handle types "
-        "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_HANDLE_TYPE_FABRIC, so that no other "
-        "process can map it",
-        handle.address)
-        .device(handle.device)
-        .remedy("Ask for one of them, or use ncclMemAlloc or cudaMalloc");
-  }
-  return types;
-}
-
 // The offers by the first address of their allocation. An offer stands as long as the mapping there
-// is the one that it was made for. That is not asked of the driver by cuMemRetainAllocationHandle:
-// the application may unmap and release the same memory on another thread at the same time.
+// is the one that it was made for. Only retain() asks the driver for a reference to memory of the
+// application: cuMemRetainAllocationHandle and cuMemUnmap of the same memory on two threads crash
+// libcuda.
 class OfferCache {
  public:
-  // Offers `memory`, unless it is offered already. It was found at handle.base after the serial
-  // there was read.
-  void offer(MemoryHandle& handle, PhysicalMemory memory, unsigned long long serial) {
-    const CUmemAllocationHandleType types = shareableTypes(handle, memory);
+  // The memory that is mapped at `base` stays mapped during the call.
+  void retain(CUdeviceptr base) {
+    const unsigned long long serial = serialAt(base);
+    std::lock_guard lock(mutex_);
+    const auto found = offers_.find(base);
+    if (found != offers_.end()) {
+      if (found->second.serial() == serial) return;
+      offers_.erase(found);
+    }
+    offers_.emplace(base, VmmOffer(physicalMemory(base), serial));
+  }
+
+  // Describes the offer of the memory at handle.base, which was retained.
+  void describe(MemoryHandle& handle) {
     std::lock_guard lock(mutex_);
     dropStale();
-    if (serialAt(handle.base) != serial) {
+    const auto found = offers_.find(handle.base);
+    if (found == offers_.end()) {
       throw invalidArgument("The memory at {:#x} was freed while it was to be shared", handle.base)
           .device(handle.device);
-    }
-    auto found = offers_.find(handle.base);
-    if (found == offers_.end()) {
-      VmmOffer made(std::move(memory), serial, types, handle.device);
-      found = offers_.emplace(handle.base, std::move(made)).first;
     }
     found->second.describe(handle);
   }
@@ -226,6 +250,20 @@ PointerInfo inspectPointer(const void* address) {
   return info;
 }
 
+void retainCudaMemory(const void* address) {
+  const PointerInfo info = inspectPointer(address);
+  if (info.kind != PointerInfo::Kind::device) return;
+  const CUdeviceptr pointer = devicePointer(address);
+  DeviceCallScope scope(info.device);
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  if (isLegacy(pointer) || isPooled(pointer) ||
+      !quietly(driver().memGetAddressRange(&base, &bytes, pointer))) {
+    return;
+  }
+  offers().retain(base);
+}
+
 MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
   PointerInfo info = inspectPointer(address);
   MemoryHandle handle{};
@@ -239,7 +277,7 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
   }
   CUdeviceptr pointer = devicePointer(address);
   DeviceCallScope scope(info.device);
-  if (pointerAttribute<CUmemoryPool>(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, pointer) != nullptr) {
+  if (isPooled(pointer)) {
     throw invalidUsage(
         "Memory at {} is of a stream-ordered pool (cudaMallocAsync), which other processes cannot "
         "map",
@@ -271,23 +309,11 @@ MemoryHandle exportCudaMemory(const void* address, size_t bytes) {
   handle.bytes = bytes;
   handle.base = base;
   handle.baseBytes = baseBytes;
-  // Legacy first: how the driver backs cudaMalloc is its own affair, and such a backing, though it
-  // may be found, is not ours to export.
-  if (pointerAttribute<unsigned>(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, pointer) != 0) {
+  if (isLegacy(pointer)) {
     exportLegacy(handle);
     return handle;
   }
-  const unsigned long long serial = serialAt(base);
-  PhysicalMemory memory = physicalMemory(pointer);
-  if (!memory) {
-    throw invalidUsage(
-        "Memory at {} is of a kind that CUDA shares with no other process (neither cudaMalloc nor "
-        "cuMemCreate made it, or it is itself mapped from another process)",
-        address)
-        .device(info.device)
-        .remedy("Allocate by cudaMalloc or ncclMemAlloc");
-  }
-  offers().offer(handle, std::move(memory), serial);
+  offers().describe(handle);
   return handle;
 }
 

@@ -12,9 +12,12 @@
 // IPC (cudaMalloc memory).
 namespace unisono::runtime {
 
-// See Runtime::exportMemory. A VMM allocation is offered once, and the offer kept until the
-// allocation goes: ours withdraws its offer; an application's is found gone at a later export, so
-// that the physical memory of a freed one can outlive it until then.
+// See Runtime::retainRun. A VMM allocation is retained once, and kept until the allocation goes:
+// ours withdraws its offer; an application's is found gone at a later export, so that the physical
+// memory of a freed one can outlive it until then.
+void retainCudaMemory(const void* address);
+
+// See Runtime::exportMemory. The allocation was retained.
 MemoryHandle exportCudaMemory(const void* address, size_t bytes);
 
 // See Runtime::importRun. Ranges of one allocation share one mapping. A descriptor is preferred;

@@ -177,9 +177,14 @@ std::shared_ptr<LaunchFlag> HostRuntime::allocateLaunchFlag(int device) {
   return std::make_shared<HostLaunchFlag>();
 }
 
-MemoryHandle HostRuntime::exportMemory(const void* address, size_t bytes) {
+void HostRuntime::retain(const void* address) {
   checkProcess();
-  return memory_->exportMemory(address, bytes);
+  memory_->retain(address);
+}
+
+MemoryHandle HostRuntime::exportRetained(const void* address, size_t bytes) {
+  checkProcess();
+  return memory_->exportRetained(address, bytes);
 }
 
 std::shared_ptr<MappedMemory> HostRuntime::importRun(std::span<const MemoryHandle> handles,

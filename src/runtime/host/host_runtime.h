@@ -42,7 +42,6 @@ class HostRuntime final : public Runtime {
   std::shared_ptr<PinnedMemory> allocatePinned(size_t bytes) override;
   std::shared_ptr<DeviceMemory> allocateShared(int device, size_t bytes) override;
   std::shared_ptr<LaunchFlag> allocateLaunchFlag(int device) override;
-  MemoryHandle exportMemory(const void* address, size_t bytes) override;
   std::shared_ptr<MappedMemory> importRun(std::span<const MemoryHandle> handles,
                                           int device) override;
   bool supportsDmaBuf(int) override { return true; }
@@ -105,6 +104,10 @@ class HostRuntime final : public Runtime {
   void setDeadlockIsError(bool value) { executor_->setDeadlockIsError(value); }
   // The latest virtual clock of the launches that have ended on a device.
   uint64_t virtualNanoseconds(int device);
+
+ protected:
+  void retain(const void* address) override;
+  MemoryHandle exportRetained(const void* address, size_t bytes) override;
 
  private:
   friend class HostEvent;

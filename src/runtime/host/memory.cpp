@@ -176,8 +176,7 @@ void MemoryManager::free(const Allocation& allocation) {
   if (isUnused && pools.size() > 1) pools.erase(pool);
 }
 
-std::map<uintptr_t, MemoryManager::Range>::const_iterator MemoryManager::find(
-    const void* address) const {
+std::map<uintptr_t, MemoryManager::Range>::iterator MemoryManager::find(const void* address) {
   auto where = reinterpret_cast<uintptr_t>(address);
   auto range = ranges_.upper_bound(where);
   if (range == ranges_.begin()) return ranges_.end();
@@ -223,8 +222,17 @@ DmaBuf MemoryManager::exportDmaBuf(const void* address, size_t bytes) {
   return {range.segment->duplicateDescriptor(), offset};
 }
 
-MemoryHandle MemoryManager::exportMemory(const void* address, size_t bytes) {
+void MemoryManager::retain(const void* address) {
+  std::lock_guard lock(mutex_);
+  auto range = find(address);
+  if (range != ranges_.end()) range->second.retained = true;
+}
+
+MemoryHandle MemoryManager::exportRetained(const void* address, size_t bytes) {
   const Range range = rangeOf(address, bytes);
+  if (!range.retained) {
+    throw internalError("The memory at {} is exported without having been retained", address);
+  }
   const std::shared_ptr<MemorySegment>& segment = range.segment;
   MemoryHandle handle{};
   handle.kind = range.kind;

@@ -26,7 +26,10 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
   std::shared_ptr<DeviceMemory> allocateSegmented(int device, size_t bytes, size_t segmentBytes);
   // As allocate(), in place of memory of the device's host; always a segment of its own.
   std::shared_ptr<DeviceMemory> allocateShared(int device, size_t bytes);
-  MemoryHandle exportMemory(const void* address, size_t bytes);
+  // See Runtime::retainRun(). Nothing needs it here; what was not retained is not exported, so that
+  // tests find it.
+  void retain(const void* address);
+  MemoryHandle exportRetained(const void* address, size_t bytes);
   // `handles` have passed checkRun().
   std::shared_ptr<MappedMemory> importRun(std::span<const MemoryHandle> handles);
   DmaBuf exportDmaBuf(const void* address, size_t bytes);
@@ -47,6 +50,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
     std::shared_ptr<MemorySegment> segment;
     uint64_t serial;
     MemoryHandle::Kind kind = MemoryHandle::Kind::descriptor;
+    bool retained = false;
   };
 
   // The allocation that holds a range. Throws Error(invalidArgument) if none does.
@@ -55,7 +59,7 @@ class MemoryManager : public std::enable_shared_from_this<MemoryManager> {
                                     int device, MemoryHandle::Kind kind);
   std::byte* takeFromPool(int device, size_t bytes, std::shared_ptr<MemorySegment>& segment);
   void free(const Allocation& allocation);
-  std::map<uintptr_t, Range>::const_iterator find(const void* address) const;
+  std::map<uintptr_t, Range>::iterator find(const void* address);
   std::shared_ptr<MemorySegment> mapped(const MemoryHandle& handle);
 
   const int forks_ = forkCount();  // of the process that made this
