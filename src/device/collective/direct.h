@@ -126,9 +126,9 @@ class DirectLaunch {
   }
 
   // Stores the own shares into the windows of the peers. False after an abort. The buffers of a
-  // launch that does not run belong to the user.
-  template <typename Combine>
-  UNISONO_DEVICE bool send(int w, const Batch& firstBatch, bool runs) {
+  // launch that does not run belong to the user. `beforeWait` is called before each wait.
+  template <typename Combine, typename BeforeWait>
+  UNISONO_DEVICE bool send(int w, const Batch& firstBatch, bool runs, BeforeWait beforeWait) {
     const DirectWork& work = arguments_.work[w];
     const Combine combine(work.reduction);
     const LaneShare share = shareOf(work);
@@ -140,7 +140,7 @@ class DirectLaunch {
       uint32_t index = share.first;
       bool hasLine = index < lines && runs;
       do {
-        if (hasLine && !awaitRoom(work, batch, first)) return false;
+        if (hasLine && !awaitRoom(work, batch, first, beforeWait)) return false;
         const bool isCommon = kBatch > 1 && work.inputStride == 0;
         const uint64_t common = loadInput(combine, work, 0, index, hasLine && isCommon);
         uint64_t pack[kBatch];
@@ -353,7 +353,9 @@ class DirectLaunch {
 
   // Waits until the peers have taken enough of earlier calls that the lines of this work overwrite
   // nothing.
-  UNISONO_DEVICE bool awaitRoom(const DirectWork& work, const Batch& batch, int first) const {
+  template <typename BeforeWait>
+  UNISONO_DEVICE bool awaitRoom(const DirectWork& work, const Batch& batch, int first,
+                                BeforeWait beforeWait) const {
     UNISONO_UNROLL
     for (int i = 0; i < kBatch; i++) {
       const int peer = first + i;
@@ -362,6 +364,7 @@ class DirectLaunch {
       if (end - batch.taken[i] <= capacity()) [[likely]] {
         continue;
       }
+      beforeWait();
       acknowledge();  // the peer may be waiting too
       if (!waitForRoom(peer, end)) return false;
     }
@@ -591,10 +594,17 @@ class DirectLaunch {
 template <typename Ranks, typename Combine, typename Stopped, typename SyncBlock>
 UNISONO_DEVICE void directCall(const DirectCallArguments& arguments, const DirectLane& at,
                                Stopped stopped, SyncBlock syncBlock) {
-  if (at.lane == 0) markStart(arguments.mark, at.block, 0);
   DirectLaunch<Ranks, DirectCallArguments> launch(arguments, at);
   const Streams<Ranks::kBatch> streams = launch.load(0);
-  const bool sent = launch.template send<Combine>(0, streams, !stopped());
+  // If it can, after the lines are on their way, for which the peers wait.
+  bool isMarked = false;
+  const auto mark = [&] {
+    if (at.lane == 0 && !isMarked) markStart(arguments.mark, at.block, 0);
+    isMarked = true;
+  };
+  if (kLoadsMayHang) mark();
+  const bool sent = launch.template send<Combine>(0, streams, !stopped(), mark);
+  mark();
   if (launch.isOneBatch()) {
     launch.acknowledge(streams);
     launch.advance(streams, syncBlock);

@@ -15,7 +15,7 @@ using DirectHalf = bool (*)(const DirectArguments&, const DirectLane&, int);
 template <typename Combine>
 UNISONO_DEVICE_CALL bool sendWork(const DirectArguments& arguments, const DirectLane& at, int w) {
   DirectGroupLaunch launch(arguments, at);
-  return launch.send<Combine>(w, launch.loadFor(w, 0), true);
+  return launch.send<Combine>(w, launch.loadFor(w, 0), true, [] {});
 }
 template <typename Combine>
 UNISONO_DEVICE_CALL bool receiveWork(const DirectArguments& arguments, const DirectLane& at,

@@ -129,6 +129,7 @@ UNISONO_DEVICE void storeForCpu(uint64_t* address, uint64_t value) {
 UNISONO_DEVICE void addForCpu(uint64_t* address, uint64_t value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
+inline constexpr bool kLoadsMayHang = false;
 // With acquire order.
 UNISONO_DEVICE uint64_t exchange(uint64_t* address, uint64_t value) {
   uint64_t before;

@@ -51,6 +51,7 @@ inline void storeForCpu(uint64_t* address, uint64_t value) {
 inline void addForCpu(uint64_t* address, uint64_t value) {
   std::atomic_ref<uint64_t>(*address).fetch_add(value, std::memory_order_relaxed);
 }
+inline constexpr bool kLoadsMayHang = true;
 // With acquire order.
 template <typename T>
 T exchange(T* address, T value) {
