@@ -436,6 +436,9 @@ UNISONO_DEVICE_CALL bool awaitTail(FifoCursor cursor, const Block& block, const 
 UNISONO_DEVICE_CALL void postTail(FifoCursor cursor, const End& end) {
   cursor.postData(end);
 }
+UNISONO_DEVICE_CALL void postCreditToProxy(FifoCursor cursor, const End& end) {
+  cursor.postCredit(end);
+}
 
 template <typename Format, int kReceives, int kSends, bool kCopies = false>
 class Lines : public FifoEnds<kReceives, kSends> {
@@ -527,9 +530,10 @@ class Lines : public FifoEnds<kReceives, kSends> {
   UNISONO_DEVICE void postCredits(Peers receive, bool overwritten) {
     this->forEachReceive(receive, [&](int i) {
       if (!group_.isPoster(i) || group_.aborted()) return;
-      // What was cleared goes first.
-      if (mustClear(i) || overwritten) {
-        receive_[i].postCredit(block_.receive[i]);
+      if (mustClear(i)) {
+        receive_[i].postCredit(block_.receive[i]);  // what was cleared goes first
+      } else if (kHasTails && overwritten) {
+        postCreditToProxy(receive_[i], block_.receive[i]);
       } else {
         receive_[i].postCreditRelaxed(block_.receive[i]);
       }
