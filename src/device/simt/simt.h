@@ -13,9 +13,8 @@
 //                            exchange, fetchAddAcquire, addRelease (system scope)
 //   noteRead, noteWrite      announce the plain accesses that follow, a call for a range, so that
 //                            the host target can check them for data races; nothing on a GPU
-//   storeForCpu, addForCpu   words that only the CPU reads. kLoadsMayHang: whether a thread can
-//   stay
-//                            in a load, as on a CPU whose page is not there
+//   storeForCpu, addForCpu   for words that only the CPU reads
+//   kLoadsMayHang            whether a load may never return, as on a CPU whose page is not there
 //   Vector16                 16 bytes moved by one instruction: loadVector, storeVector; at any
 //                            address: loadWindow with vectorOf, storeAnywhere
 //   Line                     8 bytes of data and 8 of flag that arrive together: storeLine,
