@@ -318,7 +318,7 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
 
 std::optional<diagnose::Replays> Communicator::readReplays() {
   Replays::Counts counts;
-  auto replays = replays_->read(counts);
+  auto replays = replays_->read(tables_->capturedMarks(), counts);
   if (replays) health_->noteReplays(counts);
   return replays;
 }

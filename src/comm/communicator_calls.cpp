@@ -251,10 +251,10 @@ void Communicator::launch(Prepared& prepared) {
 void Communicator::launchKernels(Prepared& prepared, uint64_t plan, runtime::Stream stream) {
   transport::LaunchContext context = launchContext();
   if (journal_ != nullptr && !prepared.captured) context.mark.words = tables_->marks();
-  if (prepared.replays.words != nullptr) {
+  if (prepared.replays.begun != nullptr) {
     plan = prepared.replays.number;
     context.mark.words = tables_->capturedMarks();
-    context.mark.replays = prepared.replays.words;
+    context.mark.replays = prepared.replays.begun;
   }
   uint64_t following = prepared.copies.size() + prepared.plan.launches.size(), marks = 0;
   std::vector<LaunchNote> captured;

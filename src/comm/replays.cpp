@@ -9,15 +9,14 @@
 namespace unisono::comm {
 namespace {
 
-constexpr size_t kWords = 2;             // of a group: begun, done
-constexpr size_t kGroupsOfABlock = 256;  // 4 KiB
+constexpr size_t kGroupsOfABlock = 512;  // 4 KiB of counters
 
 }  // namespace
 
 Replays::Captured Replays::add(std::span<const plan::Task> calls) {
   const std::lock_guard lock(mutex_);
   if (free_ == 0) {
-    const size_t bytes = kGroupsOfABlock * kWords * sizeof(uint64_t);
+    const size_t bytes = kGroupsOfABlock * sizeof(uint64_t);
     next_ = reinterpret_cast<uint64_t*>(arena_->allocate(bytes).address);
     free_ = kGroupsOfABlock;
   }
@@ -37,10 +36,10 @@ Replays::Captured Replays::add(std::span<const plan::Task> calls) {
       group.collectives.push_back(diagnose::callOf(call));
     }
   }
-  group.words = next_;
+  group.begun = next_;
   groups_.push_back(std::move(group));
   free_--;
-  return {groups_.size(), std::exchange(next_, next_ + kWords)};
+  return {groups_.size(), next_++};
 }
 
 void Replays::setLaunches(uint64_t marks, std::vector<LaunchNote> launches) {
@@ -59,7 +58,7 @@ std::optional<LaunchNote> Replays::findLaunch(uint64_t number) {
   return found == launches->end() ? std::nullopt : std::optional(*found);
 }
 
-std::optional<diagnose::Replays> Replays::read(Counts& counts) {
+std::optional<diagnose::Replays> Replays::read(const uint64_t* marks, Counts& counts) {
   std::vector<Group> groups;
   {
     const std::lock_guard lock(mutex_);
@@ -68,18 +67,22 @@ std::optional<diagnose::Replays> Replays::read(Counts& counts) {
   counts = {};
   if (groups.empty()) return diagnose::Replays{};
   std::vector<const uint64_t*> addresses;
-  for (const Group& group : groups) {
-    for (size_t word = 0; word < kWords; word++) addresses.push_back(group.words + word);
-  }
+  for (const Group& group : groups) addresses.push_back(group.begun);
+  for (int word = 0; word < device::kMarkWords; word++) addresses.push_back(marks + word);
   std::vector<uint64_t> values(addresses.size());
   if (!runtime_.readWords(device_, addresses, values)) return std::nullopt;
+  const auto isInKernel = [&](size_t group) {
+    return std::any_of(values.begin() + static_cast<ptrdiff_t>(groups.size()), values.end(),
+                       [&](uint64_t mark) {
+                         return mark != 0 && mark % 2 == 0 && planOf(mark / 2) == group + 1;
+                       });
+  };
   diagnose::Replays replays;
   std::map<uint64_t, size_t> kinds;  // places in replays.kinds
   for (size_t i = 0; i < groups.size(); i++) {
     Group& group = groups[i];
     if (group.marks == 0) continue;
-    const uint64_t begun = (values[kWords * i] + group.marks - 1) / group.marks;
-    const uint64_t done = values[kWords * i + 1] / group.marks;
+    const uint64_t begun = (values[i] + group.marks - 1) / group.marks;
     counts.collectives += begun * group.collectives.size();
     for (const diagnose::Call& call : group.collectives) {
       const uint64_t kind = diagnose::hashOfKind(call);
@@ -97,7 +100,8 @@ std::optional<diagnose::Replays> Replays::read(Counts& counts) {
       (sends ? counts.sends : counts.receives)[peer] += begun * sum.count;
       replays.messages[flow] += {begun * sum.count, begun * sum.bytes, begun * sum.hash};
     }
-    if (done >= begun || replays.running) continue;
+    const bool isDone = values[i] % group.marks == 0 && !isInKernel(i);
+    if (isDone || replays.running) continue;
     group.call.replay = begun;
     replays.running = group.call;
   }

@@ -28,7 +28,7 @@ class Replays {
   // empty.
   struct Captured {
     uint64_t number = 0;  // from 1, in the place of that of a plan
-    uint64_t* words = nullptr;
+    uint64_t* begun = nullptr;
   };
   Captured add(std::span<const plan::Task> calls);
   // How many thread groups count in a replay of the group that was added last, and its launches.
@@ -41,8 +41,9 @@ class Replays {
     uint64_t collectives = 0;
     std::map<int, uint64_t> sends, receives;  // by peer
   };
-  // Reads the counters, while kernels run. Nothing if the device does not answer.
-  std::optional<diagnose::Replays> read(Counts& counts);
+  // Reads the counters and the marks of captured launches, while kernels run. Nothing if the device
+  // does not answer.
+  std::optional<diagnose::Replays> read(const uint64_t* marks, Counts& counts);
 
  private:
   struct Group {
@@ -51,7 +52,7 @@ class Replays {
     // By peer, and whether they are sent.
     std::map<std::pair<int, bool>, diagnose::MessageSum> messages;
     std::shared_ptr<const std::vector<LaunchNote>> launches;
-    const uint64_t* words = nullptr;
+    const uint64_t* begun = nullptr;
     uint64_t marks = 0;  // 0: it is still being captured
   };
 

@@ -330,8 +330,7 @@ struct LaunchMark {
   // which every replay has the same number.
   uint64_t* words;
   uint64_t number;
-  // Of a captured launch: each group adds 1 to the first word when it begins and to the second when
-  // it is done, at every replay. Else null.
+  // Of a captured launch: each group adds 1 when it begins, at every replay. Else null.
   uint64_t* replays;
   BlockTime* times;  // of each block, in memory of the host; null if nobody wants to know
 };

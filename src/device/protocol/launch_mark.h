@@ -18,7 +18,6 @@ UNISONO_DEVICE void markEnd(const LaunchMark& mark, int block, int group) {
   if (mark.times != nullptr) storeForCpu(&mark.times[block].ended, nanoseconds());
   if (mark.words == nullptr) return;
   storeForCpu(mark.words + block * kMarkGroups + group, 2 * mark.number + 1);
-  if (mark.replays != nullptr) addForCpu(mark.replays + 1, 1);
 }
 
 // By one thread of a kernel before and after captured calls, whose replays do not overlap.
