@@ -42,8 +42,6 @@ constexpr int64_t kSlotGrain = 512;
 // Slots for messages between hosts are not made smaller, and those over LL are this part of them.
 constexpr uint32_t kLeastRemoteSlotBytes = 4 << 10, kDataPerLineBytes = 8;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
-// Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
-constexpr uint64_t kDirectBytes = 256 << 10;
 // Of a message on one channel, up to which it goes over LL through host memory and networks.
 // Simple is faster from 4 KB (sockets) or 8 KB on (docs/results/2026-11-23-clusters.md).
 constexpr uint64_t kMessageLineBytes = 2 << 10;
@@ -156,7 +154,7 @@ void setMessages(const MessageFacts& facts, CommConfig& config, tuning::CommFact
   }
   setRemoteSlots(facts, defaults, config);
   config.minBytesPerPart = defaults.minBytesPerPart;
-  config.directBytes = kDirectBytes;
+  config.directBytes = kOfferedBytes;
 }
 
 }  // namespace unisono::plan
