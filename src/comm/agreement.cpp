@@ -334,8 +334,14 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   const int64_t mostBlocks = most > 0 ? std::min(most, resident) : resident;
   tuning::setLimits(allReach, input.facts, static_cast<int>(mostBlocks));
   config.directBlocks = input.facts.direct.blocks;
-  config.directLineBits = input.facts.reachAll ? tuning::directLineBits(config.ranks) : 0;
+  config.directLineBits =
+      input.facts.reachNode ? tuning::directLineBits(input.facts.maxRanksPerNode) : 0;
   decision.nodes = decision.joined.nodes();
+  if (decision.nodes > 1) {
+    std::vector<int> nodeOf;
+    for (int rank = 0; rank < config.ranks; rank++) nodeOf.push_back(decision.joined.nodeOf(rank));
+    config.nodes = std::make_shared<const plan::NodeRanks>(std::move(nodeOf));
+  }
   const auto isUsed = [transports](TransportKind kind) {
     return (transports >> static_cast<int>(kind) & 1) != 0;
   };

@@ -308,9 +308,7 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
     return runtime_.readWords(device_, from, to);
   };
   const auto direct =
-      DirectLinks(config_.rank, config_.ranks, config_.directLineBits, directLines, wide,
-                  config_.wide.blocks, config_.wide.slotLines, running->note, running->marks, read)
-          .run();
+      DirectLinks(config_, directLines, wide, running->note, running->marks, read).run();
   if (!direct) return std::nullopt;
   links.insert(links.begin(), direct->begin(), direct->end());
   return links;
@@ -395,7 +393,7 @@ std::shared_ptr<Communicator::SymmetricMemory> Communicator::makeSymmetric(
   }
   const std::vector<uint32_t> all = bootstrap_->allGather(uint32_t{reachesAll});
   const bool canAll = std::ranges::all_of(all, [](uint32_t can) { return can != 0; });
-  return canAll && config_.directLineBits > 0 ? memory : nullptr;
+  return canAll && decision_->config.model->facts.reachAll ? memory : nullptr;
 }
 
 // Copies may still be queued.

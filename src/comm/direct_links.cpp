@@ -17,16 +17,17 @@ static_assert(diagnose::kStepSlots == device::kWideSlots);
 
 }  // namespace
 
-DirectLinks::DirectLinks(int rank, int ranks, int lineBits, const device::DirectMemory& lines,
-                         const device::WideMemory& wide, int windowBlocks, uint32_t slotLines,
-                         const LaunchNote& note, std::span<const uint64_t> marks, ReadWords read)
-    : rank_(rank),
-      ranks_(ranks),
-      lineBits_(lineBits),
+DirectLinks::DirectLinks(const plan::CommConfig& config, const device::DirectMemory& lines,
+                         const device::WideMemory& wide, const LaunchNote& note,
+                         std::span<const uint64_t> marks, ReadWords read)
+    : config_(config),
+      rank_(plan::localRank(config)),
+      ranks_(plan::localRanks(config)),
+      lineBits_(config.directLineBits),
       lines_(lines),
       wide_(wide),
-      windowBlocks_(windowBlocks),
-      slotLines_(slotLines),
+      windowBlocks_(config.wide.blocks),
+      slotLines_(config.wide.slotLines),
       note_(note),
       marks_(marks),
       read_(std::move(read)) {}
@@ -93,7 +94,7 @@ bool DirectLinks::addLines() {
     };
     while (there < count && isThere(there)) there++;
     diagnose::Link link;
-    link.peer = device::rankOfPeer(peer, rank_);
+    link.peer = plan::rankOfLocalPeer(config_, peer);
     link.kind = diagnose::Link::Kind::lines;
     link.channel = block;
     link.tail = there;
@@ -154,7 +155,7 @@ bool DirectLinks::readTails(std::vector<Fifo>& fifos, LastLine lastLine) {
 // Of the FIFOs from a peer the first one that waits, or else the first one that is full.
 void DirectLinks::add(const Fifo& fifo, bool waits) {
   diagnose::Link link;
-  link.peer = device::rankOfPeer(fifo.peer, rank_);
+  link.peer = plan::rankOfLocalPeer(config_, fifo.peer);
   link.kind = diagnose::Link::Kind::steps;
   link.channel = fifo.block;
   link.tail = fifo.tail - fifo.base;
@@ -271,12 +272,13 @@ bool DirectLinks::addBuffers() {
   if (!read_(addresses, words)) return false;
   for (int peer = 0; peer < ranks_ - 1 && !blocks.empty(); peer++) {
     diagnose::Link link;
-    link.peer = device::rankOfPeer(peer, rank_);
+    link.peer = plan::rankOfLocalPeer(config_, peer);
     link.kind = diagnose::Link::Kind::buffers;
     link.channel = blocks.front();
     for (size_t i = 0; i < blocks.size(); i++) {
-      const uint64_t* offer =
-          &words[(i * device::kDirectMaxRanks + static_cast<size_t>(link.peer)) * kWords];
+      const uint64_t* offer = &words[(i * device::kDirectMaxRanks +
+                                      static_cast<size_t>(device::rankOfPeer(peer, rank_))) *
+                                     kWords];
       if (offer[0] != 0 || offer[1] != 0) link.tail = 1;
       if (offer[2] != 0) link.head = 1;
     }

@@ -20,9 +20,9 @@ class DirectLinks {
   using ReadWords = std::function<bool(std::span<const uint64_t* const>, std::span<uint64_t>)>;
 
   // Memory of a family that is not connected has no window. `marks`: those of the kernels.
-  DirectLinks(int rank, int ranks, int lineBits, const device::DirectMemory& lines,
-              const device::WideMemory& wide, int windowBlocks, uint32_t slotLines,
-              const LaunchNote& note, std::span<const uint64_t> marks, ReadWords read);
+  DirectLinks(const plan::CommConfig& config, const device::DirectMemory& lines,
+              const device::WideMemory& wide, const LaunchNote& note,
+              std::span<const uint64_t> marks, ReadWords read);
 
   // For each peer from which data are awaited, of the block that waits. Nothing if the device does
   // not answer.
@@ -47,11 +47,13 @@ class DirectLinks {
   void add(const Fifo& fifo, bool waits);
   uint64_t shareOf(int rank, uint64_t stride) const;
 
-  int rank_, ranks_, lineBits_;
+  const plan::CommConfig& config_;
+  const int rank_, ranks_;  // among those of the node
+  const int lineBits_;
   const device::DirectMemory& lines_;
   const device::WideMemory& wide_;
-  int windowBlocks_;
-  uint32_t slotLines_;
+  const int windowBlocks_;
+  const uint32_t slotLines_;
   const LaunchNote& note_;
   std::span<const uint64_t> marks_;
   ReadWords read_;

@@ -72,10 +72,9 @@ std::optional<diagnose::Replays> Replays::read(const uint64_t* marks, Counts& co
   std::vector<uint64_t> values(addresses.size());
   if (!runtime_.readWords(device_, addresses, values)) return std::nullopt;
   const auto isInKernel = [&](size_t group) {
-    return std::any_of(values.begin() + static_cast<ptrdiff_t>(groups.size()), values.end(),
-                       [&](uint64_t mark) {
-                         return mark != 0 && mark % 2 == 0 && planOf(mark / 2) == group + 1;
-                       });
+    return std::any_of(
+        values.begin() + static_cast<ptrdiff_t>(groups.size()), values.end(),
+        [&](uint64_t mark) { return mark != 0 && mark % 2 == 0 && planOf(mark / 2) == group + 1; });
   };
   diagnose::Replays replays;
   std::map<uint64_t, size_t> kinds;  // places in replays.kinds

@@ -18,10 +18,10 @@ uint32_t linesPerLaunch(const CommConfig& config) {
   return (uint32_t{1} << config.directLineBits) / device::kDirectShares;
 }
 
-// One rank, unless it is this one.
+// One rank of this node, unless it is this one.
 DirectPeers peersOf(const CommConfig& config, int rank) {
   if (rank == config.rank) return 0;
-  return static_cast<DirectPeers>(1u << device::peerOfRank(rank, config.rank));
+  return static_cast<DirectPeers>(1u << localPeerOf(config, rank));
 }
 
 bool isWhole(const DirectWork& work) {
@@ -34,7 +34,7 @@ bool isWhole(const DirectWork& work) {
 }  // namespace
 
 DirectPeers everyPeer(const CommConfig& config) {
-  return static_cast<DirectPeers>((1u << (config.ranks - 1)) - 1);
+  return static_cast<DirectPeers>((1u << (localRanks(config) - 1)) - 1);
 }
 
 uint64_t shareBytes(const Task& task) {
@@ -53,11 +53,11 @@ bool isWideMessage(const CommConfig& config, uint64_t bytes) {
 
 bool isWideMessages(const CommConfig& config, const Task& task) {
   return (task.call == Call::allToAll || task.call == Call::gather || task.call == Call::scatter) &&
-         isWideMessage(config, shareBytes(task));
+         config.nodes == nullptr && isWideMessage(config, shareBytes(task));
 }
 
 bool canBeInPlace(const CommConfig& config, const Task& task) {
-  return !usesCopyEngines(config, task) &&
+  return !usesCopyEngines(config, task) && config.nodes == nullptr &&
          (carries(config, MessagePath::directLl, shareBytes(task)) || isWideMessages(config, task));
 }
 
@@ -168,8 +168,8 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
 
 void beginDirect(const CommConfig& config, DirectLaunch& launch) {
   launch.arguments.works = 0;
-  launch.arguments.rank = config.rank;
-  launch.arguments.ranks = config.ranks;
+  launch.arguments.rank = localRank(config);
+  launch.arguments.ranks = localRanks(config);
   launch.arguments.lineBits = config.directLineBits;
 }
 
@@ -187,11 +187,11 @@ void addDirect(const CommConfig& config, const DirectWork& work, DirectLaunch& l
 
 void DirectPacker::begin() {
   beginDirect(config_, launches_.emplace_back());
-  lines_.assign(static_cast<size_t>(config_.ranks - 1), {});
+  lines_.assign(static_cast<size_t>(localRanks(config_) - 1), {});
 }
 
 void DirectPacker::add(const DirectWork& work) {
-  const int peers = config_.ranks - 1;
+  const int peers = localRanks(config_) - 1;
   const auto after = [&](int peer) {
     device::DirectPosition lines = lines_[static_cast<size_t>(peer)];
     if ((work.to >> peer & 1) != 0) lines.sent += device::linesOf(work.inputBytes);
@@ -232,7 +232,7 @@ device::WideStreams wideStreamsOf(const CommConfig& config,
   streams.windowBlocks = config.wide.blocks;
   streams.slotLines = config.wide.slotLines;
   for (const device::DirectMessage& message : messages) {
-    const bool receivesOwn = message.peer == config.ranks - 1 && !message.sends;
+    const bool receivesOwn = message.peer == localRanks(config) - 1 && !message.sends;
     if (message.blocks == 0 || receivesOwn) continue;
     streams.blocks = std::max<int32_t>(streams.blocks, message.blocks);
     const auto stream = static_cast<uint8_t>(2 * message.peer + (message.sends ? 1 : 0));
@@ -264,8 +264,8 @@ DirectStreams streamsOf(const CommConfig& config, const std::vector<DirectLaunch
         {const_cast<std::byte*>(buffer), bytes, static_cast<uint8_t>(peer), sends, 0, 0});
   };
   std::for_each(rest, works.end(), [&](DirectWork work) {
-    for (int peer = 0; peer < config.ranks - 1; peer++) {
-      const auto rank = static_cast<uint64_t>(device::rankOfPeer(peer, config.rank));
+    for (int peer = 0; peer < localRanks(config) - 1; peer++) {
+      const auto rank = static_cast<uint64_t>(device::rankOfPeer(peer, localRank(config)));
       if ((work.to >> peer & 1) != 0) {
         add(work.input + rank * work.inputStride, work.inputBytes, peer, true);
       }

@@ -10,6 +10,7 @@
 // The direct family: how its calls are put into launches.
 namespace unisono::plan {
 
+// Of the node.
 device::DirectPeers everyPeer(const CommConfig& config);
 
 // The bytes of a share of a call: what one rank sends to another.
@@ -27,7 +28,8 @@ struct DirectMessages {
 };
 device::DirectWork directWork(const CommConfig& config, const DirectMessages& messages);
 
-// Whether messages may go over LL128, and whether one of `bytes` bytes does: the same on both ends.
+// Whether messages inside a node may go over LL128, and whether one of `bytes` bytes does: the same
+// on both ends.
 bool sendsWide(const CommConfig& config);
 bool isWideMessage(const CommConfig& config, uint64_t bytes);
 // Whether an all-to-all, a gather or a scatter is a launch over LL128, as a collective is.

@@ -18,51 +18,45 @@ using tuning::kGrainBytes;
 // (docs/results/2026-11-23-protocols.md).
 constexpr uint64_t kMaxWideMessageBytes = 8 << 20;
 
-// Messages follow what holds for an all-reduce.
+// Settings for an all-reduce hold for messages, too.
 constexpr Operation kLike = Operation::allReduce;
 
-const tuning::Estimate& wideEstimate(const CommConfig& config) {
-  return config.model->of(kLike, device::Algorithm::direct, Protocol::ll128);
+// Whether NCCL_ALGO and NCCL_PROTO allow what the direct family does over a protocol.
+bool allowsDirect(const CommConfig& config, Protocol protocol) {
+  const tuning::Allowed& allowed = config.model->allowed;
+  return allowed.allows(kLike, device::Algorithm::direct) && allowed.allows(kLike, protocol);
 }
 
 MessageExclusion copyEnginesExclusion(const CommConfig& config, const MessageQuestion& question) {
   if (question.call != Call::allGather && question.call != Call::allToAll) {
     return MessageExclusion::operation;
   }
+  if (config.nodes != nullptr) return MessageExclusion::otherNode;
   if (config.ranks < 2 || config.directLineBits == 0) return MessageExclusion::model;
   if (!question.symmetric) return MessageExclusion::window;
   return question.bytes < config.directBytes ? MessageExclusion::tooSmall : MessageExclusion::none;
-}
-
-MessageExclusion directLlExclusion(const CommConfig& config, uint64_t bytes) {
-  const tuning::CostModel& model = *config.model;
-  if (bytes == 0) return MessageExclusion::empty;
-  if (!model.facts.reachAll || model.facts.ranks < 2) return MessageExclusion::model;
-  if (!model.allowed.allows(kLike, device::Algorithm::direct) ||
-      !model.allowed.allows(kLike, Protocol::ll)) {
-    return MessageExclusion::settings;
-  }
-  if (bytes > model.facts.direct.messageBytes) return MessageExclusion::threshold;
-  if (bytes > model.facts.direct.fasterBytes(Protocol::ll)) return MessageExclusion::slower;
-  return model.facts.direct.fits(Protocol::ll, bytes) ? MessageExclusion::none
-                                                      : MessageExclusion::tooLarge;
 }
 
 uint64_t mostWideBytes(const CommConfig& config) {
   return std::min(kMaxWideMessageBytes, config.wide.offerBytes - 1);
 }
 
-MessageExclusion directLl128Exclusion(const CommConfig& config, uint64_t bytes) {
-  const tuning::Estimate& estimate = wideEstimate(config);
+MessageExclusion directExclusion(const CommConfig& config, Protocol protocol,
+                                 const MessageQuestion& question) {
+  const uint64_t bytes = question.bytes;
   if (bytes == 0) return MessageExclusion::empty;
-  if (config.wide.blocks == 0 || estimate.exclusion != tuning::Exclusion::none) {
+  if (!areOnOneNode(config, question.from, question.to)) return MessageExclusion::otherNode;
+  const bool isWide = protocol == Protocol::ll128;
+  if (config.model->messages[indexOf(protocol)] != tuning::Exclusion::none ||
+      (isWide && config.wide.blocks == 0)) {
     return MessageExclusion::model;
   }
-  if (!estimate.allowed) return MessageExclusion::settings;
+  if (!allowsDirect(config, protocol)) return MessageExclusion::settings;
   const tuning::DirectLimits& direct = config.model->facts.direct;
   if (bytes > direct.messageBytes) return MessageExclusion::threshold;
-  if (bytes > direct.fasterBytes(Protocol::ll128)) return MessageExclusion::slower;
-  return bytes > mostWideBytes(config) ? MessageExclusion::tooLarge : MessageExclusion::none;
+  if (bytes > direct.fasterBytes(protocol)) return MessageExclusion::slower;
+  const bool fits = isWide ? bytes <= mostWideBytes(config) : direct.fits(protocol, bytes);
+  return fits ? MessageExclusion::none : MessageExclusion::tooLarge;
 }
 
 // The parts of a message, at least `minBytesPerPart` each.
@@ -107,9 +101,8 @@ MessageExclusion exclusionOf(const CommConfig& config, MessagePath path,
     case MessagePath::copyEngines:
       return copyEnginesExclusion(config, question);
     case MessagePath::directLl:
-      return directLlExclusion(config, question.bytes);
     case MessagePath::directLl128:
-      return directLl128Exclusion(config, question.bytes);
+      return directExclusion(config, protocolOf(path), question);
     case MessagePath::fifoLl:
       return fifoLlExclusion(config, question);
     case MessagePath::fifoSimple:
@@ -125,6 +118,8 @@ std::string reasonOf(const CommConfig& config, MessagePath path, const MessageQu
       break;
     case MessageExclusion::operation:
       return "copy engines carry all-gather and all-to-all only";
+    case MessageExclusion::otherNode:
+      return std::string(reasonOf(tuning::Exclusion::severalNodes));
     case MessageExclusion::window:
       return fmt::format(
           "only with NCCL_CTA_POLICY=ZERO, into a window that all ranks have registered with "
@@ -134,8 +129,7 @@ std::string reasonOf(const CommConfig& config, MessagePath path, const MessageQu
       return "there is nothing to send";
     case MessageExclusion::model: {
       if (config.ranks < 2) return std::string(reasonOf(tuning::Exclusion::oneRank));
-      const tuning::Exclusion exclusion =
-          config.model->of(kLike, device::Algorithm::direct, protocolOf(path)).exclusion;
+      const tuning::Exclusion exclusion = config.model->messages[indexOf(protocolOf(path))];
       const bool isKnown = exclusion != tuning::Exclusion::none;
       return std::string(reasonOf(isKnown ? exclusion : tuning::Exclusion::unreachable));
     }
@@ -190,9 +184,9 @@ MessageChoice messageChoice(const CommConfig& config, const MessageQuestion& que
             .channels = tuning::directShape(lines, config.directBlocks).blocks};
   }
   if (can(MessagePath::directLl128)) {
-    const tuning::WideShape shape = hasLaunchOfItsOwn(question.call)
-                                        ? tuning::wideShape(config.wide, bytes)
-                                        : wideMessageShape(config, bytes);
+    const bool isOneLaunch = hasLaunchOfItsOwn(question.call) && config.nodes == nullptr;
+    const tuning::WideShape shape =
+        isOneLaunch ? tuning::wideShape(config.wide, bytes) : wideMessageShape(config, bytes);
     return {.path = MessagePath::directLl128, .channels = shape.blocks};
   }
   return fifoChoice(config, question.from, question.to, bytes);
@@ -211,7 +205,8 @@ tuning::WideShape wideMessageShape(const CommConfig& config, uint64_t bytes) {
   // fill the links. On the host backend each stream of a block is a task with a stack of its own.
   constexpr int kFewestBlocks = 8;
   const int most =
-      std::max(2 * device::kDirectMaxBlocks / std::max(config.ranks - 1, 1), kFewestBlocks);
+      std::max(2 * device::kDirectMaxBlocks / std::max(config.model->facts.maxRanksPerNode - 1, 1),
+               kFewestBlocks);
   return tuning::wideShape(config.wide, bytes, most);
 }
 

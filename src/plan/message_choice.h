@@ -16,9 +16,10 @@ using tuning::MessagePath;
 enum class MessageExclusion : uint8_t {
   none,
   operation,  // does not carry it
+  otherNode,  // only inside a node
   window,     // a buffer is in no window that all ranks have registered
   empty,      // there is nothing to send
-  model,      // what the cost model excludes for an all-reduce
+  model,      // what the cost model excludes
   settings,   // NCCL_ALGO or NCCL_PROTO
   threshold,  // NCCL_P2P_LL_THRESHOLD
   slower,     // UNISONO_TUNING_FILE says that the next path is faster
@@ -55,7 +56,7 @@ MessageChoice messageChoice(const CommConfig& config, const MessageQuestion& que
 // Of a message that no other path than FIFOs carries, or of one to oneself.
 MessageChoice fifoChoice(const CommConfig& config, int from, int to, uint64_t bytes);
 
-// Whether the direct family carries a message of `bytes` bytes by `path`.
+// Whether the direct family carries a message of `bytes` bytes inside a node by `path`.
 bool carries(const CommConfig& config, MessagePath path, uint64_t bytes);
 
 // The shape of a message over LL128 in a launch with others.

@@ -52,9 +52,11 @@ const Defaults& defaultsOf(bool cuda) {
 
 // As many channels as the defaults say, within the bounds of the user and of the blocks that can be
 // resident. All of these are powers of two.
-void setChannels(const MessageFacts& facts, const Defaults& defaults, CommConfig& config) {
+void setChannels(const MessageFacts& facts, const Defaults& defaults,
+                 const tuning::CommFacts& model, CommConfig& config) {
   // A launch of messages may also have a block for each peer (device::MessagesArguments).
-  const int64_t forPeers = config.ranks <= device::kDirectMaxRanks ? config.ranks - 1 : 0;
+  const int64_t forPeers =
+      model.maxRanksPerNode <= device::kDirectMaxRanks ? model.maxRanksPerNode - 1 : 0;
   int64_t most = std::min(facts.mostBlocks, std::max<int64_t>(facts.residentBlocks - forPeers, 1));
   if (facts.mostChannels > 0) most = std::min(most, facts.mostChannels);
   int64_t channels = std::min<int64_t>(defaults.peerChannels, most);
@@ -134,7 +136,7 @@ uint32_t slotBytesOf(int64_t bufferBytes, uint32_t count, uint32_t automatic) {
 
 void setMessages(const MessageFacts& facts, CommConfig& config, tuning::CommFacts& model) {
   const Defaults& defaults = defaultsOf(facts.cuda);
-  setChannels(facts, defaults, config);
+  setChannels(facts, defaults, model, config);
   model.wide.offerBytes = defaults.wideOfferBytes;
   config.wide = model.wide;
   if (facts.llThreshold >= 0) {

@@ -273,6 +273,15 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
 
 }  // namespace
 
+NodeRanks::NodeRanks(std::vector<int> nodeOfRanks) : nodeOf(std::move(nodeOfRanks)) {
+  for (size_t rank = 0; rank < nodeOf.size(); rank++) {
+    const auto node = static_cast<size_t>(nodeOf[rank]);
+    if (ranks.size() <= node) ranks.resize(node + 1);
+    place.push_back(static_cast<int>(ranks[node].size()));
+    ranks[node].push_back(static_cast<int>(rank));
+  }
+}
+
 int blocksOf(const Launch& launch) {
   struct Count {
     int operator()(const CollectiveLaunch& one) const { return one.blocks; }

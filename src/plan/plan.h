@@ -75,6 +75,15 @@ struct MessageSlots {
   bool operator==(const MessageSlots&) const = default;
 };
 
+// The ranks of each node, among which the direct family counts.
+struct NodeRanks {
+  explicit NodeRanks(std::vector<int> nodeOfRanks);
+
+  std::vector<int> nodeOf;              // by rank
+  std::vector<int> place;               // by rank: among those of its node
+  std::vector<std::vector<int>> ranks;  // by node, in order
+};
+
 // Everything that plans depend on. All fields except `rank` are the same on every rank.
 struct CommConfig {
   int rank = 0;
@@ -95,8 +104,9 @@ struct CommConfig {
   uint64_t directBytes = 0;      // messages and results of at least this size need an offer
   HeadShape multicast;           // NVLS and NVLSTree
   HeadShape collnetDirect;       // CollNet direct
-  // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks cannot
-  // map each other's memory.
+  std::shared_ptr<const NodeRanks> nodes;  // null: there is one
+  // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks of a
+  // node cannot map each other's memory.
   int directLineBits = 0;
   int directBlocks = device::kDirectMaxBlocks;  // most of a launch over LL
   tuning::WideGeometry wide;                    // over LL128
@@ -111,6 +121,32 @@ inline MessageSlots messageSlots(const CommConfig& config, int from, int to) {
   const std::vector<uint64_t>& hosts = *config.hosts;
   const bool isRemote = hosts[static_cast<size_t>(from)] != hosts[static_cast<size_t>(to)];
   return isRemote ? config.remoteSlots : config.peerSlots;
+}
+
+inline bool areOnOneNode(const CommConfig& config, int a, int b) {
+  if (config.nodes == nullptr) return true;
+  const std::vector<int>& nodeOf = config.nodes->nodeOf;
+  return nodeOf[static_cast<size_t>(a)] == nodeOf[static_cast<size_t>(b)];
+}
+// The number of this rank among those of its node, how many these are, and its peers there.
+inline int localRank(const CommConfig& config) {
+  if (config.nodes == nullptr) return config.rank;
+  return config.nodes->place[static_cast<size_t>(config.rank)];
+}
+inline const std::vector<int>& ranksOfOwnNode(const CommConfig& config) {
+  const NodeRanks& nodes = *config.nodes;
+  return nodes.ranks[static_cast<size_t>(nodes.nodeOf[static_cast<size_t>(config.rank)])];
+}
+inline int localRanks(const CommConfig& config) {
+  return config.nodes == nullptr ? config.ranks : static_cast<int>(ranksOfOwnNode(config).size());
+}
+inline int localPeerOf(const CommConfig& config, int rank) {
+  const int place = config.nodes == nullptr ? rank : config.nodes->place[static_cast<size_t>(rank)];
+  return device::peerOfRank(place, localRank(config));
+}
+inline int rankOfLocalPeer(const CommConfig& config, int peer) {
+  const int place = device::rankOfPeer(peer, localRank(config));
+  return config.nodes == nullptr ? place : ranksOfOwnNode(config)[static_cast<size_t>(place)];
 }
 
 // The payload of a chunk, by protocol. The data of the protocols with lines arrive piece by piece,

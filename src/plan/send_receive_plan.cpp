@@ -73,14 +73,15 @@ class MessageQueues {
   PendingMessage& add(std::vector<PendingMessage>& list, int rank, int delta,
                       uint64_t bytes) const {
     PendingMessage& message = list.emplace_back();
-    message.carrier = carrierOf(bytes);
+    message.carrier = carrierOf(rank, bytes);
     message.delta = (delta + config_.ranks) % config_.ranks;
     message.pass = static_cast<uint32_t>(list.size());
     message.rank = rank;
     message.bytes = bytes;
     return message;
   }
-  Carrier carrierOf(uint64_t bytes) const {
+  Carrier carrierOf(int rank, uint64_t bytes) const {
+    if (!areOnOneNode(config_, rank, config_.rank)) return Carrier::fifos;
     if (carries(config_, MessagePath::directLl, bytes)) return Carrier::lines;
     if (carries(config_, MessagePath::directLl128, bytes)) return Carrier::wide;
     return Carrier::fifos;
@@ -218,8 +219,8 @@ void forEachRound(PendingMessages to, PendingMessages from, Visit visit) {
 // so that no later one waits for its peer before it is launched.
 void needPeers(const CommConfig& config, device::DirectPeers to, device::DirectPeers from,
                Needs& needs) {
-  for (int peer = 0; peer < config.ranks - 1; peer++) {
-    const int rank = device::rankOfPeer(peer, config.rank);
+  for (int peer = 0; peer < localRanks(config) - 1; peer++) {
+    const int rank = rankOfLocalPeer(config, peer);
     const bool sends = (to >> peer & 1) != 0, receives = (from >> peer & 1) != 0;
     if (sends) needs.peers.push_back({rank, true});
     if (receives) needs.peers.push_back({rank, false});
@@ -256,8 +257,7 @@ std::vector<device::DirectMessage> planWide(const CommConfig& config, const Mess
   const auto add = [&](int delta, const PendingMessage* outgoing, const PendingMessage* incoming) {
     const auto addOne = [&](const PendingMessage* message, bool sends) -> device::DirectPeers {
       if (message == nullptr) return 0;
-      const int peer =
-          delta == 0 ? config.ranks - 1 : device::peerOfRank(message->rank, config.rank);
+      const int peer = delta == 0 ? localRanks(config) - 1 : localPeerOf(config, message->rank);
       messages.push_back(wideMessage(config, peer, sends, message->buffer, message->bytes));
       return static_cast<device::DirectPeers>(delta == 0 ? 0 : 1u << peer);
     };
@@ -328,18 +328,18 @@ std::vector<MessagesLaunch> launchesOf(const CommConfig& config,
   while (!works.empty() || !messages.empty()) {
     launches.push_back({std::make_shared<device::MessagesArguments>()});
     device::MessagesArguments& arguments = *launches.back().arguments;
-    arguments.rank = config.rank;
-    arguments.ranks = config.ranks;
+    arguments.rank = localRank(config);
+    arguments.ranks = localRanks(config);
     arguments.lineBits = config.directLineBits;
     arguments.channels = addRounds(works, arguments);
     size_t count = std::min(messages.size(), std::size(arguments.message));
     // What a rank sends to itself stays with what receives it.
-    const auto isOwn = [&](size_t m) { return messages[m].peer == config.ranks - 1; };
+    const auto isOwn = [&](size_t m) { return messages[m].peer == localRanks(config) - 1; };
     if (count < messages.size() && isOwn(count) && !messages[count].sends) count--;
     const std::span<const device::DirectMessage> taken = messages.first(count);
     std::ranges::copy(taken, arguments.message);
     arguments.messages = static_cast<int32_t>(count);
-    arguments.peers = std::ranges::any_of(taken, isOverLl) ? config.ranks - 1 : 0;
+    arguments.peers = std::ranges::any_of(taken, isOverLl) ? localRanks(config) - 1 : 0;
     arguments.wide = wideStreamsOf(config, taken);
     messages = messages.subspan(count);
   }
@@ -351,8 +351,8 @@ WideMessagesLaunch wideMessagesLaunch(const CommConfig& config,
   WideMessagesLaunch launch{};
   device::WideMessagesArguments& arguments = launch.arguments;
   arguments.wide = wideStreamsOf(config, messages);
-  arguments.rank = config.rank;
-  arguments.ranks = config.ranks;
+  arguments.rank = localRank(config);
+  arguments.ranks = localRanks(config);
   arguments.messages = static_cast<int32_t>(messages.size());
   std::ranges::copy(messages, arguments.message);
   return launch;

@@ -429,8 +429,8 @@ void Connector::connectNetwork(int peer, int channel, const std::vector<int>& he
 void Connector::exchangeWindows(uint64_t purpose, const memory::Block& window,
                                 device::DirectPeers peers, std::byte** theirs) {
   const auto forEachPeer = [&](auto visit) {
-    for (int peer = 0; peer < config_.ranks - 1; peer++) {
-      if ((peers >> peer & 1) != 0) visit(peer, device::rankOfPeer(peer, config_.rank));
+    for (int peer = 0; peer < plan::localRanks(config_) - 1; peer++) {
+      if ((peers >> peer & 1) != 0) visit(peer, plan::rankOfLocalPeer(config_, peer));
     }
   };
   forEachPeer([&](int, int rank) {
@@ -444,10 +444,10 @@ void Connector::exchangeWindows(uint64_t purpose, const memory::Block& window,
 // Of the peers those that are not connected yet.
 void Connector::connectDirect(device::DirectPeers peers) {
   if (direct_.positions == nullptr) {
-    directWindow_ =
-        arena_.allocate(device::directWindowBytes(config_.ranks, config_.directLineBits));
+    const int ranks = plan::localRanks(config_);
+    directWindow_ = arena_.allocate(device::directWindowBytes(ranks, config_.directLineBits));
     direct_.window = directWindow_.address;
-    const size_t positions = device::kDirectMaxBlocks * static_cast<size_t>(config_.ranks - 1);
+    const size_t positions = device::kDirectMaxBlocks * static_cast<size_t>(ranks - 1);
     direct_.positions = reinterpret_cast<device::DirectPosition*>(
         arena_.allocate(positions * sizeof(device::DirectPosition)).address);
   }
@@ -458,16 +458,17 @@ void Connector::connectDirect(device::DirectPeers peers) {
 // The same for LL128.
 void Connector::connectWide(device::DirectPeers peers) {
   if (wide_.window == nullptr) {
+    const int ranks = plan::localRanks(config_);
     wideWindow_ = arena_.allocate(
-        device::wideWindowBytes(config_.ranks, config_.wide.blocks, config_.wide.slotLines));
-    const size_t rows = device::kDirectMaxBlocks * static_cast<size_t>(config_.ranks - 1);
+        device::wideWindowBytes(ranks, config_.wide.blocks, config_.wide.slotLines));
+    const size_t rows = device::kDirectMaxBlocks * static_cast<size_t>(ranks - 1);
     wide_.window = wideWindow_.address;
     wide_.steps = reinterpret_cast<device::WideSteps*>(
         arena_.allocate(rows * sizeof(device::WideSteps)).address);
     wide_.buffers = reinterpret_cast<device::PeerBuffers*>(
         arena_.allocate(rows * sizeof(device::PeerBuffers)).address);
-    for (int peer = 0; peer < config_.ranks - 1; peer++) {
-      const Offers offers = offersBetween(context_, device::rankOfPeer(peer, config_.rank));
+    for (int peer = 0; peer < ranks - 1; peer++) {
+      const Offers offers = offersBetween(context_, plan::rankOfLocalPeer(config_, peer));
       const auto bit = static_cast<device::DirectPeers>(1u << peer);
       if (offers.any) (offers.byAddress ? wide_.byAddress : wide_.byWindow) |= bit;
     }

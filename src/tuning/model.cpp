@@ -342,6 +342,18 @@ Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorit
   return graphOf(facts, algorithm).channels < 1 ? Exclusion::noChannels : shares;
 }
 
+// Messages follow what holds for an all-reduce.
+Exclusion messageExclusion(const ModelInput& input, Protocol protocol) {
+  const CommFacts& facts = input.facts;
+  if (facts.maxRanksPerNode < 2) return Exclusion::oneRank;
+  if (facts.maxRanksPerNode > device::kDirectMaxRanks) return Exclusion::tooManyRanks;
+  if (!facts.reachNode) return Exclusion::unreachable;
+  const bool mayBeSplit = protocol == Protocol::ll128 &&
+                          !input.allowed.forces(Operation::allReduce, protocol) &&
+                          !keepsLinesWhole(facts, Algorithm::direct);
+  return mayBeSplit ? Exclusion::splitLines : Exclusion::none;
+}
+
 bool isAllPairs(Algorithm algorithm) {
   return algorithm == Algorithm::direct || algorithm == Algorithm::twoShot;
 }
@@ -551,12 +563,13 @@ CommFacts factsOf(const topology::Joined& joined) {
   return facts;
 }
 
-void setLimits(bool reachAll, CommFacts& facts, int mostBlocks) {
-  facts.reachAll = reachAll && facts.nodes == 1 && facts.ranks <= device::kDirectMaxRanks;
-  if (!facts.reachAll) return;
-  facts.direct = directLimits(directLineBits(facts.ranks));
+void setLimits(bool reachNode, CommFacts& facts, int mostBlocks) {
+  facts.reachNode = reachNode && facts.maxRanksPerNode <= device::kDirectMaxRanks;
+  facts.reachAll = facts.reachNode && facts.nodes == 1;
+  if (!facts.reachNode) return;
+  facts.direct = directLimits(directLineBits(facts.maxRanksPerNode));
   facts.direct.blocks = std::min(facts.direct.blocks, mostBlocks);
-  facts.wide = wideGeometry(facts.ranks, facts.direct.blocks);
+  facts.wide = wideGeometry(facts.maxRanksPerNode, facts.direct.blocks);
 }
 
 CostModel makeModel(const ModelInput& input) {
@@ -573,6 +586,9 @@ CostModel makeModel(const ModelInput& input) {
                                               static_cast<Algorithm>(a), static_cast<Protocol>(p));
       }
     }
+  }
+  for (size_t p = 0; p < device::kProtocols; p++) {
+    model.messages[p] = messageExclusion(input, static_cast<Protocol>(p));
   }
   setThreads(input, model);
   listCandidates(model);
@@ -650,6 +666,7 @@ uint64_t hashOf(const CostModel& model) {
       hash.add(static_cast<uint64_t>(model.bytesPerThread[a][p]));
     }
   }
+  for (const Exclusion exclusion : model.messages) hash.add(static_cast<uint64_t>(exclusion));
   for (const uint64_t bytes : model.facts.direct.shareBytes) hash.add(bytes);
   hash.add(model.facts.direct.messageBytes);
   for (const uint64_t bytes : model.facts.direct.fasterMessageBytes) hash.add(bytes);

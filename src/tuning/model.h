@@ -74,8 +74,9 @@ struct CommFacts {
   // What it can do: the bits of types and operators (collnetBit), and other operations.
   uint64_t collnetReductions = ~uint64_t{0};
   bool collnetAllGather = true, collnetReduceScatter = true;
-  // All ranks are on one node and map each other's memory, and there are not too many.
-  bool reachAll = false;
+  // The ranks of each node map each other's memory, and there are not too many.
+  bool reachNode = false;
+  bool reachAll = false;     // the same, and all ranks are on one node
   bool network = false;      // some ranks exchange data over the network
   bool sockets = false;      // that network is TCP sockets
   bool slotsOfHost = false;  // some connections have their slots in memory of the host
@@ -105,9 +106,9 @@ uint64_t collnetBits(const Can& can) {
 }
 CommFacts factsOf(const topology::Joined& joined);
 
-// Adds the limits of this library's own code. `reachAll`: all ranks map each other's memory;
-// `mostBlocks`: the blocks that a rank may launch at a time.
-void setLimits(bool reachAll, CommFacts& facts, int mostBlocks = device::kDirectMaxBlocks);
+// Adds the limits of this library's own code. `reachNode`: the ranks of each node map each other's
+// memory; `mostBlocks`: the blocks that a rank may launch at a time.
+void setLimits(bool reachNode, CommFacts& facts, int mostBlocks = device::kDirectMaxBlocks);
 
 // The cost of an operation by one algorithm and protocol.
 struct Estimate {
@@ -139,6 +140,8 @@ struct CostModel {
     bool allowed() const { return allowedAlgorithm && allowedProtocol; }
   };
   std::array<std::vector<Candidate>, kCollectives> candidates;
+  // By protocol: why the direct family carries no messages inside nodes, whatever the settings.
+  std::array<Exclusion, device::kProtocols> messages{};
 
   // Whether calls over FIFOs may use a protocol.
   bool mayUse(Protocol protocol) const;

@@ -106,10 +106,21 @@ constexpr Geometry kMessages{.name = "messages",
                              .directLineBits = 7,
                              .wide = {.blocks = 3, .slotLines = 2},
                              .wideOfferBytes = 2000};
+// The same inside nodes; between them there are FIFOs only.
+constexpr Geometry kMessagesOfNodes = [] {
+  Geometry geometry = kMessages;
+  geometry.name = "messages of nodes";
+  geometry.network = true;
+  geometry.ranksPerNode = 3;
+  return geometry;
+}();
+World& messageWorldOf(uint64_t seed) {
+  return worldOf(seed / 7 % 3 == 0 ? kMessagesOfNodes : kMessages, 2 + static_cast<int>(seed % 7));
+}
 
 TEST(Seeds, MessagesOfAllSizes) {
   forEachSeed(500, "all sizes", [](uint64_t seed, Random& random) {
-    World& world = worldOf(kMessages, 2 + static_cast<int>(seed % 7));
+    World& world = messageWorldOf(seed);
     world.reset(random);
     setSchedule(seed);
     ScenarioOptions options;
@@ -125,7 +136,7 @@ TEST(Seeds, MessagesOfAllSizes) {
 // of the two directions.
 TEST(Seeds, MessagesOfAllSizesWaitForNoOrder) {
   forEachSeed(600, "any order", [](uint64_t seed, Random& random) {
-    World& world = worldOf(kMessages, 2 + static_cast<int>(seed % 7));
+    World& world = messageWorldOf(seed);
     world.reset(random);
     setSchedule(seed);
     const auto ranks = static_cast<size_t>(world.ranks());

@@ -246,6 +246,16 @@ const std::vector<Geometry>& geometries() {
        .ranksPerNode = 1,
        .algorithms = "tree",
        .protocols = "LL128"},
+      // Messages inside nodes go over the lines of the direct family.
+      {.name = "network and lines",
+       .slots = 4,
+       .peerChannels = 2,
+       .minBytesPerPart = 512,
+       .directLineBits = 6,
+       .wide = {.blocks = 2, .slotLines = 3},
+       .wideOfferBytes = 1500,
+       .network = true,
+       .ranksPerNode = 3},
       // What NVLS cannot do goes over trees and rings.
       {.name = "NVLS and others",
        .channels = 3,

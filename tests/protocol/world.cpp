@@ -257,15 +257,17 @@ void World::nameMemory() const {
     nameWide(rank);
     const device::DirectMemory& memory = member.connector->direct();
     if (memory.positions == nullptr) continue;
-    runtime.nameMemory(
-        memory.positions,
-        device::kDirectMaxBlocks * (members_.size() - 1) * sizeof(device::DirectPosition),
-        fmt::format("positions of {}", rank));
+    const size_t peers = index(plan::localRanks(member.config)) - 1;
+    runtime.nameMemory(memory.positions,
+                       device::kDirectMaxBlocks * peers * sizeof(device::DirectPosition),
+                       fmt::format("positions of {}", rank));
     for (int peer = 0; peer < ranks(); peer++) {
-      runtime.nameMemory(memory.window + index(peer) * sizeof(uint32_t), sizeof(uint32_t),
+      if (!plan::areOnOneNode(member.config, rank, peer)) continue;
+      const size_t place = localRank(peer);
+      runtime.nameMemory(memory.window + place * sizeof(uint32_t), sizeof(uint32_t),
                          fmt::format("acknowledgment {} -> {}", peer, rank));
       const size_t bytes = sizeof(device::Line) << geometry_.directLineBits;
-      runtime.nameMemory(memory.window + device::kDirectHeaderBytes + index(peer) * bytes, bytes,
+      runtime.nameMemory(memory.window + device::kDirectHeaderBytes + place * bytes, bytes,
                          fmt::format("lines {} -> {}", peer, rank));
     }
   }
@@ -275,16 +277,17 @@ void World::nameWide(int rank) const {
   HostRuntime& runtime = testRuntime();
   const device::WideMemory& memory = members_[index(rank)].connector->wide();
   if (memory.window == nullptr) return;
-  const size_t peers = members_.size() - 1;
+  const plan::CommConfig& config = members_[index(rank)].config;
+  const size_t peers = index(plan::localRanks(config)) - 1;
   const size_t fifoBytes =
       device::kWideSlots * size_t{geometry_.wide.slotLines} * device::kWideLineBytes;
   for (int block = 0; block < geometry_.wide.blocks; block++) {
     for (int peer = 0; peer < static_cast<int>(peers); peer++) {
-      const int other = device::rankOfPeer(peer, rank);
+      const int other = plan::rankOfLocalPeer(config, peer);
       const size_t fifo = index(block) * peers + index(peer);
       runtime.nameMemory(memory.steps + fifo, sizeof(device::WideSteps),
                          fmt::format("steps of {} and {}, block {}", rank, other, block));
-      const size_t counter = index(block) * device::kDirectMaxRanks + index(other);
+      const size_t counter = index(block) * device::kDirectMaxRanks + localRank(other);
       runtime.nameMemory(memory.window + counter * sizeof(uint64_t), sizeof(uint64_t),
                          fmt::format("steps {} -> {} taken, block {}", rank, other, block));
       const auto* offer =
@@ -337,6 +340,11 @@ void World::makeMember(int rank, int ranks) {
   config.rank = rank;
   config.ranks = ranks;
   config.channels = geometry_.channels;
+  if (nodesOf(ranks) > 1) {
+    std::vector<int> nodes;
+    for (int r = 0; r < ranks; r++) nodes.push_back(nodeOf(r));
+    config.nodes = std::make_shared<const plan::NodeRanks>(std::move(nodes));
+  }
   config.directLineBits = geometry_.directLineBits;
   config.wide = geometry_.wide;
   config.wide.offerBytes = geometry_.wideOfferBytes;
@@ -582,13 +590,17 @@ void World::resetDirect(Random& random) {
   const uint32_t capacity = uint32_t{1} << geometry_.directLineBits;
   const size_t count = members_.size();
   const auto positionOf = [&](size_t rank, size_t other, size_t row) -> device::DirectPosition& {
-    const int peer = device::peerOfRank(static_cast<int>(other), static_cast<int>(rank));
-    return members_[rank].connector->direct().positions[row * (count - 1) + index(peer)];
+    const plan::CommConfig& config = members_[rank].config;
+    const int peer = plan::localPeerOf(config, static_cast<int>(other));
+    const size_t peers = index(plan::localRanks(config)) - 1;
+    return members_[rank].connector->direct().positions[row * peers + index(peer)];
   };
   for (size_t to = 0; to < count; to++) {
     const device::DirectMemory& memory = members_[to].connector->direct();
     for (size_t from = 0; from < count; from++) {
-      if (from == to) continue;
+      if (from == to ||
+          !plan::areOnOneNode(members_[to].config, static_cast<int>(from), static_cast<int>(to)))
+        continue;
       // Anywhere, or shortly before the counters wrap.
       auto passed = static_cast<uint32_t>(random());
       if (below(random, 2) == 0) passed = 0u - static_cast<uint32_t>(below(random, capacity));
@@ -598,11 +610,11 @@ void World::resetDirect(Random& random) {
         positionOf(to, from, row).received = passed;
         positionOf(to, from, row).acknowledged = passed - unacknowledged;
       }
-      reinterpret_cast<uint32_t*>(members_[from].connector->direct().window)[to] =
+      reinterpret_cast<uint32_t*>(members_[from].connector->direct().window)[localRank(to)] =
           passed - unacknowledged;
       // Each place holds the line that passed it last.
       auto* line = reinterpret_cast<device::Line*>(memory.window + device::kDirectHeaderBytes) +
-                   from * capacity;
+                   localRank(from) * capacity;
       const uint64_t junk = random();
       for (uint32_t back = 1; back <= capacity; back++) {
         const uint32_t place = passed - back;
@@ -621,18 +633,21 @@ void World::resetWide(Random& random) {
                            device::kWideLineBytes / sizeof(uint64_t);
   for (size_t to = 0; to < count; to++) {
     const device::WideMemory& receiver = members_[to].connector->wide();
+    const plan::CommConfig& config = members_[to].config;
+    const size_t peers = index(plan::localRanks(config)) - 1;
     for (size_t from = 0; from < count; from++) {
-      if (from == to) continue;
+      if (from == to || !plan::areOnOneNode(config, static_cast<int>(from), static_cast<int>(to)))
+        continue;
       const device::WideMemory& sender = members_[from].connector->wide();
-      const int source = device::peerOfRank(static_cast<int>(from), static_cast<int>(to));
-      const int target = device::peerOfRank(static_cast<int>(to), static_cast<int>(from));
+      const int source = plan::localPeerOf(config, static_cast<int>(from));
+      const int target = plan::localPeerOf(members_[from].config, static_cast<int>(to));
       for (int block = 0; block < geometry_.wide.blocks; block++) {
         const uint64_t passed = random() >> below(random, 64) >> 1;
-        const size_t row = index(block) * (count - 1);
+        const size_t row = index(block) * peers;
         sender.steps[row + index(target)].sent = passed;
         receiver.steps[row + index(source)].received = passed;
-        reinterpret_cast<uint64_t*>(sender.window)[index(block) * device::kDirectMaxRanks + to] =
-            passed;
+        reinterpret_cast<uint64_t*>(
+            sender.window)[index(block) * device::kDirectMaxRanks + localRank(to)] = passed;
         // Flags of steps that have passed, some of them long ago.
         auto* words = reinterpret_cast<uint64_t*>(receiver.window + device::wideHeaderBytes()) +
                       index(source * geometry_.wide.blocks + block) * fifoWords;

@@ -153,6 +153,11 @@ class World {
   transport::HeadGraph makeHeadGraph(int ranks) const;
   int nodesOf(int ranks) const { return ceilDivide(ranks, geometry_.ranksPerNode); }
   int nodeOf(int rank) const { return rank / geometry_.ranksPerNode; }
+  // The number of a rank among those of its node.
+  template <typename Rank>
+  size_t localRank(Rank rank) const {
+    return static_cast<size_t>(rank) % static_cast<size_t>(geometry_.ranksPerNode);
+  }
   // The two ends of every FIFO.
   struct FifoPair {
     device::Fifo &send, &receive;

@@ -75,8 +75,9 @@ inline tuning::ModelInput modelInputOf(const plan::CommConfig& config,
   facts.nvls = facts.ring;
   facts.nvls.channels = config.ranks;
   facts.nvls.speedInter = facts.nvls.speedIntra;
-  facts.reachAll = config.directLineBits > 0;
-  if (facts.reachAll) facts.direct = tuning::directLimits(config.directLineBits);
+  facts.reachNode = config.directLineBits > 0;
+  facts.reachAll = facts.reachNode && options.nodes == 1;
+  if (facts.reachNode) facts.direct = tuning::directLimits(config.directLineBits);
   facts.wide = config.wide;
   if (config.wide.blocks == 0) {
     facts.direct.shareBytes[static_cast<size_t>(device::Protocol::ll128)] = 0;

@@ -106,6 +106,29 @@ INSTANTIATE_TEST_SUITE_P(
         DirectCase{11, "5", "", "SYS", {{"NCCL_DMABUF_ENABLE", "0"}}, false, false, false},
         DirectCase{11, "7", "", "SYS", {{"NCCL_NET_GDR_READ", "0"}}, true, false, true}));
 
+// Of a rank that has two others on its node, and three on another: lines where there is memory to
+// share, FIFOs elsewhere.
+TEST(NetMessages, InsideNodesGoOverLines) {
+  inChild([] {
+    usePlugin(11);
+    ::unsetenv("NCCL_ALGO");
+    LaunchLog log;
+    const Ranks ranks(2, 3);
+    constexpr std::array kMessages{Call::sendReceive, Call::allToAll, Call::gather, Call::scatter};
+    const auto launchesOf = [&](size_t count) {
+      log.take();
+      everyCall(ranks, kMessages, {count});
+      std::string launches;
+      for (const std::string& line : log.take()) launches += line + "\n";
+      return launches;
+    };
+    const std::string small = launchesOf(100), large = launchesOf(100'001);
+    expectParts(small, {"calls with Direct LL", "messages through FIFOs"});
+    expectParts(large, {"Direct LL and LL128", "rounds of messages through FIFOs"});
+    EXPECT_EQ(small.find("LL128"), std::string::npos) << small;
+  });
+}
+
 // What an all-to-all between 8 hosts takes of the memory of a GPU.
 TEST(NetPluginMemory, OfMessagesIsSharedByConnections) {
   const auto measure = [](const char* shares) {

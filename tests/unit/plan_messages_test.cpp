@@ -459,6 +459,71 @@ TEST(Messages, TravelAsTheChoiceSays) {
   EXPECT_EQ(seen.size(), size_t{tuning::kMessagePaths});
 }
 
+// Of a rank on the second of three nodes, which have 3, 4 and 1 ranks.
+TEST(Messages, InsideANodeOfSeveralGoOverLines) {
+  CommConfig config = configOf(5, 8, 24, 32, 4);
+  config.hosts =
+      std::make_shared<const std::vector<uint64_t>>(std::vector<uint64_t>{1, 1, 1, 2, 2, 2, 2, 3});
+  config.nodes = std::make_shared<const NodeRanks>(std::vector<int>{0, 0, 0, 1, 1, 1, 1, 2});
+  config.remoteSlots = {8192, 1024};
+  config.directLineBits = tuning::directLineBits(4);
+  config.wide = tuning::wideGeometry(4);
+  config.wide.offerBytes = 32 << 20;
+  testing::setModel(config, {.nodes = 3, .ranksPerNode = 4});
+
+  const auto sendTo = [](int peer, uint64_t bytes) {
+    return taskOf(Call::send, bytes, device::DataType::uint8, peer);
+  };
+  // Rank 6 is number 3 of its node and the third peer there of this rank, which is number 2.
+  const Plan small = makePlan(config, {sendTo(6, 1000)});
+  ASSERT_EQ(small.launches.size(), 1u);
+  const auto& lines = std::get<DirectLaunch>(small.launches[0]).arguments;
+  EXPECT_EQ(lines.rank, 2);
+  EXPECT_EQ(lines.ranks, 4);
+  EXPECT_EQ(lines.work[0].to, 0b100);
+  EXPECT_EQ(small.needs.direct, 0b100);
+  EXPECT_EQ(small.needs.wide, 0b100);
+
+  const Plan large = makePlan(config, {sendTo(3, 4 << 20)});
+  ASSERT_EQ(large.launches.size(), 1u);
+  const auto& wide = std::get<WideMessagesLaunch>(large.launches[0]).arguments;
+  EXPECT_EQ(wide.rank, 2);
+  EXPECT_EQ(wide.ranks, 4);
+  EXPECT_EQ(wide.message[0].peer, 0);
+  EXPECT_EQ(wide.wide.stream[0], 1);
+
+  for (const int remote : {2, 7}) {
+    const Plan plan = makePlan(config, {sendTo(remote, 1000)});
+    ASSERT_EQ(plan.launches.size(), 1u);
+    const Message& message = roundsOf(plan.launches[0]).works[0].send;
+    EXPECT_EQ(message.peer, remote);
+    EXPECT_EQ(plan.needs.direct | plan.needs.wide, 0);
+    for (const MessagePath path : {MessagePath::directLl, MessagePath::directLl128}) {
+      EXPECT_EQ(exclusionOf(config, path, {.from = 5, .to = remote, .bytes = 1000}),
+                MessageExclusion::otherNode);
+    }
+  }
+
+  // A call with messages to all ranks is not one launch of the direct family.
+  const Task all = taskOf(Call::allToAll, 1000);
+  EXPECT_FALSE(canBeInPlace(config, all));
+  const Plan mixed = makePlan(config, {all});
+  EXPECT_EQ(mixed.needs.direct, 0b111);
+  std::set<int> remote;
+  for (const Launch& launch : mixed.launches) {
+    if (std::holds_alternative<DirectLaunch>(launch)) continue;
+    for (const SendReceiveWork& work : roundsOf(launch).works) {
+      if (work.send.peer >= 0) remote.insert(work.send.peer);
+    }
+  }
+  EXPECT_EQ(remote, (std::set<int>{0, 1, 2, 7}));
+
+  // The only rank of its node has nobody to share lines with.
+  config.rank = 7;
+  EXPECT_EQ(localRanks(config), 1);
+  EXPECT_EQ(makePlan(config, {sendTo(5, 1000)}).needs.direct, 0);
+}
+
 // What the user has measured moves the borders between the paths, but not beyond what they carry.
 TEST(Messages, FollowMeasuredTimes) {
   const auto pathsOf = [](const std::string& lines, int64_t threshold, const char* protocols,

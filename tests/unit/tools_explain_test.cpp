@@ -273,13 +273,14 @@ TEST_F(ExplainProgram, MessagesBetweenNodesHaveTheirOwnChoice) {
   for (const json& row : report["routes"][1]["candidates"]) {
     EXPECT_EQ(row["chosen"], row["reason"].get<std::string>().empty()) << row;
   }
-  EXPECT_EQ(report["routes"][0]["candidates"][1]["reason"], "only inside one node");
+  EXPECT_EQ(report["routes"][0]["choice"]["path"], "Direct LL");
+  EXPECT_EQ(report["routes"][1]["candidates"][1]["reason"], "only inside one node");
   const Run large = explain(call + "-s 1G --svg " + at("messages.svg"), "NCCL_NET_PLUGIN=none");
   EXPECT_THAT(large.out, HasSubstr("more than 2048 bytes on a channel"));
   EXPECT_THAT(large.out, HasSubstr("copy engines carry all-gather and all-to-all only"));
   EXPECT_THAT(read(at("messages.svg")),
               AllOf(HasSubstr("<svg"), HasSubstr("FIFO Simple between nodes"),
-                    HasSubstr("Direct LL inside a node (cannot run)"),
+                    HasSubstr("Direct LL inside a node"), Not(HasSubstr("Direct LL between nodes")),
                     HasSubstr("the choice inside a node"), HasSubstr("</svg>"),
                     Not(HasSubstr("nan")), Not(HasSubstr("inf,"))));
 }

@@ -40,7 +40,7 @@ plan::CommConfig configOf(const Settings& settings, const plan::MessageFacts& fa
                 plan::indexOf(device::Protocol::ll128) == 1 &&
                 plan::indexOf(device::Protocol::simple) == 2);
   config.directBlocks = model.direct.blocks;
-  config.directLineBits = model.reachAll ? tuning::directLineBits(model.ranks) : 0;
+  config.directLineBits = model.reachNode ? tuning::directLineBits(model.maxRanksPerNode) : 0;
   plan::setMessages(facts, config, model);
   return config;
 }
@@ -56,7 +56,6 @@ std::vector<int> gpusByRank(const topology::Topology& topology) {
 
 GpuReach reachOf(const topo::View& view) {
   GpuReach reach;
-  reach.all = view.domains.size() == 1;
   for (const auto& domain : view.domains) {
     const topology::Machine& machine = domain.machine;
     const std::vector<int>& gpus = machine.topology.of(topology::NodeType::gpu);
@@ -65,7 +64,7 @@ GpuReach reachOf(const topo::View& view) {
         if (a >= b) continue;
         const topology::PeerVerdict verdict =
             topology::checkPeer(machine.topology, machine.paths, machine.settings, a, b);
-        if (!verdict.allowed || verdict.through >= 0) reach.all = false;
+        if (!verdict.allowed || verdict.through >= 0) reach.node = false;
         if (!verdict.allowed) reach.hostMemory = true;
       }
     }
@@ -96,7 +95,7 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
   } else {
     const GpuReach reach = reachOf(view);
     const plan::MessageFacts messages = messageFactsOf(settings, input);
-    tuning::setLimits(reach.all, input.facts, static_cast<int>(messages.mostBlocks));
+    tuning::setLimits(reach.node, input.facts, static_cast<int>(messages.mostBlocks));
     input.facts.slotsOfHost = reach.hostMemory;
     input.facts.network = input.facts.nodes > 1 && assumptions.network;
     input.facts.sockets = assumptions.sockets;
@@ -115,6 +114,11 @@ plan::CommConfig messageConfigOf(const Settings& settings, const topo::View& vie
     }
   }
   plan::CommConfig config = configOf(settings, facts, input.facts);
+  if (input.facts.nodes > 1) {
+    std::vector<int> nodeOf;
+    for (int rank = 0; rank < config.ranks; rank++) nodeOf.push_back(view.joined.nodeOf(rank));
+    config.nodes = std::make_shared<const plan::NodeRanks>(std::move(nodeOf));
+  }
   config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
   return config;
 }

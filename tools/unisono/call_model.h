@@ -23,7 +23,7 @@ struct Assumptions {
 
 // How the GPUs of a machine reach each other.
 struct GpuReach {
-  bool all = true;          // all map each other's memory
+  bool node = true;         // those of each node map each other's memory
   bool hostMemory = false;  // some exchange data through memory of the host
 };
 GpuReach reachOf(const topo::View& view);

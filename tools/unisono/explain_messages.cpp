@@ -234,7 +234,10 @@ std::vector<PlotCurve> curvesOf(const MessageReport& report) {
         const auto path = static_cast<MessagePath>(p);
         const double timeUs = timeOf(report, pair, path, question.bytes).us;
         const plan::MessageExclusion exclusion = exclusionOf(report.config, path, question);
-        if (!(timeUs > 0) || exclusion == plan::MessageExclusion::tooLarge) continue;
+        if (!(timeUs > 0) || exclusion == plan::MessageExclusion::tooLarge ||
+            exclusion == plan::MessageExclusion::otherNode) {
+          continue;
+        }
         curveOf(curves, fmt::format("{} {}", nameOf(path), pair.name), kindOf(path))
             .points.push_back({bytes, timeUs});
       }
