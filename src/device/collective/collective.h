@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "device/collective/ring.h"
 #include "device/collective/tree.h"
 #include "device/protocol/lines.h"
@@ -52,7 +54,9 @@ struct ProtocolCode<Protocol::ll> {
 template <>
 struct ProtocolCode<Protocol::ll128> {
   template <int kReceives, int kSends>
-  using Type = Lines<LowLatency128Format, kReceives, kSends>;
+  using Type =
+      Lines<std::conditional_t<kReceives == 1 && kSends == 1, RingLinesFormat, VectorLinesFormat>,
+            kReceives, kSends>;
 };
 template <>
 struct ProtocolCode<Protocol::simple> {

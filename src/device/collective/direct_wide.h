@@ -12,7 +12,7 @@ namespace unisono::device::UNISONO_TARGET {
 class WideExchange : WideFifos {
  public:
   // Sums need registers for the accumulators of each word.
-  using ReduceFormat = WideLinesFormat<kLinesPerReduction>;
+  using ReduceFormat = WideLinesFormat<kLinesPerReduction, VectorPlace>;
 
   // `buffers`: of the block, by peer.
   UNISONO_DEVICE WideExchange(const WideArguments& arguments, const DirectLane& at,

@@ -10,7 +10,7 @@ namespace unisono::device::UNISONO_TARGET {
 // same number of its peers.
 class WideFifos {
  public:
-  using CopyFormat = LowLatency128Format;
+  using CopyFormat = VectorLinesFormat;
 
  protected:
   UNISONO_DEVICE WideFifos(const WideMemory& memory, const uint32_t* abortFlag, int rank, int ranks,

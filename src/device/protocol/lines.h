@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "device/protocol/low_latency.h"
 #include "device/protocol/protocol.h"
 #include "device/reduce/reduce_copy.h"
@@ -13,23 +15,33 @@ namespace unisono::device::UNISONO_TARGET {
 
 // A buffer of the user, of less than 2^32 bytes. It is aligned to its elements only. A
 // Place names the words of a lane in one pass: word k is `distance(k)` after the first, and exists
-// if `has(k)`.
+// if `has(k)`. With `kHasVectors`, words 2v and 2v + 1 follow each other, and both exist or
+// neither.
 class UserWords {
  public:
   UNISONO_DEVICE UserWords(const void* address, uint32_t bytes, uint64_t elementSize)
       : address_(reinterpret_cast<uint64_t>(address)),
         bytes_(bytes),
         whole_(address_ % 8 == 0 ? bytes / 8 : 0),
+        paired_(address_ % 16 == 0 ? bytes / 16 * 2 : 0),
         elementSize_(static_cast<uint32_t>(elementSize)) {}
 
   template <typename Place, int kWords>
   UNISONO_DEVICE void load(Place place, uint64_t (&word)[kWords]) const {
     UNISONO_UNROLL
+    for (int k = 0; k < kWords; k++) word[k] = 0;
+    uint32_t loaded = 0;  // words before this one
+    if constexpr (Place::kHasVectors) {
+      loadVectors(place, word);
+      loaded = paired_;
+      if (loaded == words()) return;
+    }
+    UNISONO_UNROLL
     for (int k = 0; k < kWords; k++) {
       const uint32_t index = place.first() + place.distance(k);
-      const bool isWhole = place.has(k) && index < whole_;
+      const bool isWhole = place.has(k) && index >= loaded && index < whole_;
       if (isWhole) noteRead(at(index), 8);
-      word[k] = loadWord(at(index), isWhole, 0);
+      word[k] = loadWord(at(index), isWhole, word[k]);
     }
     if (whole_ == words()) return;
     UNISONO_UNROLL
@@ -42,10 +54,16 @@ class UserWords {
   }
   template <typename Place, int kWords>
   UNISONO_DEVICE void store(Place place, const uint64_t (&word)[kWords]) const {
+    uint32_t stored = 0;  // words before this one
+    if constexpr (Place::kHasVectors) {
+      storeVectors(place, word);
+      stored = paired_;
+      if (stored == words()) return;
+    }
     UNISONO_UNROLL
     for (int k = 0; k < kWords; k++) {
       const uint32_t index = place.first() + place.distance(k);
-      if (!place.has(k) || index >= whole_) continue;
+      if (!place.has(k) || index < stored || index >= whole_) continue;
       noteWrite(at(index), 8);
       *at(index) = word[k];
     }
@@ -60,6 +78,30 @@ class UserWords {
   }
 
  private:
+  template <typename Place, int kWords>
+  UNISONO_DEVICE void loadVectors(Place place, uint64_t (&word)[kWords]) const {
+    UNISONO_UNROLL
+    for (int k = 0; k < kWords; k += 2) {
+      const uint32_t index = place.first() + place.distance(k);
+      const bool isThere = place.has(k) && index < paired_;
+      if (isThere) noteRead(at(index), 16);
+      const Vector16 loaded = loadVectorCached(at(index), isThere);
+      memcpy(&word[k], &loaded, sizeof(loaded));
+    }
+  }
+  template <typename Place, int kWords>
+  UNISONO_DEVICE void storeVectors(Place place, const uint64_t (&word)[kWords]) const {
+    UNISONO_UNROLL
+    for (int k = 0; k < kWords; k += 2) {
+      const uint32_t index = place.first() + place.distance(k);
+      const bool isThere = place.has(k) && index < paired_;
+      if (isThere) noteWrite(at(index), 16);
+      Vector16 stored;
+      memcpy(&stored, &word[k], sizeof(stored));
+      storeVector(at(index), stored, isThere);
+    }
+  }
+
   UNISONO_DEVICE uint64_t* at(uint32_t index) const {
     return reinterpret_cast<uint64_t*>(address_) + index;
   }
@@ -95,7 +137,8 @@ class UserWords {
 
   uint64_t address_;
   uint32_t bytes_;
-  uint32_t whole_;  // words that can be accessed as one
+  uint32_t whole_;   // words that can be accessed as one
+  uint32_t paired_;  // of them, those that can be accessed as vectors of two
   uint32_t elementSize_;
 };
 
@@ -143,6 +186,7 @@ struct LowLatencyFormat {
   // The words of a lane in one pass: kWords, as many apart as there are lanes.
   class Place {
    public:
+    static constexpr bool kHasVectors = false;
     UNISONO_DEVICE Place(uint32_t pass, int lane, int lanes)
         : first_(pass * passWords(lanes) + static_cast<uint32_t>(lane)),
           stride_(static_cast<uint32_t>(lanes)) {}
@@ -210,57 +254,125 @@ struct LowLatencyFormat {
   }
 };
 
+// The words of a lane in kLines lines of LL128, of which kLanes lanes share each. In lines of their
+// own: each line has the words that follow those of the line before, and its last lane has the flag
+// in place of the last word.
+template <int kLanes, int kLines>
+class LinePlace {
+ public:
+  static constexpr bool kHasVectors = false;
+  static constexpr int kLaneWordsOfLine = kLineWords / kLanes;
+  static constexpr int kWords = kLines * kLaneWordsOfLine;
+
+  UNISONO_DEVICE LinePlace(uint32_t pass, int lane, int lanes)
+      : stride_(static_cast<uint32_t>(lanes / kLanes)),
+        line_(pass * kLines * stride_ + static_cast<uint32_t>(lane / kLanes)),
+        lane_(lane % kLanes) {}
+  UNISONO_DEVICE uint32_t first() const {
+    return line_ * (kLineWords - 1) + static_cast<uint32_t>(lane_ * kLaneWordsOfLine);
+  }
+  UNISONO_DEVICE uint32_t distance(int k) const {
+    return static_cast<uint32_t>(k / kLaneWordsOfLine) * stride_ * (kLineWords - 1) +
+           static_cast<uint32_t>(k % kLaneWordsOfLine);
+  }
+  UNISONO_DEVICE bool has(int k) const {
+    return !hasFlag() || k % kLaneWordsOfLine != kLaneWordsOfLine - 1;
+  }
+  UNISONO_DEVICE static void toLines(uint64_t (&)[kWords]) {}
+  UNISONO_DEVICE static void toBuffer(uint64_t (&)[kWords]) {}
+  UNISONO_DEVICE bool hasFlag() const { return lane_ == kLanes - 1; }
+  UNISONO_DEVICE int lane() const { return lane_; }
+  // Line i of those that this lane has a part of.
+  UNISONO_DEVICE uint32_t line(int i) const { return line_ + static_cast<uint32_t>(i) * stride_; }
+
+ private:
+  uint32_t stride_, line_;
+  int lane_;
+};
+
+// The same in pairs of lines, whose words lanes move to and from a buffer as vectors of two. Of the
+// 30 words of a pair, the first line has words 0 to 14 and the flag, the second line words 16 to
+// 29, word 15 and the flag. So each lane has two vectors, but the last one has words 14 and 15 and
+// two flags.
+template <int kLanes, int kLines>
+class LinePairPlace {
+ public:
+  static constexpr bool kHasVectors = true;
+  static constexpr int kWords = 2 * kLines;
+  static_assert(kLineWords / kLanes == 2 && kLines % 2 == 0);
+
+  UNISONO_DEVICE LinePairPlace(uint32_t pass, int lane, int lanes)
+      : stride_(static_cast<uint32_t>(lanes / kLanes)),
+        pair_(pass * (kLines / 2) * stride_ + static_cast<uint32_t>(lane / kLanes)),
+        lane_(lane % kLanes) {}
+  UNISONO_DEVICE uint32_t first() const {
+    return pair_ * kPairWords + static_cast<uint32_t>(2 * lane_);
+  }
+  UNISONO_DEVICE uint32_t distance(int k) const {
+    return static_cast<uint32_t>(k / 4) * stride_ * kPairWords +
+           static_cast<uint32_t>(k % 4 < 2 ? k % 4 : kLineWords + k % 2);
+  }
+  UNISONO_DEVICE bool has(int k) const { return !hasFlag() || k % 4 < 2; }
+  // Put words where they are in lines, or as they are in buffers. On a GPU both wait for loads that
+  // are on their way.
+  UNISONO_DEVICE void toLines(uint64_t (&word)[kWords]) const {
+    UNISONO_UNROLL
+    for (int k = 0; k < kWords; k += 4) {
+      if (hasFlag()) word[k + 2] = word[k + 1];
+    }
+  }
+  UNISONO_DEVICE void toBuffer(uint64_t (&word)[kWords]) const {
+    UNISONO_UNROLL
+    for (int k = 0; k < kWords; k += 4) {
+      if (hasFlag()) word[k + 1] = word[k + 2];
+    }
+  }
+  UNISONO_DEVICE bool hasFlag() const { return lane_ == kLanes - 1; }
+  UNISONO_DEVICE int lane() const { return lane_; }
+  UNISONO_DEVICE uint32_t line(int i) const {
+    return 2 * (pair_ + static_cast<uint32_t>(i / 2) * stride_) + static_cast<uint32_t>(i % 2);
+  }
+
+ private:
+  static constexpr uint32_t kPairWords = 2 * (kLineWords - 1);
+
+  uint32_t stride_, pair_;  // the first pair of lines
+  int lane_;
+};
+
 // LL128: a line of 128 bytes carries 15 words and the flag, the whole step plus one, which never
 // repeats. Only where a line's store arrives as one, or a proxy tells when a whole slot is there. A
-// lane has a part of kLines lines in a pass.
-template <int kLines>
+// lane has a part of kLines lines in a pass. Both ends have the same kind of places.
+template <int kLines, template <int, int> class PlaceOf>
 struct WideLinesFormat {
   static constexpr Protocol kProtocol = Protocol::ll128;
   static constexpr int kWords = kLines * kLaneWords;
   static constexpr uint32_t kData = kLineWords - 1;
 
-  // A lane's words of kLines lines, as many apart as the lanes fill at once; the last lane
-  // of a line has the flag in place of the last word.
-  class Place {
-   public:
-    UNISONO_DEVICE Place(uint32_t pass, int lane, int lanes)
-        : stride_(static_cast<uint32_t>(lanes / kLineLanes)),
-          line_(pass * kLines * stride_ + static_cast<uint32_t>(lane / kLineLanes)),
-          lane_(lane % kLineLanes) {}
-    UNISONO_DEVICE uint32_t first() const {
-      return line_ * kData + static_cast<uint32_t>(lane_ * kLaneWords);
-    }
-    UNISONO_DEVICE uint32_t distance(int k) const {
-      return static_cast<uint32_t>(k / kLaneWords) * stride_ * kData +
-             static_cast<uint32_t>(k % kLaneWords);
-    }
-    UNISONO_DEVICE bool has(int k) const { return !hasFlag() || k % kLaneWords != kLaneWords - 1; }
-    UNISONO_DEVICE bool hasFlag() const { return lane_ == kLineLanes - 1; }
-    UNISONO_DEVICE int lane() const { return lane_; }
-    // Of the lines that this lane has a part of. In words from the beginning of a slot.
-    UNISONO_DEVICE uint32_t offset(int i) const { return line(i) * kLineWords; }
-    UNISONO_DEVICE bool isUsed(int i, uint32_t words) const { return line(i) * kData < words; }
-
-   private:
-    UNISONO_DEVICE uint32_t line(int i) const { return line_ + static_cast<uint32_t>(i) * stride_; }
-
-    uint32_t stride_, line_;
-    int lane_;
-  };
+  using Place = PlaceOf<kLineLanes, kLines>;
+  // In words from the beginning of a slot.
+  UNISONO_DEVICE static uint32_t offsetOf(Place place, int i) { return place.line(i) * kLineWords; }
+  UNISONO_DEVICE static bool isUsed(Place place, int i, uint32_t words) {
+    return place.line(i) * kData < words;
+  }
   UNISONO_DEVICE static uint32_t passWords(int lanes) {
     return static_cast<uint32_t>(lanes / kLineLanes) * kLines * kData;
   }
 
   UNISONO_DEVICE static uint64_t flagOf(uint64_t step) { return step + 1; }
   UNISONO_DEVICE static void store(std::byte* slot, Place place, uint32_t words, uint64_t flag,
-                                   uint64_t (&word)[kWords], bool) {
+                                   const uint64_t (&word)[kWords], bool) {
+    uint64_t inLines[kWords];
+    UNISONO_UNROLL
+    for (int k = 0; k < kWords; k++) inLines[k] = word[k];
+    place.toLines(inLines);
     syncWarp();  // the lanes of a line store it in one instruction
     UNISONO_UNROLL
     for (int i = 0; i < kLines; i++) {
-      if (place.hasFlag()) word[(i + 1) * kLaneWords - 1] = flag;
-      if (!place.isUsed(i, words)) continue;
-      storeLine128(reinterpret_cast<uint64_t*>(slot) + place.offset(i), place.lane(),
-                   &word[i * kLaneWords]);
+      if (place.hasFlag()) inLines[(i + 1) * kLaneWords - 1] = flag;
+      if (!isUsed(place, i, words)) continue;
+      storeLine128(reinterpret_cast<uint64_t*>(slot) + offsetOf(place, i), place.lane(),
+                   &inLines[i * kLaneWords]);
     }
   }
   struct Loaded {
@@ -270,8 +382,8 @@ struct WideLinesFormat {
                                   Loaded& loaded) {
     UNISONO_UNROLL
     for (int i = 0; i < kLines; i++) {
-      if (!place.isUsed(i, words)) continue;
-      loadLine128(reinterpret_cast<const uint64_t*>(slot) + place.offset(i), place.lane(),
+      if (!isUsed(place, i, words)) continue;
+      loadLine128(reinterpret_cast<const uint64_t*>(slot) + offsetOf(place, i), place.lane(),
                   &loaded.word[i * kLaneWords]);
     }
   }
@@ -280,11 +392,12 @@ struct WideLinesFormat {
     bool here = true;
     UNISONO_UNROLL
     for (int i = 0; i < kLines; i++) {
-      if (!place.hasFlag() || !place.isUsed(i, words)) continue;
+      if (!place.hasFlag() || !isUsed(place, i, words)) continue;
       here = here && loaded.word[(i + 1) * kLaneWords - 1] == flag;
     }
     UNISONO_UNROLL
     for (int k = 0; k < kWords; k++) word[k] = loaded.word[k];
+    place.toBuffer(word);
     return here;
   }
   template <typename Ready>
@@ -296,7 +409,14 @@ struct WideLinesFormat {
   UNISONO_DEVICE static bool mustClear(uint64_t, uint32_t) { return false; }
   UNISONO_DEVICE static void clear(std::byte*, uint32_t, int, int) {}
 };
-using LowLatency128Format = WideLinesFormat<kLinesPerPass>;
+// Rings with vectors gather and broadcast faster, but from 256 MB on they reduce up to a sixth
+// slower, and they take up to 0.2 us longer at 8 KB. Trees and the direct family only gain
+// (docs/results/2026-11-25-h100x2.md).
+using RingLinesFormat = WideLinesFormat<kLinesPerPass, LinePlace>;
+template <int kLanes, int kLines>
+using VectorPlace =
+    std::conditional_t<kLanes == 1, LinePlace<kLanes, kLines>, LinePairPlace<kLanes, kLines>>;
+using VectorLinesFormat = WideLinesFormat<kLinesPerPass, VectorPlace>;
 
 // Waits until the lines of a pass are there. `loaded`: whether they have been loaded before; loads
 // them again until they have the flag. False after an abort.

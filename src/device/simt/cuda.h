@@ -227,6 +227,24 @@ UNISONO_DEVICE void storeVector(void* address, const Vector16& value, bool wante
       : "memory");
 }
 
+// The same through the first-level cache, where another instruction loads the rest of the sectors.
+UNISONO_DEVICE Vector16 loadVectorCached(const void* address, bool wanted) {
+  Vector16 value;
+  asm volatile(
+      "{\n"
+      "  .reg .pred wanted;\n"
+      "  setp.ne.s32 wanted, %5, 0;\n"
+      "  mov.b32 %0, 0;\n"
+      "  mov.b32 %1, 0;\n"
+      "  mov.b32 %2, 0;\n"
+      "  mov.b32 %3, 0;\n"
+      "  @wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(value.word[0]), "=&r"(value.word[1]), "=&r"(value.word[2]), "=&r"(value.word[3])
+      : "l"(address), "r"(static_cast<int>(wanted)));
+  return value;
+}
+
 // The two aligned vectors that a vector at any address is part of. Both hold bytes of it, so that
 // both can be read.
 struct Window {

@@ -177,6 +177,9 @@ inline Vector16 loadVector(const void* address, bool wanted = true) {
   if (wanted) std::memcpy(&value, __builtin_assume_aligned(address, 16), sizeof(value));
   return value;
 }
+inline Vector16 loadVectorCached(const void* address, bool wanted) {
+  return loadVector(address, wanted);
+}
 inline void storeVector(void* address, const Vector16& value, bool wanted = true) {
   if (wanted) std::memcpy(__builtin_assume_aligned(address, 16), &value, sizeof(value));
 }

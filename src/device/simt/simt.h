@@ -15,8 +15,8 @@
 //                            the host target can check them for data races; nothing on a GPU
 //   storeForCpu, addForCpu   for words that only the CPU reads
 //   kLoadsMayHang            whether a load may never return, as on a CPU whose page is not there
-//   Vector16                 16 bytes moved by one instruction: loadVector, storeVector; at any
-//                            address: loadWindow with vectorOf, storeAnywhere
+//   Vector16                 16 bytes moved by one instruction: loadVector, loadVectorCached,
+//                            storeVector; at any address: loadWindow with vectorOf, storeAnywhere
 //   Line                     8 bytes of data and 8 of flag that arrive together: storeLine,
 //                            loadLine
 //   storeLine128, loadLine128
