@@ -316,7 +316,7 @@ std::optional<std::vector<diagnose::Link>> Communicator::readLinks() {
 
 std::optional<diagnose::Replays> Communicator::readReplays() {
   Replays::Counts counts;
-  auto replays = replays_->read(tables_->capturedMarks(), counts);
+  auto replays = replays_->read(counts);
   if (replays) health_->noteReplays(counts);
   return replays;
 }

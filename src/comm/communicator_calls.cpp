@@ -39,7 +39,7 @@ void Communicator::enter(Prepared& prepared) {
     }
     if (calls.empty()) return;
     journal_->noteCapture();
-    prepared.replays = replays_->add(calls);
+    prepared.replays = replays_->add(calls, tables_->capturedMarks());
     return;
   }
   for (const plan::Task& task : prepared.tasks) {

@@ -13,8 +13,9 @@ constexpr size_t kGroupsOfABlock = 512;  // 4 KiB of counters
 
 }  // namespace
 
-Replays::Captured Replays::add(std::span<const plan::Task> calls) {
+Replays::Captured Replays::add(std::span<const plan::Task> calls, const uint64_t* marks) {
   const std::lock_guard lock(mutex_);
+  marks_ = marks;
   if (free_ == 0) {
     const size_t bytes = kGroupsOfABlock * sizeof(uint64_t);
     next_ = reinterpret_cast<uint64_t*>(arena_->allocate(bytes).address);
@@ -58,11 +59,13 @@ std::optional<LaunchNote> Replays::findLaunch(uint64_t number) {
   return found == launches->end() ? std::nullopt : std::optional(*found);
 }
 
-std::optional<diagnose::Replays> Replays::read(const uint64_t* marks, Counts& counts) {
+std::optional<diagnose::Replays> Replays::read(Counts& counts) {
   std::vector<Group> groups;
+  const uint64_t* marks = nullptr;
   {
     const std::lock_guard lock(mutex_);
     groups = groups_;
+    marks = marks_;
   }
   counts = {};
   if (groups.empty()) return diagnose::Replays{};

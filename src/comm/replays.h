@@ -25,12 +25,12 @@ class Replays {
       : runtime_(runtime), device_(device), arena_(std::move(arena)) {}
 
   // The number of a group that is being captured, and where its kernels count. `calls` may not be
-  // empty.
+  // empty; `marks` are those of captured launches, which stay where they are from now on.
   struct Captured {
     uint64_t number = 0;  // from 1, in the place of that of a plan
     uint64_t* begun = nullptr;
   };
-  Captured add(std::span<const plan::Task> calls);
+  Captured add(std::span<const plan::Task> calls, const uint64_t* marks);
   // How many thread groups count in a replay of the group that was added last, and its launches.
   void setLaunches(uint64_t marks, std::vector<LaunchNote> launches);
   // Of a launch of any group.
@@ -43,7 +43,7 @@ class Replays {
   };
   // Reads the counters and the marks of captured launches, while kernels run. Nothing if the device
   // does not answer.
-  std::optional<diagnose::Replays> read(const uint64_t* marks, Counts& counts);
+  std::optional<diagnose::Replays> read(Counts& counts);
 
  private:
   struct Group {
@@ -61,8 +61,9 @@ class Replays {
   const std::shared_ptr<memory::Arena> arena_;
   std::mutex mutex_;
   std::vector<Group> groups_;
-  uint64_t* next_ = nullptr;  // of the words that are allocated
-  size_t free_ = 0;           // groups that they are for
+  const uint64_t* marks_ = nullptr;  // set with the first group
+  uint64_t* next_ = nullptr;         // of the words that are allocated
+  size_t free_ = 0;                  // groups that they are for
 };
 
 }  // namespace unisono::comm

@@ -410,7 +410,7 @@ struct WideLinesFormat {
   UNISONO_DEVICE static void clear(std::byte*, uint32_t, int, int) {}
 };
 // Rings with vectors gather and broadcast faster, but from 256 MB on they reduce up to a sixth
-// slower, and they take up to 0.2 us longer at 8 KB. Trees and the direct family only gain
+// slower, and they take up to 0.2 us longer at 8 KB. Trees gain a tenth, the direct family 2 %
 // (docs/results/2026-11-25-h100x2.md).
 using RingLinesFormat = WideLinesFormat<kLinesPerPass, LinePlace>;
 template <int kLanes, int kLines>
