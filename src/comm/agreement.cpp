@@ -337,11 +337,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.directLineBits =
       input.facts.reachNode ? tuning::directLineBits(input.facts.maxRanksPerNode) : 0;
   decision.nodes = decision.joined.nodes();
-  if (decision.nodes > 1) {
-    std::vector<int> nodeOf;
-    for (int rank = 0; rank < config.ranks; rank++) nodeOf.push_back(decision.joined.nodeOf(rank));
-    config.nodes = std::make_shared<const plan::NodeRanks>(std::move(nodeOf));
-  }
+  config.nodes = plan::nodeRanksOf(decision.joined);
   const auto isUsed = [transports](TransportKind kind) {
     return (transports >> static_cast<int>(kind) & 1) != 0;
   };

@@ -282,6 +282,13 @@ NodeRanks::NodeRanks(std::vector<int> nodeOfRanks) : nodeOf(std::move(nodeOfRank
   }
 }
 
+std::shared_ptr<const NodeRanks> nodeRanksOf(const topology::Joined& joined) {
+  if (joined.nodes() == 1) return nullptr;
+  std::vector<int> nodeOf;
+  for (int rank = 0; rank < joined.ranks(); rank++) nodeOf.push_back(joined.nodeOf(rank));
+  return std::make_shared<const NodeRanks>(std::move(nodeOf));
+}
+
 int blocksOf(const Launch& launch) {
   struct Count {
     int operator()(const CollectiveLaunch& one) const { return one.blocks; }

@@ -11,6 +11,7 @@
 
 #include "device/direct_work.h"
 #include "device/work.h"
+#include "topology/join.h"
 #include "tuning/choice.h"
 
 // From the calls of a group to launches. Pure: the same calls on all ranks give launches that fit
@@ -83,6 +84,9 @@ struct NodeRanks {
   std::vector<int> place;               // by rank: among those of its node
   std::vector<std::vector<int>> ranks;  // by node, in order
 };
+
+// Null if there is one node.
+std::shared_ptr<const NodeRanks> nodeRanksOf(const topology::Joined& joined);
 
 // Everything that plans depend on. All fields except `rank` are the same on every rank.
 struct CommConfig {

@@ -114,11 +114,7 @@ plan::CommConfig messageConfigOf(const Settings& settings, const topo::View& vie
     }
   }
   plan::CommConfig config = configOf(settings, facts, input.facts);
-  if (input.facts.nodes > 1) {
-    std::vector<int> nodeOf;
-    for (int rank = 0; rank < config.ranks; rank++) nodeOf.push_back(view.joined.nodeOf(rank));
-    config.nodes = std::make_shared<const plan::NodeRanks>(std::move(nodeOf));
-  }
+  config.nodes = plan::nodeRanksOf(view.joined);
   config.model = std::make_shared<tuning::CostModel>(tuning::makeModel(input));
   return config;
 }
