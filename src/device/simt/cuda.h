@@ -196,23 +196,33 @@ UNISONO_DEVICE uint64_t loadWord(const uint64_t* address, bool wanted, uint64_t 
   return otherwise;
 }
 
-// Only if `wanted`, else zero. A predicate instead of a branch, so that the loads of several
-// vectors are issued one after another. Without the zero, the registers would be live from the
-// beginning of the function.
+// Loads a vector only if `wanted`, else zero. A predicate instead of a branch, so that the loads of
+// several vectors are issued one after another. Without the zero, the registers would be live from
+// the beginning of the function.
+#define UNISONO_LOAD_VECTOR(LOAD, value, address, wanted)                                      \
+  asm volatile(                                                                                \
+      "{\n"                                                                                    \
+      "  .reg .pred wanted;\n"                                                                 \
+      "  setp.ne.s32 wanted, %5, 0;\n"                                                         \
+      "  mov.b32 %0, 0;\n"                                                                     \
+      "  mov.b32 %1, 0;\n"                                                                     \
+      "  mov.b32 %2, 0;\n"                                                                     \
+      "  mov.b32 %3, 0;\n"                                                                     \
+      "  @wanted " LOAD                                                                        \
+      " {%0, %1, %2, %3}, [%4];\n"                                                             \
+      "}"                                                                                      \
+      : "=&r"(value.word[0]), "=&r"(value.word[1]), "=&r"(value.word[2]), "=&r"(value.word[3]) \
+      : "l"(address), "r"(static_cast<int>(wanted)))
+
 UNISONO_DEVICE Vector16 loadVector(const void* address, bool wanted = true) {
   Vector16 value;
-  asm volatile(
-      "{\n"
-      "  .reg .pred wanted;\n"
-      "  setp.ne.s32 wanted, %5, 0;\n"
-      "  mov.b32 %0, 0;\n"
-      "  mov.b32 %1, 0;\n"
-      "  mov.b32 %2, 0;\n"
-      "  mov.b32 %3, 0;\n"
-      "  @wanted ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "=&r"(value.word[0]), "=&r"(value.word[1]), "=&r"(value.word[2]), "=&r"(value.word[3])
-      : "l"(address), "r"(static_cast<int>(wanted)));
+  UNISONO_LOAD_VECTOR("ld.global.L1::no_allocate.v4.u32", value, address, wanted);
+  return value;
+}
+// Through the first-level cache, where another instruction loads the rest of the sectors.
+UNISONO_DEVICE Vector16 loadVectorCached(const void* address, bool wanted) {
+  Vector16 value;
+  UNISONO_LOAD_VECTOR("ld.global.v4.u32", value, address, wanted);
   return value;
 }
 UNISONO_DEVICE void storeVector(void* address, const Vector16& value, bool wanted = true) {
@@ -225,24 +235,6 @@ UNISONO_DEVICE void storeVector(void* address, const Vector16& value, bool wante
       "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3]),
       "r"(static_cast<int>(wanted))
       : "memory");
-}
-
-// The same through the first-level cache, where another instruction loads the rest of the sectors.
-UNISONO_DEVICE Vector16 loadVectorCached(const void* address, bool wanted) {
-  Vector16 value;
-  asm volatile(
-      "{\n"
-      "  .reg .pred wanted;\n"
-      "  setp.ne.s32 wanted, %5, 0;\n"
-      "  mov.b32 %0, 0;\n"
-      "  mov.b32 %1, 0;\n"
-      "  mov.b32 %2, 0;\n"
-      "  mov.b32 %3, 0;\n"
-      "  @wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "=&r"(value.word[0]), "=&r"(value.word[1]), "=&r"(value.word[2]), "=&r"(value.word[3])
-      : "l"(address), "r"(static_cast<int>(wanted)));
-  return value;
 }
 
 // The two aligned vectors that a vector at any address is part of. Both hold bytes of it, so that
