@@ -76,11 +76,24 @@ struct ProtocolList {};
 using CollectiveAlgorithms = AlgorithmList<Algorithm::tree, Algorithm::ring>;
 using CollectiveProtocols = ProtocolList<Protocol::ll, Protocol::ll128, Protocol::simple>;
 
-// Calls visit.template operator()<algorithm, protocol>() for each of these kernels.
+// Whether collectives that reduce nothing have a kernel of their own. Rings over LL128 gather and
+// broadcast faster with pairs of lines, and a kernel that could do both would reduce up to a tenth
+// slower (docs/results/2026-11-26-h100x2.md).
+constexpr bool hasCopyKernel(Algorithm algorithm, Protocol protocol) {
+  return algorithm == Algorithm::ring && protocol == Protocol::ll128;
+}
+
+// Calls visit.template operator()<algorithm, protocol, copies>() for each of these kernels.
 template <typename Visit>
 constexpr void forEachCollectiveKernel(const Visit& visit) {
+  auto visitKernels = [&]<Algorithm kAlgorithm, Protocol kProtocol>() {
+    visit.template operator()<kAlgorithm, kProtocol, false>();
+    if constexpr (hasCopyKernel(kAlgorithm, kProtocol)) {
+      visit.template operator()<kAlgorithm, kProtocol, true>();
+    }
+  };
   auto visitAlgorithm = [&]<Algorithm kAlgorithm, Protocol... kList>(ProtocolList<kList...>) {
-    (visit.template operator()<kAlgorithm, kList>(), ...);
+    (visitKernels.template operator()<kAlgorithm, kList>(), ...);
   };
   [&]<Algorithm... kList>(AlgorithmList<kList...>) {
     (visitAlgorithm.template operator()<kList>(CollectiveProtocols()), ...);

@@ -11,8 +11,8 @@
 // The kernels, in the form that runtime::Runtime::launch takes. Each has one by-value argument.
 namespace unisono::device {
 
-// CollectiveArguments, one block for each channel.
-const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol);
+// CollectiveArguments, one block for each channel. `copies`: works that reduce nothing.
+const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol, bool copies);
 // The same for algorithms with heads. Communicators do not prepare them: no runtime but the host's
 // has multicast addresses or a network that reduces yet.
 const runtime::Kernel& headKernel(Algorithm algorithm);
@@ -32,10 +32,10 @@ inline constexpr int kSendReceiveGroups = 2;
 
 #ifdef UNISONO_CUDA
 // The __global__ functions that they launch, defined in kernels_cuda.cu.
-const void* collectiveCudaFunction(Algorithm algorithm,
-                                   Protocol protocol);  // in kernels_collective.cu
-const void* collNetDirectCudaFunction();                // in kernels_collective.cu
-const void* multicastCudaFunction();                    // in kernels_multicast.cu
+const void* collectiveCudaFunction(Algorithm algorithm, Protocol protocol,
+                                   bool copies);  // in kernels_collective.cu
+const void* collNetDirectCudaFunction();          // in kernels_collective.cu
+const void* multicastCudaFunction();              // in kernels_multicast.cu
 const void* sendReceiveCudaFunction();
 const void* barrierCudaFunction();
 const void* changeWindowCudaFunction();

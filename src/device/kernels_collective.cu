@@ -10,7 +10,7 @@ namespace {
 
 using namespace cuda_target;
 
-template <Algorithm kAlgorithm, Protocol kProtocol>
+template <Algorithm kAlgorithm, Protocol kProtocol, bool kCopies>
 __global__ void __launch_bounds__(maxChannelThreads(kProtocol), 1)
     collective(const __grid_constant__ CollectiveArguments arguments) {
   constexpr int kGroups = groupsOf(kAlgorithm);
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(maxChannelThreads(kProtocol), 1)
   }
   ThreadGroup group(warps, index * warps, 1 + 3 * index, kService);
   if (kGroups > 1 && isWhole && group.isPoster()) markStart(arguments.mark, channel, 1);
-  collectiveBlock<kAlgorithm, kProtocol>(group, blocks[index], channel, index, arguments);
+  collectiveBlock<kAlgorithm, kProtocol, kCopies>(group, blocks[index], channel, index, arguments);
   if (kGroups > 1 && isWhole && group.isPoster()) markEnd(arguments.mark, channel, 1);
 }
 
@@ -48,11 +48,11 @@ const void* collNetDirectCudaFunction() {
   return reinterpret_cast<const void*>(&collNetDirect);
 }
 
-const void* collectiveCudaFunction(Algorithm algorithm, Protocol protocol) {
+const void* collectiveCudaFunction(Algorithm algorithm, Protocol protocol, bool copies) {
   const void* function = nullptr;
-  forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol>() {
-    if (algorithm != kAlgorithm || protocol != kProtocol) return;
-    function = reinterpret_cast<const void*>(&collective<kAlgorithm, kProtocol>);
+  forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol, bool kCopies>() {
+    if (algorithm != kAlgorithm || protocol != kProtocol || copies != kCopies) return;
+    function = reinterpret_cast<const void*>(&collective<kAlgorithm, kProtocol, kCopies>);
   });
   return function;
 }

@@ -15,12 +15,13 @@ namespace {
 
 using namespace host_target;
 
-template <Algorithm kAlgorithm, Protocol kProtocol>
+template <Algorithm kAlgorithm, Protocol kProtocol, bool kCopies>
 void collective(const void* arguments, const runtime::HostGroupContext& context) {
   ThreadGroup group(context);
   Block block{};
-  collectiveBlock<kAlgorithm, kProtocol>(group, block, context.block, context.group,
-                                         *static_cast<const CollectiveArguments*>(arguments));
+  collectiveBlock<kAlgorithm, kProtocol, kCopies>(
+      group, block, context.block, context.group,
+      *static_cast<const CollectiveArguments*>(arguments));
 }
 
 template <typename View>
@@ -161,24 +162,26 @@ void stamp(const void* arguments, const runtime::HostGroupContext& context) {
 
 namespace {
 
-template <Algorithm kAlgorithm, Protocol kProtocol>
+template <Algorithm kAlgorithm, Protocol kProtocol, bool kCopies>
 const runtime::Kernel& collectiveKernelOf() {
 #ifdef UNISONO_CUDA
-  static const runtime::Kernel kernel{"collective", collectiveCudaFunction(kAlgorithm, kProtocol),
-                                      collective<kAlgorithm, kProtocol>};
+  static const runtime::Kernel kernel{"collective",
+                                      collectiveCudaFunction(kAlgorithm, kProtocol, kCopies),
+                                      collective<kAlgorithm, kProtocol, kCopies>};
 #else
-  static const runtime::Kernel kernel{"collective", nullptr, collective<kAlgorithm, kProtocol>};
+  static const runtime::Kernel kernel{"collective", nullptr,
+                                      collective<kAlgorithm, kProtocol, kCopies>};
 #endif
   return kernel;
 }
 
 }  // namespace
 
-const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol) {
+const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol, bool copies) {
   const runtime::Kernel* found = nullptr;
-  forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol>() {
-    if (algorithm != kAlgorithm || protocol != kProtocol) return;
-    found = &collectiveKernelOf<kAlgorithm, kProtocol>();
+  forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol, bool kCopies>() {
+    if (algorithm != kAlgorithm || protocol != kProtocol || copies != kCopies) return;
+    found = &collectiveKernelOf<kAlgorithm, kProtocol, kCopies>();
   });
   if (found == nullptr) throw internalError("A work has an algorithm or protocol without a kernel");
   return *found;
@@ -313,8 +316,8 @@ std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
   std::vector<const runtime::Kernel*> kernels{&sendReceiveKernel(), &messagesKernel(),
                                               &changeWindowKernel(), &stampKernel(),
                                               &barrierKernel()};
-  forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol>() {
-    kernels.push_back(&collectiveKernelOf<kAlgorithm, kProtocol>());
+  forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol, bool kCopies>() {
+    kernels.push_back(&collectiveKernelOf<kAlgorithm, kProtocol, kCopies>());
   });
   if (ranks < 2 || ranks > kDirectMaxRanks) return kernels;
   const DirectKernels& direct = DirectKernels::of(ranks);

@@ -46,6 +46,13 @@ enum class Operation : uint8_t {
   reduce,
   local,  // one rank: output = reduction(input), a copy for most
 };
+// Whether it reduces nothing.
+constexpr bool isCopy(Operation operation) {
+  return operation == Operation::allGather || operation == Operation::broadcast;
+}
+constexpr bool usesCopyKernel(Algorithm algorithm, Protocol protocol, Operation operation) {
+  return hasCopyKernel(algorithm, protocol) && isCopy(operation);
+}
 
 // What a kernel computes. An average is `preMulSum` with 1/n for floating-point types and
 // `sumPostDivide` by n for integers, so that float16 does not overflow on the way.

@@ -236,11 +236,16 @@ constexpr bool haveNeeds(device::AlgorithmList<kList...>) {
 }
 static_assert(haveNeeds(device::CollectiveAlgorithms()), "an algorithm is missing in needOf");
 
-bool canShareLaunch(const tuning::Choice& a, const tuning::Choice& b) {
-  return a.algorithm == b.algorithm && a.protocol == b.protocol;
+bool usesCopyKernel(const ChosenCall& call) {
+  return device::usesCopyKernel(call.choice.algorithm, call.choice.protocol,
+                                operationOf(call.task->call));
+}
+bool canShareLaunch(const ChosenCall& a, const ChosenCall& b) {
+  return a.choice.algorithm == b.choice.algorithm && a.choice.protocol == b.choice.protocol &&
+         usesCopyKernel(a) == usesCopyKernel(b);
 }
 
-// A run of collectives that share launches: they have the same algorithm and protocol.
+// A run of collectives that share launches: they have the same kernel.
 void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& plan) {
   const HeadShape* shape = headShapeOf(config, run.front().choice.algorithm);
   while (!run.empty()) {
@@ -525,8 +530,9 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks,
       }
     } else {
       endDirect();
-      if (!run.empty() && !canShareLaunch(run.back().choice, choice)) endRun();
-      run.push_back({&task, choice});
+      const ChosenCall call{&task, choice};
+      if (!run.empty() && !canShareLaunch(run.back(), call)) endRun();
+      run.push_back(call);
     }
   }
   endRun();

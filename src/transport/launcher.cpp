@@ -28,9 +28,10 @@ Prepared prepare(const LaunchContext& context, plan::CollectiveLaunch& launch) {
   launch.arguments.mark = context.mark;
   static_assert(device::kMulticastGroups <= device::kMarkGroups);
   const device::CollectiveWork& work = launch.arguments.work[0];
+  const bool copies = device::usesCopyKernel(work.algorithm, work.protocol, work.operation);
   return {device::usesHeads(work.algorithm)
               ? device::headKernel(work.algorithm)
-              : device::collectiveKernel(device::codeOf(work.algorithm), work.protocol),
+              : device::collectiveKernel(device::codeOf(work.algorithm), work.protocol, copies),
           {.blocks = launch.blocks,
            .threadsPerBlock = launch.threads,
            .groupsPerBlock = launch.arguments.groups(),

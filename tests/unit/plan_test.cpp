@@ -141,6 +141,20 @@ TEST(Plan, CallsShareChannelsByTraffic) {
   EXPECT_EQ(launch.arguments.work[1].channels, 4);
 }
 
+// Rings over LL128 copy in a kernel of their own.
+TEST(Plan, CallsShareALaunchIfTheyHaveTheSameKernel) {
+  const auto launches = [](const char* protocol) {
+    CommConfig config = configOf(0, 3);
+    testing::setModel(config, {.algorithms = "ring", .protocols = protocol});
+    const std::vector<Task> tasks{taskOf(Call::allGather, 999), taskOf(Call::broadcast, 999),
+                                  taskOf(Call::allReduce, 999), taskOf(Call::reduceScatter, 999)};
+    return makePlan(config, tasks).launches.size();
+  };
+  EXPECT_EQ(launches("LL"), 1u);
+  EXPECT_EQ(launches("LL128"), 2u);
+  EXPECT_EQ(launches("Simple"), 1u);
+}
+
 // What is left of the channel after the first call is less than an element of the second one moves.
 TEST(Plan, NoChannelOfACallIsEmpty) {
   CommConfig config = configOf(0, 6, 3);

@@ -44,22 +44,27 @@ struct AlgorithmCode<Algorithm::tree> {
   }
 };
 
-template <Protocol kProtocol>
+template <Protocol kProtocol, bool kCopies>
 struct ProtocolCode;
 template <>
-struct ProtocolCode<Protocol::ll> {
+struct ProtocolCode<Protocol::ll, false> {
   template <int kReceives, int kSends>
   using Type = Lines<LowLatencyFormat, kReceives, kSends>;
 };
 template <>
-struct ProtocolCode<Protocol::ll128> {
+struct ProtocolCode<Protocol::ll128, false> {
   template <int kReceives, int kSends>
   using Type =
       Lines<std::conditional_t<kReceives == 1 && kSends == 1, RingLinesFormat, VectorLinesFormat>,
             kReceives, kSends>;
 };
 template <>
-struct ProtocolCode<Protocol::simple> {
+struct ProtocolCode<Protocol::ll128, true> {
+  template <int kReceives, int kSends>
+  using Type = Lines<VectorLinesFormat, kReceives, kSends, true>;
+};
+template <>
+struct ProtocolCode<Protocol::simple, false> {
   template <int kReceives, int kSends>
   using Type = Simple<kReceives, kSends>;
 };
@@ -78,9 +83,10 @@ UNISONO_DEVICE void localCollective(ThreadGroup& group, const Block& block) {
 }
 
 // What one group of a block does: the works that cover its channel, in order. All of them have this
-// algorithm and protocol. Everything is inlined: a function would save the registers of its caller,
-// in memory that does not fit into the first-level cache for all threads.
-template <Algorithm kAlgorithm, Protocol kProtocol>
+// algorithm and protocol and, with `kCopies`, reduce nothing. Everything is inlined: a function
+// would save the registers of its caller, in memory that does not fit into the first-level cache
+// for all threads.
+template <Algorithm kAlgorithm, Protocol kProtocol, bool kCopies>
 UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channelIndex,
                                     int groupIndex, const CollectiveArguments& arguments) {
   using Code = AlgorithmCode<kAlgorithm>;
@@ -108,7 +114,8 @@ UNISONO_DEVICE void collectiveBlock(ThreadGroup& group, Block& block, int channe
     if (!alone) Code::loadEnds(group, groupIndex, block, channel, work);
     group.syncAll();  // also for stayStopped
     if (!alone) {
-      typename Code::template Type<ProtocolCode<kProtocol>::template Type>(group, block).run();
+      using Protocols = ProtocolCode<kProtocol, kCopies>;
+      typename Code::template Type<Protocols::template Type>(group, block).run();
     } else if constexpr (kAlgorithm == kLocalAlgorithm && kProtocol == kLocalProtocol) {
       localCollective(group, block);
     }

@@ -123,7 +123,10 @@ UNISONO_DEVICE void messageBlock(ThreadGroup& group, Block& block, bool sends, i
                                  const Arguments& arguments) {
   DeviceCommunicator& communicator = *arguments.communicator;
   if (group.isPoster()) markStart(arguments.mark, channel, sends ? 0 : 1);
-  if (group.isLoader(0)) loadCommunicator(block, communicator, channel);
+  if (group.isLoader(0)) {
+    loadCommunicator(block, communicator, channel);
+    block.work.reduction.type = DataType::uint8;  // elements are bytes
+  }
   stayStopped(group, communicator, arguments.launchFlag);
   group.syncAll();
   for (int w = 0; w < arguments.works; w++) {

@@ -409,9 +409,8 @@ struct WideLinesFormat {
   UNISONO_DEVICE static bool mustClear(uint64_t, uint32_t) { return false; }
   UNISONO_DEVICE static void clear(std::byte*, uint32_t, int, int) {}
 };
-// Rings with vectors gather and broadcast faster, but from 256 MB on they reduce up to a sixth
-// slower, and they take up to 0.2 us longer at 8 KB. Trees gain a tenth, the direct family 2 %
-// (docs/results/2026-11-25-h100x2.md).
+// For rings that reduce: with vectors they take up to a sixth longer from 256 MB on. Trees gain a
+// tenth by vectors, the direct family 2 % (docs/results/2026-11-25-h100x2.md).
 using RingLinesFormat = WideLinesFormat<kLinesPerPass, LinePlace>;
 template <int kLanes, int kLines>
 using VectorPlace =
@@ -464,14 +463,14 @@ constexpr bool loadsInputAhead(int receives) {
 
 // By all workers. `next`: with loadsInputAhead(), the words of the first pass of the input. Returns
 // false after an abort. What does not change is in variables: polls and
-// stores of lines make the compiler load all else again. With `kCopies`, for messages, elements are
-// bytes and nothing is reduced.
+// stores of lines make the compiler load all else again. With `kCopies` nothing is reduced.
 template <typename Format, bool kCopies, int kReceives, int kSends>
 UNISONO_DEVICE bool moveLines(const ThreadGroup& group, const Block& block,
                               const LineSlice<kReceives, kSends>& slice, const UserWords& input,
                               uint64_t (&next)[Format::kWords]) {
   const ReductionSpec spec =
-      kCopies ? ReductionSpec{DataType::uint8, Reduction::sum, false, 0} : block.work.reduction;
+      kCopies ? ReductionSpec{block.work.reduction.type, Reduction::sum, false, 0}
+              : block.work.reduction;
   const uint32_t* const abortFlag = block.abortFlag;
   const int rank = block.rank, channel = block.channel;
   const uint32_t words = (slice.bytes + 7) / 8;
@@ -567,7 +566,7 @@ class Lines : public FifoEnds<kReceives, kSends> {
 
   UNISONO_DEVICE Lines(ThreadGroup& group, Block& block)
       : FifoEnds<kReceives, kSends>(group, block),
-        elementBytes_(kCopies ? 1 : elementBytes(block.work.reduction.type)) {
+        elementBytes_(elementBytes(block.work.reduction.type)) {
     UNISONO_UNROLL
     for (int i = 0; i < kReceives; i++) isProxied_ = isProxied_ || hasProxy(block.receive[i]);
     UNISONO_UNROLL
