@@ -5,6 +5,7 @@
 #include <bit>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <type_traits>
@@ -241,16 +242,18 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
   }
 }
 
-// Returns how many channels the ranks of one device may have: blocks wait for the blocks of other
-// ranks, so that all of them must be resident at once, one per multiprocessor.
-int64_t residentChannels(const std::vector<RankFacts>& ranks) {
+// Returns how many blocks a rank may launch at a time: blocks wait for the blocks of other ranks,
+// so that all of them must be resident at once, one per multiprocessor.
+int64_t residentBlocks(const std::vector<RankFacts>& ranks) {
   std::map<std::pair<uint64_t, std::array<std::byte, 16>>, int64_t> ranksOf;
-  int64_t result = topology::kMostChannels;
+  std::optional<int64_t> result;
   for (const RankFacts& facts : ranks) {
     const int64_t sharing = ++ranksOf[{facts.host, facts.deviceUuid}];
-    if (facts.multiprocessors > 0) result = std::min(result, facts.multiprocessors / sharing);
+    if (facts.multiprocessors == 0) continue;
+    const int64_t blocks = facts.multiprocessors / sharing;
+    result = std::min(result.value_or(blocks), blocks);
   }
-  return std::max<int64_t>(result, 1);
+  return std::max<int64_t>(result.value_or(topology::kMostChannels), 1);
 }
 
 // `most` channels, 0 for any, and `resident` blocks at a time.
@@ -281,7 +284,8 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 
   const int64_t least = settingOf(ranks, &RankFacts::minChannels, kLarger);
   const int64_t most = settingOf(ranks, &RankFacts::maxChannels, kSmaller);
-  const int64_t resident = residentChannels(ranks);
+  const int64_t blocks = residentBlocks(ranks);
+  const int64_t resident = std::min<int64_t>(blocks, topology::kMostChannels);
   // The machine tells how many channels fill its links. Without links (one rank, simulated
   // devices) it is what one device can use.
   topology::JoinSettings bounds{1, topology::kMostChannels};
@@ -331,7 +335,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   config.slicesPerChunk = kSlicesPerChunk;
   config.fixedOrder = ranks.front().tuning.deterministic != 0;
 
-  const int64_t mostBlocks = most > 0 ? std::min(most, resident) : resident;
+  const int64_t mostBlocks = most > 0 ? std::min(most, blocks) : blocks;
   tuning::setLimits(allReach, input.facts, static_cast<int>(mostBlocks));
   config.directBlocks = input.facts.direct.blocks;
   config.directLineBits =

@@ -126,6 +126,7 @@ static_assert(sizeof(DirectArguments) <= kMaxArgumentBytes);
 // flag. A slot takes one step, and its flag is the step plus one, which never repeats. The receiver
 // returns the number of steps that it has taken. So sizes are not limited, and blocks of one rank
 // do not wait for each other.
+inline constexpr int kWideMaxBlocks = 128;
 inline constexpr uint32_t kWideSlots = 4;
 inline constexpr uint32_t kWideLineBytes = 128;
 inline constexpr uint32_t kWideLineData = 120;
@@ -162,10 +163,10 @@ constexpr uint64_t offerOf(const WindowReference& place) {
 // A window begins with the steps that peers have taken and their offers, both [block][rank], and
 // continues with slots, [peer that stores them][block][slot].
 constexpr size_t wideOffersAt() {
-  return sizeof(uint64_t) * kDirectMaxBlocks * kDirectMaxRanks;
+  return sizeof(uint64_t) * kWideMaxBlocks * kDirectMaxRanks;
 }
 constexpr size_t wideHeaderBytes() {
-  return wideOffersAt() + sizeof(BufferOffer) * kDirectMaxBlocks * kDirectMaxRanks;
+  return wideOffersAt() + sizeof(BufferOffer) * kWideMaxBlocks * kDirectMaxRanks;
 }
 constexpr size_t wideWindowBytes(int ranks, int blocks, uint32_t slotLines) {
   return wideHeaderBytes() + static_cast<size_t>(ranks - 1) * static_cast<size_t>(blocks) *

@@ -155,8 +155,11 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
   arguments.outputIsOpen = task.outputIsOpen;
   const int most =
       offers ? tuning::mostBlocksInPlace(work.reduces, arguments.twoShot, work.reduction.type)
-             : device::kDirectMaxBlocks;
-  const tuning::WideShape shape = tuning::wideShape(config.wide, work.inputBytes, most);
+             : device::kWideMaxBlocks;
+  const tuning::WideKind kind = arguments.twoShot                  ? tuning::WideKind::twoShot
+                                : task.call == Call::reduceScatter ? tuning::WideKind::reduceScatter
+                                                                   : tuning::WideKind::other;
+  const tuning::WideShape shape = tuning::wideShape(config.wide, kind, work.inputBytes, most);
   launch.blocks = shape.blocks;
   arguments.rank = config.rank;
   arguments.ranks = config.ranks;

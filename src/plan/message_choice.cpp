@@ -186,7 +186,8 @@ MessageChoice messageChoice(const CommConfig& config, const MessageQuestion& que
   if (can(MessagePath::directLl128)) {
     const bool isOneLaunch = hasLaunchOfItsOwn(question.call) && config.nodes == nullptr;
     const tuning::WideShape shape =
-        isOneLaunch ? tuning::wideShape(config.wide, bytes) : wideMessageShape(config, bytes);
+        isOneLaunch ? tuning::wideShape(config.wide, tuning::WideKind::other, bytes)
+                    : wideMessageShape(config, bytes);
     return {.path = MessagePath::directLl128, .channels = shape.blocks};
   }
   return fifoChoice(config, question.from, question.to, bytes);
@@ -203,11 +204,11 @@ bool carries(const CommConfig& config, MessagePath path, uint64_t bytes) {
 tuning::WideShape wideMessageShape(const CommConfig& config, uint64_t bytes) {
   // The streams of all peers run at the same time in each block, so with more peers fewer blocks
   // fill the links. On the host backend each stream of a block is a task with a stack of its own.
-  constexpr int kFewestBlocks = 8;
+  constexpr int kFewestBlocks = 8, kMostBlocks = 64;
   const int most =
-      std::max(2 * device::kDirectMaxBlocks / std::max(config.model->facts.maxRanksPerNode - 1, 1),
-               kFewestBlocks);
-  return tuning::wideShape(config.wide, bytes, most);
+      std::clamp(2 * kMostBlocks / std::max(config.model->facts.maxRanksPerNode - 1, 1),
+                 kFewestBlocks, kMostBlocks);
+  return tuning::wideShape(config.wide, tuning::WideKind::other, bytes, most);
 }
 
 }  // namespace unisono::plan

@@ -461,7 +461,7 @@ void Connector::connectWide(device::DirectPeers peers) {
     const int ranks = plan::localRanks(config_);
     wideWindow_ = arena_.allocate(
         device::wideWindowBytes(ranks, config_.wide.blocks, config_.wide.slotLines));
-    const size_t rows = device::kDirectMaxBlocks * static_cast<size_t>(ranks - 1);
+    const size_t rows = static_cast<size_t>(config_.wide.blocks) * static_cast<size_t>(ranks - 1);
     wide_.window = wideWindow_.address;
     wide_.steps = reinterpret_cast<device::WideSteps*>(
         arena_.allocate(rows * sizeof(device::WideSteps)).address);

@@ -213,14 +213,16 @@ DirectShape directShapeOf(const CostModel& model, const Question& question, cons
   }
   const bool twoShot = choice.algorithm == Algorithm::twoShot;
   const uint64_t bytes = twoShot ? partOfTwoShot(question.bytes, ranks) : share;
-  const bool reduces =
-      question.operation != Operation::allGather && question.operation != Operation::broadcast;
+  const bool reduces = !device::isCopy(question.operation);
   const bool multiplies = reduces && question.reduction == device::Reduction::preMulSum;
   const bool replaces = question.operation == Operation::allReduce && !twoShot;
   const bool offers = offersBuffers(model.facts.wide, multiplies, replaces, bytes);
   const int most =
-      offers ? mostBlocksInPlace(reduces, twoShot, question.type) : device::kDirectMaxBlocks;
-  return {wideShape(model.facts.wide, bytes, most).blocks, device::kDirectMaxThreads};
+      offers ? mostBlocksInPlace(reduces, twoShot, question.type) : device::kWideMaxBlocks;
+  const WideKind kind = twoShot                                          ? WideKind::twoShot
+                        : question.operation == Operation::reduceScatter ? WideKind::reduceScatter
+                                                                         : WideKind::other;
+  return {wideShape(model.facts.wide, kind, bytes, most).blocks, device::kDirectMaxThreads};
 }
 
 void setShape(const CostModel& model, const Question& question, Choice& choice) {

@@ -27,27 +27,40 @@ namespace {
 
 // Lines that the threads of a block hold one part of each.
 constexpr uint64_t kWideLinesPerRow = device::kDirectMaxThreads / 8;
+// Those of works over LL128 of any size.
+constexpr int kManyBlocks = 64;
 
 }  // namespace
 
 WideGeometry wideGeometry(int ranks, int mostBlocks) {
   constexpr auto kRow = static_cast<uint32_t>(kWideLinesPerRow);
   if (ranks <= 2) return {mostBlocks, 4 * kRow};
-  if (ranks <= 4) return {mostBlocks, 2 * kRow};
-  return {ranks <= 8 ? mostBlocks : std::min(mostBlocks, device::kDirectMaxBlocks / 2), kRow};
+  const int most = ranks <= 8 ? kManyBlocks : kManyBlocks / 2;
+  return {std::min(mostBlocks, most), ranks <= 4 ? 2 * kRow : kRow};
 }
 
 int mostBlocksInPlace(bool reduces, bool twoShot, device::DataType type) {
   const bool boundByLinks = !reduces || (twoShot && device::elementBytes(type) >= 2);
-  return boundByLinks ? device::kDirectMaxBlocks / 2 : device::kDirectMaxBlocks;
+  return boundByLinks ? kManyBlocks / 2 : kManyBlocks;
 }
 
-WideShape wideShape(const WideGeometry& geometry, uint64_t bytes, int mostBlocks) {
+WideShape wideShape(const WideGeometry& geometry, WideKind kind, uint64_t bytes, int mostBlocks) {
   constexpr uint64_t kLinesPerWarp = 4;
   const uint64_t lines = std::max<uint64_t>(ceilDivide(bytes, uint64_t{device::kWideLineData}), 1);
-  const uint64_t most = geometry.slotLines;
+  uint64_t most = geometry.slotLines;
   const auto limit = static_cast<uint64_t>(std::min(geometry.blocks, mostBlocks));
-  const uint64_t blocks = std::min(ceilDivide(lines, std::min(kWideLinesPerRow, most)), limit);
+  uint64_t blocks = std::min(ceilDivide(lines, std::min(kWideLinesPerRow, most)), limit);
+  // The rest of the multiprocessors helps where each block then has one pass instead of two, or
+  // half of one in two shots. A reduce-scatter of a few passes gains by shorter ones instead. Both
+  // on 2 H100 (docs/results/2026-11-26-h100x2.md).
+  constexpr uint64_t kFewPasses = 5;
+  const uint64_t many = std::min<uint64_t>(blocks, kManyBlocks);
+  const bool scatters = kind == WideKind::reduceScatter;
+  const uint64_t least = kind == WideKind::twoShot ? most / 2 : most;
+  if (scatters || lines <= many * least || lines > blocks * most) blocks = many;
+  if (scatters && lines > blocks * most && lines <= kFewPasses * blocks * most) {
+    most = std::min(most, 2 * kWideLinesPerRow);
+  }
   // As equal as possible among the blocks and their passes.
   const uint64_t passes = ceilDivide(lines, blocks * most);
   const uint64_t passLines =

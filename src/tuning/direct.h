@@ -36,13 +36,16 @@ int directLineBits(int ranks);
 DirectLimits directLimits(int lineBits);
 
 // The FIFOs over LL128 between two of `ranks` ranks: one for each block, with slots of `slotLines`
-// lines. About 8 MiB of slots for 2 ranks, and at most 16 MiB in all.
+// lines. About 16 MiB of slots at most.
 struct WideGeometry {
   int blocks = 0;  // 0: there are none
   uint32_t slotLines = 0;
   uint64_t offerBytes = ~uint64_t{0};  // ranks offer each other their buffers from this share on
 };
-WideGeometry wideGeometry(int ranks, int mostBlocks = device::kDirectMaxBlocks);
+WideGeometry wideGeometry(int ranks, int mostBlocks = device::kWideMaxBlocks);
+
+// What shapes differ by. `twoShot`: an all-reduce.
+enum class WideKind { reduceScatter, twoShot, other };
 
 // The blocks of a work over LL128 whose shares have `bytes` bytes, and the lines of a share that a
 // block moves at a time.
@@ -50,8 +53,8 @@ struct WideShape {
   int blocks;
   uint32_t passLines;
 };
-WideShape wideShape(const WideGeometry& geometry, uint64_t bytes,
-                    int mostBlocks = device::kDirectMaxBlocks);
+WideShape wideShape(const WideGeometry& geometry, WideKind kind, uint64_t bytes,
+                    int mostBlocks = device::kWideMaxBlocks);
 
 // The most blocks of a work that begins with an exchange of buffers. Copies, and all-reduces in two
 // shots of elements of two bytes and more, are bound by the links: 32 blocks have the speed of 64,

@@ -291,7 +291,7 @@ Exclusion sharesExclusion(const CommFacts& facts, Operation operation, int heads
 Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorithm algorithm) {
   const CommFacts& facts = input.facts;
   const bool scatters = operation == Operation::allGather || operation == Operation::reduceScatter;
-  const bool copies = operation == Operation::allGather || operation == Operation::broadcast;
+  const bool copies = device::isCopy(operation);
   if (input.settings.deterministic != 0 && algorithm != Algorithm::ring && !copies) {
     return Exclusion::order;
   }
@@ -569,7 +569,7 @@ void setLimits(bool reachNode, CommFacts& facts, int mostBlocks) {
   if (!facts.reachNode) return;
   facts.direct = directLimits(directLineBits(facts.maxRanksPerNode));
   facts.direct.blocks = std::min(facts.direct.blocks, mostBlocks);
-  facts.wide = wideGeometry(facts.maxRanksPerNode, facts.direct.blocks);
+  facts.wide = wideGeometry(facts.maxRanksPerNode, std::min(mostBlocks, device::kWideMaxBlocks));
 }
 
 CostModel makeModel(const ModelInput& input) {

@@ -108,7 +108,7 @@ CommFacts factsOf(const topology::Joined& joined);
 
 // Adds the limits of this library's own code. `reachNode`: the ranks of each node map each other's
 // memory; `mostBlocks`: the blocks that a rank may launch at a time.
-void setLimits(bool reachNode, CommFacts& facts, int mostBlocks = device::kDirectMaxBlocks);
+void setLimits(bool reachNode, CommFacts& facts, int mostBlocks = device::kWideMaxBlocks);
 
 // The cost of an operation by one algorithm and protocol.
 struct Estimate {

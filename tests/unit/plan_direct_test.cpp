@@ -581,15 +581,39 @@ TEST(DirectPlan, PassesOverLl128FitSlotsAndGiveEachBlockWork) {
     const tuning::WideGeometry geometry = tuning::wideGeometry(ranks);
     EXPECT_LE(device::wideWindowBytes(ranks, geometry.blocks, geometry.slotLines), 32u << 20);
     for (uint64_t bytes = 1; bytes < uint64_t{1} << 31; bytes = 3 * bytes + 7) {
-      const tuning::WideShape shape = tuning::wideShape(geometry, bytes);
+      const auto kind = static_cast<tuning::WideKind>(bytes % 3);
+      const tuning::WideShape shape = tuning::wideShape(geometry, kind, bytes);
       SCOPED_TRACE(fmt::format("{} ranks, {} bytes: {} blocks", ranks, bytes, shape.blocks));
       EXPECT_LE(shape.blocks, geometry.blocks);
-      EXPECT_LE(tuning::wideShape(geometry, bytes, 5).blocks, 5);
+      EXPECT_LE(tuning::wideShape(geometry, kind, bytes, 5).blocks, 5);
       EXPECT_LE(shape.passLines, geometry.slotLines);
       const uint64_t passes = ceilDivide(bytes, uint64_t{shape.passLines} * device::kWideLineData);
       EXPECT_GE(passes, static_cast<uint64_t>(shape.blocks));
     }
   }
+}
+
+// Of two ranks: what a block moves at a time, and how many blocks there are.
+TEST(DirectPlan, PassesOverLl128SuitTheOperation) {
+  const tuning::WideGeometry geometry = tuning::wideGeometry(2);
+  constexpr uint64_t kMega = 1 << 20;
+  const auto shapeOf = [&](tuning::WideKind kind, uint64_t bytes) {
+    const tuning::WideShape shape = tuning::wideShape(geometry, kind, bytes);
+    const uint64_t passBytes = uint64_t{shape.passLines} * device::kWideLineData;
+    const uint64_t passes = ceilDivide(ceilDivide(bytes, passBytes), uint64_t(shape.blocks));
+    return std::pair(shape.blocks, passes);
+  };
+  using Shape = std::pair<int, uint64_t>;
+  using enum tuning::WideKind;
+  EXPECT_EQ(shapeOf(other, kMega), Shape(63, 1));
+  EXPECT_EQ(shapeOf(other, 2 * kMega), Shape(125, 1)) << "instead of two passes of 64 blocks";
+  EXPECT_EQ(shapeOf(other, 4 * kMega), Shape(64, 3)) << "too much for one pass";
+  EXPECT_EQ(shapeOf(twoShot, kMega / 2), Shape(61, 1));
+  EXPECT_EQ(shapeOf(twoShot, kMega), Shape(122, 1)) << "each with half of the lines";
+  EXPECT_EQ(shapeOf(twoShot, 4 * kMega), Shape(64, 3));
+  EXPECT_EQ(shapeOf(reduceScatter, kMega), Shape(63, 1));
+  EXPECT_EQ(shapeOf(reduceScatter, 2 * kMega), Shape(64, 3)) << "shorter passes";
+  EXPECT_EQ(shapeOf(reduceScatter, 16 * kMega), Shape(64, 9)) << "no longer";
 }
 
 TEST(DirectPlan, GeometryHasALaneForEachLineUpToTheLimit) {

@@ -95,7 +95,8 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
   } else {
     const GpuReach reach = reachOf(view);
     const plan::MessageFacts messages = messageFactsOf(settings, input);
-    tuning::setLimits(reach.node, input.facts, static_cast<int>(messages.mostBlocks));
+    const int most = channelBounds(settings).max;
+    tuning::setLimits(reach.node, input.facts, most > 0 ? most : device::kWideMaxBlocks);
     input.facts.slotsOfHost = reach.hostMemory;
     input.facts.network = input.facts.nodes > 1 && assumptions.network;
     input.facts.sockets = assumptions.sockets;
