@@ -59,10 +59,12 @@ MessageExclusion directExclusion(const CommConfig& config, Protocol protocol,
   return fits ? MessageExclusion::none : MessageExclusion::tooLarge;
 }
 
-// The parts of a message, at least `minBytesPerPart` each.
-uint64_t partOf(const CommConfig& config, uint64_t bytes) {
-  const uint64_t most = std::clamp<uint64_t>(bytes / config.minBytesPerPart, 1,
-                                             static_cast<uint64_t>(config.channelsPerPeer));
+// The parts of a message.
+uint64_t partOf(const CommConfig& config, int from, int to, uint64_t bytes) {
+  const uint64_t least =
+      areOnOneHost(config, from, to) ? config.minBytesPerPart : config.minRemoteBytesPerPart;
+  const uint64_t most =
+      std::clamp<uint64_t>(bytes / least, 1, static_cast<uint64_t>(config.channelsPerPeer));
   return roundUp(ceilDivide(std::max<uint64_t>(bytes, 1), most), kGrainBytes);
 }
 
@@ -72,8 +74,9 @@ MessageExclusion fifoLlExclusion(const CommConfig& config, const MessageQuestion
       messageSlots(config, question.from, question.to).lineBytes == 0) {
     return MessageExclusion::noLines;
   }
-  return std::min(partOf(config, bytes), bytes) > config.peerLineBytes ? MessageExclusion::tooLarge
-                                                                       : MessageExclusion::none;
+  const uint64_t part = partOf(config, question.from, question.to, bytes);
+  return std::min(part, bytes) > config.peerLineBytes ? MessageExclusion::tooLarge
+                                                      : MessageExclusion::none;
 }
 
 // Cuts a part into slices: at least two, unless they were too small.
@@ -160,7 +163,7 @@ MessageChoice fifoChoice(const CommConfig& config, int from, int to, uint64_t by
   const MessageQuestion question{.from = from, .to = to, .bytes = bytes};
   const MessageSlots slots = messageSlots(config, from, to);
   MessageChoice choice;
-  choice.partBytes = partOf(config, bytes);
+  choice.partBytes = partOf(config, from, to, bytes);
   choice.channels = static_cast<int>(ceilDivide(bytes, choice.partBytes));
   if (fifoLlExclusion(config, question) == MessageExclusion::none) {
     choice.path = MessagePath::fifoLl;

@@ -18,14 +18,18 @@ struct Defaults {
   uint32_t peerSlotBytes, peerLineSlotBytes;  // of messages, over Simple and LL
   int peerChannels;
   int mostChannelsPerPeer;
-  uint64_t minBytesPerPart;
+  // Of a message on one channel: between GPUs, through memory of the host, and through sockets.
+  uint64_t minBytesPerPart, minHostBytesPerPart, minSocketBytesPerPart;
   uint64_t wideOfferBytes;  // shares over LL128 from which on peers' buffers are used
   uint64_t remoteBytes;     // most of the slots for messages to other hosts, and from them
 };
 
 // CUDA: slices long enough that what happens between two of them does not count; lines fill a slot
 // in passes of whole blocks. Below 32 MiB of a share LL128 is faster than the exchange of buffers
-// (docs/results/2026-11-22-in-place.md). Host: small, so that hundreds of ranks fit. For
+// (docs/results/2026-11-22-in-place.md). A channel through host memory is slower than one between
+// GPUs, so that smaller parts pay: 64 KB take 16.3 us instead of 19.7. One thread of a rank moves
+// all that goes through sockets, so that larger parts pay: 1 MB takes 340 us on one channel and 500
+// on 16 (docs/results/2026-11-26-h100x2.md). Host: small, so that hundreds of ranks fit. For
 // remoteBytes see docs/decisions/0020-memory-of-messages.md.
 constexpr Defaults kCuda{{512 << 10, 112 << 10, 224 << 10, 4},
                          256 << 10,
@@ -33,18 +37,28 @@ constexpr Defaults kCuda{{512 << 10, 112 << 10, 224 << 10, 4},
                          32,
                          16,
                          64 << 10,
+                         16 << 10,
+                         1 << 20,
                          32 << 20,
                          192 << 20};
-constexpr Defaults kHost{
-    {32 << 10, 8 << 10, 16 << 10, 8}, 32 << 10, 8 << 10, 4, 2, 64 << 10, 1 << 20, 4 << 20};
+constexpr Defaults kHost{{32 << 10, 8 << 10, 16 << 10, 8},
+                         32 << 10,
+                         8 << 10,
+                         4,
+                         2,
+                         64 << 10,
+                         64 << 10,
+                         64 << 10,
+                         1 << 20,
+                         4 << 20};
 
 constexpr int64_t kSlotGrain = 512;
 // Slots for messages between hosts are not made smaller, and those over LL are this part of them.
 constexpr uint32_t kLeastRemoteSlotBytes = 4 << 10, kDataPerLineBytes = 8;
 constexpr int64_t kMostSlotBytes = 64 << 20;  // sizes of chunks are 32-bit numbers
-// Of a message on one channel, up to which it goes over LL through host memory and networks.
+// Of a message on one channel, up to which it goes over LL through networks and host memory.
 // Simple is faster from 4 KB (sockets) or 8 KB on (docs/results/2026-11-23-clusters.md).
-constexpr uint64_t kMessageLineBytes = 2 << 10;
+constexpr uint64_t kMessageLineBytes = 2 << 10, kHostMessageLineBytes = 4 << 10;
 
 const Defaults& defaultsOf(bool cuda) {
   return cuda ? kCuda : kHost;
@@ -112,14 +126,31 @@ void setFasterBytes(const MessageFacts& facts, tuning::CommFacts& model) {
   limit(Protocol::ll128, border(MessagePath::directLl128, MessagePath::fifoSimple));
 }
 
+// Whether messages inside a host go through its memory, and no network is in use.
+bool usesHostMemoryOnly(const tuning::CommFacts& model) {
+  return model.slotsOfHost && !model.network;
+}
+
+void setParts(const MessageFacts& facts, const Defaults& defaults, const tuning::CommFacts& model,
+              CommConfig& config) {
+  config.minBytesPerPart = config.minRemoteBytesPerPart = defaults.minBytesPerPart;
+  if (usesHostMemoryOnly(model)) config.minBytesPerPart = defaults.minHostBytesPerPart;
+  if (!model.network || !model.sockets) return;
+  config.minRemoteBytesPerPart = defaults.minSocketBytesPerPart;
+  // Inside one host they carry messages only where nothing else does.
+  const bool insideHost = facts.hosts.empty() && !model.slotsOfHost;
+  if (insideHost) config.minBytesPerPart = defaults.minSocketBytesPerPart;
+}
+
 // Parts of up to so many bytes go over LL through host memory and networks.
-uint64_t lineBytesOf(const MessageFacts& facts, const Defaults& defaults,
-                     const tuning::CommFacts& model) {
+uint64_t lineBytesOf(const MessageFacts& facts, const tuning::CommFacts& model,
+                     uint64_t minBytesPerPart) {
   if (facts.llThreshold >= 0) return static_cast<uint64_t>(facts.llThreshold);
   const auto border = tuning::borderOf(facts.measured, MessagePath::fifoLl, MessagePath::fifoSimple,
                                        model.nodes, model.ranks);
   // Larger messages have several parts, which were not measured one by one.
-  return border ? std::min(border->bytes, defaults.minBytesPerPart) : kMessageLineBytes;
+  if (border) return std::min(border->bytes, minBytesPerPart);
+  return usesHostMemoryOnly(model) ? kHostMessageLineBytes : kMessageLineBytes;
 }
 
 }  // namespace
@@ -146,16 +177,16 @@ void setMessages(const MessageFacts& facts, CommConfig& config, tuning::CommFact
     model.direct.messageBytes = threshold * static_cast<uint64_t>(config.channelsPerPeer);
   }
   setFasterBytes(facts, model);
+  setParts(facts, defaults, model, config);
   config.peerSlots.bytes =
       std::min(config.slotBytes[indexOf(device::Protocol::simple)], defaults.peerSlotBytes);
   const bool hasSlowLinks = model.network || model.slotsOfHost;
   if (hasSlowLinks && facts.allowed.allows(device::Operation::allReduce, device::Protocol::ll)) {
     config.peerSlots.lineBytes =
         std::min(config.slotBytes[indexOf(device::Protocol::ll)], defaults.peerLineSlotBytes);
-    config.peerLineBytes = lineBytesOf(facts, defaults, model);
+    config.peerLineBytes = lineBytesOf(facts, model, config.minBytesPerPart);
   }
   setRemoteSlots(facts, defaults, config);
-  config.minBytesPerPart = defaults.minBytesPerPart;
   config.directBytes = kOfferedBytes;
 }
 

@@ -102,12 +102,13 @@ struct CommConfig {
   std::shared_ptr<const std::vector<uint64_t>> hosts;  // by rank; null: all are on one
   uint64_t peerLineBytes = 0;  // parts of messages of up to so many bytes go over LL
   uint32_t slicesPerChunk = 1;
-  int peerChannels = 1;          // channels of point-to-point messages, all peers together
-  int channelsPerPeer = 1;       // of a connection to one peer; divides peerChannels
-  uint64_t minBytesPerPart = 1;  // of a message on one of its channels
-  uint64_t directBytes = 0;      // messages and results of at least this size need an offer
-  HeadShape multicast;           // NVLS and NVLSTree
-  HeadShape collnetDirect;       // CollNet direct
+  int peerChannels = 1;                // channels of point-to-point messages, all peers together
+  int channelsPerPeer = 1;             // of a connection to one peer; divides peerChannels
+  uint64_t minBytesPerPart = 1;        // of a message on one of its channels
+  uint64_t minRemoteBytesPerPart = 1;  // the same between ranks of different hosts
+  uint64_t directBytes = 0;            // messages and results of at least this size need an offer
+  HeadShape multicast;                 // NVLS and NVLSTree
+  HeadShape collnetDirect;             // CollNet direct
   std::shared_ptr<const NodeRanks> nodes;  // null: there is one
   // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks of a
   // node cannot map each other's memory.
@@ -119,12 +120,14 @@ struct CommConfig {
   bool fixedOrder = false;
 };
 
+inline bool areOnOneHost(const CommConfig& config, int a, int b) {
+  if (config.hosts == nullptr) return true;
+  const std::vector<uint64_t>& hosts = *config.hosts;
+  return hosts[static_cast<size_t>(a)] == hosts[static_cast<size_t>(b)];
+}
 // The slots of FIFOs for messages between two ranks.
 inline MessageSlots messageSlots(const CommConfig& config, int from, int to) {
-  if (config.hosts == nullptr) return config.peerSlots;
-  const std::vector<uint64_t>& hosts = *config.hosts;
-  const bool isRemote = hosts[static_cast<size_t>(from)] != hosts[static_cast<size_t>(to)];
-  return isRemote ? config.remoteSlots : config.peerSlots;
+  return areOnOneHost(config, from, to) ? config.peerSlots : config.remoteSlots;
 }
 
 inline bool areOnOneNode(const CommConfig& config, int a, int b) {

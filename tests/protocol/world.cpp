@@ -368,7 +368,7 @@ void World::makeMember(int rank, int ranks) {
   config.slicesPerChunk = geometry_.slicesPerChunk;
   config.peerChannels = geometry_.peerChannels;
   config.channelsPerPeer = geometry_.channelsPerPeer;
-  config.minBytesPerPart = geometry_.minBytesPerPart;
+  config.minBytesPerPart = config.minRemoteBytesPerPart = geometry_.minBytesPerPart;
   config.directBytes = geometry_.directBytes;
   unisono::testing::setModel(config, {.minBytesPerChannel = geometry_.minBytesPerChannel,
                                       .lowLatencyTraffic = geometry_.lowLatencyMaxBytes,

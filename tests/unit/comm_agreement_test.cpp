@@ -281,7 +281,28 @@ TEST(Decision, SmallMessagesThroughHostMemoryGoOverLl) {
   EXPECT_EQ(decideFrom(ranks, 0).config.peerSlots.lineBytes, 0u) << "the direct family is faster";
   ranks[1].reach.transports = 1u << static_cast<int>(transport::TransportKind::hostMemory);
   EXPECT_EQ(decideFrom(ranks, 0).config.peerSlots.lineBytes, 8192u);
-  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 2048u);
+  EXPECT_EQ(decideFrom(ranks, 0).config.peerLineBytes, 4096u);
+}
+
+// On a channel: small through host memory, whose channels are slow, and large through sockets,
+// which one thread serves.
+TEST(Decision, PartsOfMessagesSuitWhatCarriesThem) {
+  auto ranks = factsOf(2);
+  for (RankFacts& facts : ranks) {
+    facts.backend = static_cast<int32_t>(runtime::Backend::cuda);
+    facts.multiprocessors = 132;
+  }
+  const auto parts = [&](transport::TransportKind kind) {
+    for (RankFacts& facts : ranks) facts.reach.transports = 1u << static_cast<int>(kind);
+    const plan::CommConfig config = decideFrom(ranks, 0).config;
+    return std::pair(config.minBytesPerPart, config.minRemoteBytesPerPart);
+  };
+  using Parts = std::pair<uint64_t, uint64_t>;
+  EXPECT_EQ(parts(transport::TransportKind::hostMemory), Parts(16 << 10, 64 << 10));
+  EXPECT_EQ(parts(transport::TransportKind::network), Parts(64 << 10, 64 << 10)) << "a plug-in";
+  for (RankFacts& facts : ranks) facts.networkName = {"Socket"};
+  EXPECT_EQ(parts(transport::TransportKind::network), Parts(1 << 20, 1 << 20));
+  EXPECT_EQ(parts(transport::TransportKind::hostMemory), Parts(16 << 10, 64 << 10));
 }
 
 // Of all connections that a rank can have for messages to and from other hosts.

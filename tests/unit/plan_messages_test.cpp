@@ -405,7 +405,7 @@ TEST(Messages, TravelAsTheChoiceSays) {
         Settings{"", "", kAny, true, false, 1000}, Settings{"", "", kAny, true, false, 0}}) {
     for (const int ranks : {2, 4, 8}) {
       CommConfig config = configOf(0, ranks, 24, 32, 4);
-      config.minBytesPerPart = 64 << 10;
+      config.minBytesPerPart = config.minRemoteBytesPerPart = 64 << 10;
       config.directBytes = 256 << 10;
       if (settings.reach) {
         config.directLineBits = tuning::directLineBits(ranks);
@@ -580,7 +580,7 @@ TEST(Messages, FollowMeasuredTimes) {
   for (size_t at = 0; (at = others.find(" 1 2 ", at)) != std::string::npos;) others[at + 3] = '4';
   EXPECT_EQ(pathsOf(others, -1, "", false, direct), kUsual) << "of other ranks";
   // Through memory of the host.
-  const auto small = {2 * kKilo, 2 * kKilo + 1, 16 * kKilo, 16 * kKilo + 1};
+  const auto small = {4 * kKilo, 4 * kKilo + 1, 16 * kKilo, 16 * kKilo + 1};
   EXPECT_EQ(pathsOf("", -1, "", true, small), "FIFO LL, FIFO Simple, FIFO Simple, FIFO Simple");
   const std::string slow =
       "SendReceive FIFO LL 1 2 1024 8\nSendReceive FIFO LL 1 2 16384 11\n"

@@ -20,7 +20,7 @@ inline CommConfig configOf(int rank, int ranks, int channels = 4, int peerChanne
   config.slicesPerChunk = 2;
   config.peerChannels = peerChannels;
   config.channelsPerPeer = channelsPerPeer;
-  config.minBytesPerPart = 4096;
+  config.minBytesPerPart = config.minRemoteBytesPerPart = 4096;
   config.directBytes = 100'000;
   testing::setModel(config);
   return config;
