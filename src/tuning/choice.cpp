@@ -237,7 +237,13 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
   const uint64_t traffic = trafficOf(question, choice.algorithm);
   int channels = model.facts.channels, workers = model.maxThreads[a][p];
   const auto perThread = static_cast<uint64_t>(model.bytesPerThread[a][p]);
-  const uint64_t perChannel = std::max<uint64_t>(static_cast<uint64_t>(workers) * perThread, 1);
+  // One thread of a rank takes the data out of all lines that go through sockets, so that further
+  // channels cost it time: an all-reduce of 16 KB takes 51 us with one and 67 with several
+  // (docs/results/2026-11-26-h100x2.md).
+  const bool throughSockets = model.facts.network && model.facts.sockets;
+  const uint64_t factor = throughSockets && choice.protocol == Protocol::ll ? 8 : 1;
+  const uint64_t perChannel =
+      std::max<uint64_t>(static_cast<uint64_t>(workers) * perThread * factor, 1);
   choice.load = static_cast<double>(traffic) / static_cast<double>(perChannel);
   if (choice.algorithm == Algorithm::nvls || choice.algorithm == Algorithm::nvlsTree) {
     const bool bounded = choice.algorithm == Algorithm::nvls && model.facts.nodes > 1;

@@ -78,7 +78,15 @@ TEST(Choice, LlOverSocketsIsForSmallCalls) {
   EXPECT_EQ(ranges[0].protocol, Protocol::ll);
   EXPECT_GE(ranges[0].lastBytes, 8 * kKilo);
   EXPECT_LE(ranges[0].lastBytes, 64 * kKilo);
+  // One thread of a rank serves all channels.
+  const auto channelsOfLl = [&] {
+    return choose(makeModel(input), allReduceOf(16 * kKilo)).channels;
+  };
+  input.allowed = parseAllowed("ring", "LL");
+  EXPECT_EQ(channelsOfLl(), 1);
   input.facts.sockets = false;
+  EXPECT_GT(channelsOfLl(), 1);
+  input.allowed = parseAllowed("ring", "");
   EXPECT_GT(choicesBySize(makeModel(input), allReduceOf(0), 1, kGiga)[0].lastBytes, 128 * kKilo);
 }
 
