@@ -131,6 +131,7 @@ bool usesHostMemoryOnly(const tuning::CommFacts& model) {
   return model.slotsOfHost && !model.network;
 }
 
+// Into how many parts messages are cut.
 void setParts(const MessageFacts& facts, const Defaults& defaults, const tuning::CommFacts& model,
               CommConfig& config) {
   config.minBytesPerPart = config.minRemoteBytesPerPart = defaults.minBytesPerPart;
