@@ -66,17 +66,17 @@ endfunction()
 # unisono_test(NAME SOURCES ... DEPENDS ... LABELS ... TIMEOUT s [OPTIMIZED] [SLEEPS]): one GoogleTest
 # program.
 #   LABELS      unit, protocol, system; scripts/test chooses by them
-#   OPTIMIZED   a unit test that computes much
+#   OPTIMIZED   a test that itself computes much
 #   SLEEPS      most of its time it waits for times to pass
 function(unisono_test name)
   cmake_parse_arguments(ARG "OPTIMIZED;SLEEPS" "TIMEOUT" "SOURCES;DEPENDS;LABELS;ARGUMENTS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE unisono_options ${ARG_DEPENDS} test_support GTest::gtest
     GTest::gtest_main)
-  # Others than unit tests compute or compare much data.
-  set(optimization -O1)
-  if("unit" IN_LIST ARG_LABELS AND NOT ARG_OPTIMIZED)
-    set(optimization -O0)
+  # Protocol tests run device code of their own.
+  set(optimization -O0)
+  if("protocol" IN_LIST ARG_LABELS OR ARG_OPTIMIZED)
+    set(optimization -O1)
   endif()
   unisono_test_code(${name} ${optimization})
   target_compile_definitions(${name} PRIVATE

@@ -19,10 +19,10 @@ const runtime::Kernel& headKernel(Algorithm algorithm);
 const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, one block for each channel
 // The first works of DirectArguments, as many as there are.
 const runtime::Kernel& directKernel(const DirectArguments& arguments);
-const runtime::Kernel& messagesKernel();      // MessagesArguments
-const runtime::Kernel& wideMessagesKernel();  // WideMessagesArguments
-const runtime::Kernel& directWideKernel();    // WideArguments
-const runtime::Kernel& barrierKernel();       // BarrierArguments, one block
+const runtime::Kernel& messagesKernel();                         // MessagesArguments
+const runtime::Kernel& wideMessagesKernel();                     // WideMessagesArguments
+const runtime::Kernel& directWideKernel(WideReducers reducers);  // WideArguments
+const runtime::Kernel& barrierKernel();                          // BarrierArguments, one block
 const runtime::Kernel& changeWindowKernel();  // ChangeWindowArguments, one thread
 const runtime::Kernel& stampKernel();         // StampArguments, one thread
 // All kernels that a communicator of `ranks` ranks may launch.
@@ -35,7 +35,7 @@ inline constexpr int kSendReceiveGroups = 2;
 const void* collectiveCudaFunction(Algorithm algorithm, Protocol protocol,
                                    bool copies);  // in kernels_collective.cu
 const void* collNetDirectCudaFunction();          // in kernels_collective.cu
-const void* multicastCudaFunction();              // in kernels_multicast.cu
+const void* multicastCudaFunction();  // in kernels_multicast.cu, with UNISONO_CUDA_MULTICAST
 const void* sendReceiveCudaFunction();
 const void* barrierCudaFunction();
 const void* changeWindowCudaFunction();
@@ -44,9 +44,9 @@ const void* stampCudaFunction();
 const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec);
 const void* directCopyCudaFunction(int ranks);
 const void* directGroupCudaFunction();
-const void* messagesCudaFunction();      // in kernels_messages.cu
-const void* wideMessagesCudaFunction();  // in kernels_messages.cu
-const void* directWideCudaFunction();    // in kernels_wide.cu
+const void* messagesCudaFunction();                         // in kernels_messages.cu
+const void* wideMessagesCudaFunction();                     // in kernels_messages.cu
+const void* directWideCudaFunction(WideReducers reducers);  // in kernels_wide.cu
 #endif
 
 }  // namespace unisono::device

@@ -44,10 +44,12 @@ struct MakeReductionKernel {
   }
 };
 
+// Kernels for a number of ranks are small: all pairs have one of their own.
 template <typename Ranks>
 const void* reductionFor(const ReductionSpec& spec) {
   using Kernel = void (*)(DirectCallArguments);
-  static constexpr auto kKernels = makeReductionTable<Kernel>(MakeReductionKernel<Ranks>{});
+  using Typed = std::conditional_t<Ranks::kIsExact, AllPairs, PairsWithLoops>;
+  static constexpr auto kKernels = makeReductionTable<Kernel, Typed>(MakeReductionKernel<Ranks>{});
   return reinterpret_cast<const void*>(kKernels.of(spec));
 }
 

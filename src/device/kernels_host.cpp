@@ -59,8 +59,9 @@ class DirectBlock {
         arguments, at_.block, sends, at_, [this] { return group_.aborted(); },
         [this] { group_.syncAll(); });
   }
+  template <WideReducers kReducers>
   void runWide(const WideArguments& arguments) {
-    directWide(
+    directWide<kReducers>(
         arguments, at_, arguments.memory.buffers + at_.block * (arguments.ranks - 1),
         [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
   }
@@ -136,9 +137,10 @@ void wideMessages(const void* arguments, const runtime::HostGroupContext& contex
   DirectBlock(launch.launchFlag, context).runTeam(launch, context, 0);
 }
 
+template <WideReducers kReducers>
 void directWideWork(const void* arguments, const runtime::HostGroupContext& context) {
   const auto& launch = *static_cast<const WideArguments*>(arguments);
-  DirectBlock(launch.launchFlag, context).runWide(launch);
+  DirectBlock(launch.launchFlag, context).runWide<kReducers>(launch);
 }
 
 void barrier(const void* arguments, const runtime::HostGroupContext& context) {
@@ -189,8 +191,12 @@ const runtime::Kernel& collectiveKernel(Algorithm algorithm, Protocol protocol, 
 
 const runtime::Kernel& headKernel(Algorithm algorithm) {
 #ifdef UNISONO_CUDA
+#ifdef UNISONO_CUDA_MULTICAST
   static const runtime::Kernel multicast{"multicast", multicastCudaFunction(),
                                          heads<MulticastView>};
+#else
+  static const runtime::Kernel multicast{"multicast", nullptr, heads<MulticastView>};
+#endif
   static const runtime::Kernel direct{"collnet-direct", collNetDirectCudaFunction(),
                                       heads<MembersView>};
 #else
@@ -227,13 +233,31 @@ const runtime::Kernel& wideMessagesKernel() {
   return kernel;
 }
 
-const runtime::Kernel& directWideKernel() {
+namespace {
+
+template <WideReducers kReducers>
+const runtime::Kernel& directWideKernelOf() {
 #ifdef UNISONO_CUDA
-  static const runtime::Kernel kernel{"direct", directWideCudaFunction(), directWideWork};
+  static const runtime::Kernel kernel{"direct", directWideCudaFunction(kReducers),
+                                      directWideWork<kReducers>};
 #else
-  static const runtime::Kernel kernel{"direct", nullptr, directWideWork};
+  static const runtime::Kernel kernel{"direct", nullptr, directWideWork<kReducers>};
 #endif
   return kernel;
+}
+
+}  // namespace
+
+const runtime::Kernel& directWideKernel(WideReducers reducers) {
+  switch (reducers) {
+    case WideReducers::none:
+      return directWideKernelOf<WideReducers::none>();
+    case WideReducers::own:
+      return directWideKernelOf<WideReducers::own>();
+    case WideReducers::shared:
+      return directWideKernelOf<WideReducers::shared>();
+  }
+  throw internalError("A work has reducers without a kernel");
 }
 
 const runtime::Kernel& barrierKernel() {
@@ -323,7 +347,9 @@ std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
   const DirectKernels& direct = DirectKernels::of(ranks);
   kernels.push_back(&direct.copy);
   kernels.push_back(&directGroupKernel());
-  kernels.push_back(&directWideKernel());
+  for (const auto reducers : {WideReducers::none, WideReducers::own, WideReducers::shared}) {
+    kernels.push_back(&directWideKernel(reducers));
+  }
   kernels.push_back(&wideMessagesKernel());
   for (int t = 0; t < kDataTypes; t++) {
     for (int r = 0; r < kReductions; r++) {

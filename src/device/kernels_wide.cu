@@ -7,18 +7,27 @@ namespace {
 
 using namespace cuda_target;
 
+template <WideReducers kReducers>
 __global__ void __launch_bounds__(kDirectMaxThreads, 1)
     directWideWork(const __grid_constant__ WideArguments arguments) {
   __shared__ PeerBuffers buffers[kDirectMaxPeers];
-  directWide(
+  directWide<kReducers>(
       arguments, thisLane(), buffers, [&] { return *arguments.launchFlag != 0; },
       [] { __syncthreads(); });
 }
 
 }  // namespace
 
-const void* directWideCudaFunction() {
-  return reinterpret_cast<const void*>(&directWideWork);
+const void* directWideCudaFunction(WideReducers reducers) {
+  switch (reducers) {
+    case WideReducers::none:
+      return reinterpret_cast<const void*>(&directWideWork<WideReducers::none>);
+    case WideReducers::own:
+      return reinterpret_cast<const void*>(&directWideWork<WideReducers::own>);
+    case WideReducers::shared:
+      return reinterpret_cast<const void*>(&directWideWork<WideReducers::shared>);
+  }
+  return nullptr;
 }
 
 }  // namespace unisono::device

@@ -4,6 +4,7 @@
 #include "device/direct_work.h"
 #include "device/protocol/launch_mark.h"
 #include "device/protocol/low_latency.h"
+#include "device/reduce/pack_reduction.h"
 #include "device/reduce/reductions.h"
 
 // Every operation between ranks that reach each other's memory, in one hop: a lane stores its packs
@@ -16,6 +17,7 @@ namespace unisono::device::UNISONO_TARGET {
 template <int kRanks, bool kExactly>
 struct DirectRanks {
   static constexpr int kBatch = kRanks - 1;
+  static constexpr bool kIsExact = kExactly;
   static constexpr bool kIsPair = kExactly && kRanks == 2;
   UNISONO_DEVICE static int of(int32_t ranks) { return kExactly ? kRanks : ranks; }
 };
@@ -560,7 +562,7 @@ class DirectLaunch {
     const uint32_t lines = work.from != 0 ? linesOf(work.outputBytes) : 0;
     for (uint32_t index = share.first; index < lines; index += share.step) {
       const uint64_t own = loadInput(reducer, work, me_, index);
-      PackReduction<R> sum;
+      PackReduction<R, kAnyOperands, 1> sum;
       for (int first = 0; first < peers_; first += kBatch) {
         const Batch batch = first == 0 ? firstBatch : loadFor(w, first);
         uint64_t pack[kBatch];
@@ -575,10 +577,12 @@ class DirectLaunch {
         for (int i = 0; i <= kBatch; i++) {
           if (i >= count + (hasOwn ? 1 : 0)) break;
           const uint64_t of = i > ownPlace ? pack[i > 0 ? i - 1 : 0] : pack[i < kBatch ? i : 0];
-          sum.add(i == ownPlace ? own : of, first + i == 0);
+          sum.add(reducer, {i == ownPlace ? own : of}, first + i == 0);
         }
       }
-      storeOutput<R>(work, 0, index, sum.result(reducer));
+      uint64_t result[1];
+      sum.result(reducer, true, result);
+      storeOutput<R>(work, 0, index, result[0]);
     }
     return true;
   }

@@ -39,7 +39,6 @@ UNISONO_DEVICE_CALL void reduceBuffers(const DirectLane& at, int me, int peers,
   using Word = UnsignedOf<typename R::Element>;
   // Narrow types need more registers for their sums.
   constexpr int kVectors = sizeof(typename R::Element) >= 4 ? 8 : 2 * sizeof(typename R::Element);
-  constexpr int kPacks = 2;
   const R reducer(spec);
   const auto sourceOf = [&](int rank) -> const std::byte* {
     return rank == me ? range.input
@@ -54,7 +53,8 @@ UNISONO_DEVICE_CALL void reduceBuffers(const DirectLane& at, int me, int peers,
   };
   const uint64_t whole = range.bytes / 16 * 16;
   for (Rounds<kVectors> rounds(at.lane, at.lanes, whole); rounds.more(); rounds.next()) {
-    PackReduction<R> sum[kVectors][kPacks];
+    PackReduction<R, kAnyOperands, 2 * kVectors> sum;
+    uint64_t pack[2 * kVectors];
     Vector16 next[kVectors];
     const auto load = [&](int rank) {
       const std::byte* from = sourceOf(rank) + rounds.offset();
@@ -67,26 +67,13 @@ UNISONO_DEVICE_CALL void reduceBuffers(const DirectLane& at, int me, int peers,
     load(0);
     UNISONO_NO_UNROLL
     for (int rank = 0; rank <= peers; rank++) {
-      Vector16 value[kVectors];
-      UNISONO_UNROLL
-      for (int u = 0; u < kVectors; u++) value[u] = next[u];
+      packsOf(next, pack);
       if (rank < peers) load(rank + 1);
-      UNISONO_UNROLL
-      for (int u = 0; u < kVectors; u++) {
-        uint64_t pack[kPacks];
-        memcpy(pack, &value[u], sizeof(pack));
-        UNISONO_UNROLL
-        for (int k = 0; k < kPacks; k++) sum[u][k].add(pack[k], rank == 0);
-      }
+      sum.add(reducer, pack, rank == 0);
     }
+    sum.result(reducer, true, pack);
     Vector16 result[kVectors];
-    UNISONO_UNROLL
-    for (int u = 0; u < kVectors; u++) {
-      uint64_t pack[kPacks];
-      UNISONO_UNROLL
-      for (int k = 0; k < kPacks; k++) pack[k] = sum[u][k].result(reducer);
-      memcpy(&result[u], pack, sizeof(pack));
-    }
+    vectorsOf(pack, result);
     forEachDestination([&](std::byte* output) {
       UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
@@ -98,13 +85,14 @@ UNISONO_DEVICE_CALL void reduceBuffers(const DirectLane& at, int me, int peers,
   }
   for (uint64_t index = whole / 8 + static_cast<uint64_t>(at.lane); index * 8 < range.bytes;
        index += static_cast<uint64_t>(at.lanes)) {
-    PackReduction<R> sum;
+    PackReduction<R, kAnyOperands, 1> sum;
     for (int rank = 0; rank <= peers; rank++) {
-      sum.add(loadPack<Word>(sourceOf(rank), index, range.bytes), rank == 0);
+      sum.add(reducer, {loadPack<Word>(sourceOf(rank), index, range.bytes)}, rank == 0);
     }
-    const uint64_t result = sum.result(reducer);
+    uint64_t result[1];
+    sum.result(reducer, true, result);
     forEachDestination(
-        [&](std::byte* output) { storePack<Word>(output, index, range.bytes, result); });
+        [&](std::byte* output) { storePack<Word>(output, index, range.bytes, result[0]); });
   }
 }
 
@@ -114,6 +102,7 @@ using ReduceBuffers = void (*)(const DirectLane&, int, int, const PeerBuffers*, 
 struct MakeReduceBuffers {
   template <typename R>
   constexpr ReduceBuffers operator()() const {
+    if constexpr (std::is_same_v<R, AnyReducer>) return nullptr;  // in a kernel of its own
     return &reduceBuffers<R>;
   }
 };
@@ -161,7 +150,10 @@ UNISONO_DEVICE_CALL void copyBuffers(const DirectLane& at, int peers, const Peer
 // peers uses their buffers at once, without waiting for anyone, and answers. If it is not offered
 // what it needs, or cannot use it, it answers that it uses lines. So the words of one launch are
 // free before the next one. Each lane takes care of some of the buffers.
+template <WideReducers kReducers>
 class BufferExchange {
+  static constexpr bool kReduces = kReducers != WideReducers::none;
+
  public:
   // `buffers`: of the block, by peer.
   UNISONO_DEVICE BufferExchange(const WideArguments& arguments, const DirectLane& at,
@@ -172,10 +164,10 @@ class BufferExchange {
         buffers_(buffers),
         me_(arguments.rank),
         peers_(arguments.ranks - 1),
-        offersTo_(work_.reduces ? work_.to : work_.from),
-        takesFrom_(work_.reduces ? work_.from : work_.to),
-        usesInput_(work_.reduces),
-        usesOutput_(!work_.reduces || arguments.twoShot) {}
+        offersTo_(kReduces ? work_.to : work_.from),
+        takesFrom_(kReduces ? work_.from : work_.to),
+        usesInput_(kReduces),
+        usesOutput_(!kReduces || arguments.twoShot) {}
 
   // Moves `bytes` bytes of the own share from `begin` on. False after an abort.
   template <typename SyncBlock>
@@ -322,7 +314,7 @@ class BufferExchange {
     uint64_t bits = work_.inputStride | work_.outputStride |
                     uint64_t{arguments_.passLines} * kWideLineData |
                     reinterpret_cast<uint64_t>(work_.input);
-    if (work_.reduces || work_.own) bits |= reinterpret_cast<uint64_t>(work_.output);
+    if (kReduces || work_.own) bits |= reinterpret_cast<uint64_t>(work_.output);
     if (takesFrom_ == 0 || bits % 16 != 0) return 0;
     DirectPeers usable = 0;
     for (int peer = 0; peer < peers_; peer++) {
@@ -331,7 +323,7 @@ class BufferExchange {
         usable = static_cast<DirectPeers>(usable | 1u << peer);
       }
     }
-    return work_.reduces && usable != takesFrom_ ? DirectPeers{0} : usable;
+    return kReduces && usable != takesFrom_ ? DirectPeers{0} : usable;
   }
   UNISONO_DEVICE bool has(int peer, int buffer) const {
     if (!uses(buffer)) return true;
@@ -364,16 +356,21 @@ class BufferExchange {
     const uint64_t inputPlace = me * work_.inputStride + begin;
     const uint64_t outputPlace = me * work_.outputStride + begin;
     // A copy's input is the same for all peers.
-    BufferRange range{work_.input + (work_.reduces ? inputPlace : begin),
-                      work_.output + outputPlace, outputPlace, bytes};
-    if (work_.reduces) {
-      kReduceBuffers.of(work_.reduction)(at_, me_, peers_, buffers_, inputPlace,
-                                         arguments_.twoShot ? used_ : DirectPeers{0},
-                                         work_.reduction, range);
-      return;
+    BufferRange range{work_.input + (kReduces ? inputPlace : begin), work_.output + outputPlace,
+                      outputPlace, bytes};
+    if constexpr (kReduces) {
+      ReduceBuffers reduce = nullptr;
+      if constexpr (kReducers == WideReducers::own) {
+        reduce = kReduceBuffers.of(work_.reduction);
+      } else {
+        reduce = &reduceBuffers<AnyReducer>;
+      }
+      reduce(at_, me_, peers_, buffers_, inputPlace, arguments_.twoShot ? used_ : DirectPeers{0},
+             work_.reduction, range);
+    } else {
+      if (!work_.own) range.output = nullptr;
+      copyBuffers(at_, peers_, buffers_, used_, range);
     }
-    if (!work_.own) range.output = nullptr;
-    copyBuffers(at_, peers_, buffers_, used_, range);
   }
 
   // After an abort no peer uses the buffers any more.

@@ -9,7 +9,10 @@
 namespace unisono::device::UNISONO_TARGET {
 
 // One launch on one rank, from the view of one lane.
+template <WideReducers kReducers>
 class WideExchange : WideFifos {
+  static constexpr bool kReduces = kReducers != WideReducers::none;
+
  public:
   // Sums need registers for the accumulators of each word.
   using ReduceFormat = WideLinesFormat<kLinesPerReduction, VectorPlace>;
@@ -56,25 +59,25 @@ class WideExchange : WideFifos {
   // Returns whether anything is left for lines.
   template <typename SyncBlock>
   UNISONO_DEVICE bool useBuffers(const PassRange& range, SyncBlock syncBlock) {
-    const uint64_t stride = work_.reduces ? work_.inputStride : work_.outputStride;
+    const uint64_t stride = kReduces ? work_.inputStride : work_.outputStride;
     const uint64_t share = shareOf(me_, stride);
     const auto place = [&](uint32_t pass) {
       const uint64_t offset = uint64_t{pass} * passWords_ * 8;
       return offset < share ? offset : share;
     };
-    BufferExchange exchange(arguments_, at_, buffers_);
+    BufferExchange<kReducers> exchange(arguments_, at_, buffers_);
     const uint64_t begin = place(range.first);
     if (!exchange.run(begin, place(range.end) - begin, syncBlock)) {
       return false;
     }
     const DirectPeers used = exchange.used(), usedBy = exchange.usedBy();
-    const DirectPeers inputs = work_.reduces ? usedBy : used;
-    const DirectPeers outputs = work_.reduces ? used : usedBy;
+    const DirectPeers inputs = kReduces ? usedBy : used;
+    const DirectPeers outputs = kReduces ? used : usedBy;
     operandsTo_ = without(operandsTo_, inputs);
     operandsFrom_ = without(operandsFrom_, outputs);
     resultsTo_ = without(resultsTo_, used);
     resultsFrom_ = without(resultsFrom_, usedBy);
-    if (!work_.reduces && used != 0) copiesOwn_ = false;
+    if (!kReduces && used != 0) copiesOwn_ = false;
     return (operandsTo_ | operandsFrom_ | resultsTo_ | resultsFrom_) != 0 || copiesOwn_;
   }
   UNISONO_DEVICE static DirectPeers without(DirectPeers all, DirectPeers some) {
@@ -121,7 +124,7 @@ class WideExchange : WideFifos {
   // Sends a pass of the share of each peer; it is number `done` of this block. False after an
   // abort.
   UNISONO_DEVICE bool sendShares(uint32_t pass, uint32_t done) const {
-    const bool prepares = work_.reduces && work_.reduction.reduction == Reduction::preMulSum;
+    const bool prepares = kReduces && work_.reduction.reduction == Reduction::preMulSum;
     UNISONO_NO_UNROLL
     for (int i = 0; i < peers_; i++) {
       const int peer = peerAt(i), rank = rankOf(peer);
@@ -139,7 +142,7 @@ class WideExchange : WideFifos {
         from.load(place, word);
         if (!hasSlot && !awaitSlot(peer, step, taken)) return false;
         hasSlot = true;
-        if (prepares) visitReducer(work_.reduction, PrepareWords{work_.reduction, word});
+        if (prepares) visit(PrepareWords{work_.reduction, word});
         CopyFormat::store(to, place, part.words(), CopyFormat::flagOf(step), word, false);
       }
     }
@@ -157,16 +160,24 @@ class WideExchange : WideFifos {
     }
   };
 
+  template <typename Visit>
+  UNISONO_DEVICE void visit(const Visit& visitor) const {
+    if constexpr (kReducers == WideReducers::own) {
+      visitPair<PairsWithLoops>(reducedPairOf(work_.reduction), visitor);
+    } else if constexpr (kReducers == WideReducers::shared) {
+      visitor.template run<AnyReducer>();
+    }
+  }
+
   // False after an abort.
   UNISONO_DEVICE bool receive(uint32_t pass, uint32_t done) const {
-    if (!work_.reduces) {
+    if constexpr (!kReduces) {
       if (copiesOwn_) copyOwn(pass);
       return receiveShares(operandsFrom_, pass, uint64_t{done});
     }
     bool going = true;
     if (operandsFrom_ != 0) {
-      visitReducer(work_.reduction,
-                   ReduceShares{*this, pass, uint64_t{done} * stepsPerPass_, going});
+      visit(ReduceShares{*this, pass, uint64_t{done} * stepsPerPass_, going});
     }
     if (!arguments_.twoShot) return going;
     return going && receiveShares(resultsFrom_, pass, uint64_t{done} * 2 + 1);
@@ -238,7 +249,7 @@ class WideExchange : WideFifos {
       from.load(place, own);
       UNISONO_UNROLL
       for (int k = 0; k < Format::kWords; k++) own[k] = preparePack(reducer, own[k]);
-      PackReduction<R> sum[Format::kWords];
+      PackReduction<R, kAnyOperands, Format::kWords> sum;
       UNISONO_NO_UNROLL
       for (int rank = 0; rank <= peers_; rank++) {
         uint64_t word[Format::kWords] = {};
@@ -252,11 +263,9 @@ class WideExchange : WideFifos {
             return false;
           }
         }
-        UNISONO_UNROLL
-        for (int k = 0; k < Format::kWords; k++) sum[k].add(word[k], rank == 0);
+        sum.add(reducer, word, rank == 0);
       }
-      UNISONO_UNROLL
-      for (int k = 0; k < Format::kWords; k++) own[k] = sum[k].result(reducer);
+      sum.result(reducer, true, own);
       to.store(place, own);
       if (!arguments_.twoShot) continue;
       UNISONO_NO_UNROLL
@@ -300,12 +309,12 @@ class WideExchange : WideFifos {
   bool copiesOwn_;
 };
 
-template <typename Stopped, typename SyncBlock>
+template <WideReducers kReducers, typename Stopped, typename SyncBlock>
 UNISONO_DEVICE void directWide(const WideArguments& arguments, const DirectLane& at,
                                PeerBuffers* buffers, Stopped stopped, SyncBlock syncBlock) {
   if (stopped()) return;
   if (at.lane == 0) markStart(arguments.mark, at.block, 0);
-  WideExchange(arguments, at, buffers).run(syncBlock);
+  WideExchange<kReducers>(arguments, at, buffers).run(syncBlock);
   if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
 }
 

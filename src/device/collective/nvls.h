@@ -133,7 +133,7 @@ struct HeadMove {
 };
 UNISONO_DEVICE_CALL void reduceMulticast(const HeadMove<MulticastView>& move,
                                          const ReductionSpec& spec) {
-  visitMulticastReducer(spec, move);
+  visitPair<MulticastPairs>(reducedPairOf(spec), move);
 }
 
 // Loads the ends of the FIFOs to the heads of other nodes: place 0 of both arrays is the parent,
@@ -349,7 +349,7 @@ class HeadCollective {
     if constexpr (kIsMulticast<View>) {
       copyOnly(group_, work, elements * elementBytes_);
     } else {
-      reduceCopy(group_, block_.work.reduction, work);
+      reduceCopy<true>(group_, block_.work.reduction, work);
     }
   }
 
@@ -463,7 +463,7 @@ class HeadCollective {
       }
       work.addDestination(member < block_.members ? own : to);
       work.elements = elements;
-      reduceCopy(group_, block_.work.reduction, work);
+      reduceCopy<true>(group_, block_.work.reduction, work);
     } while (member < block_.members);
   }
 

@@ -154,26 +154,25 @@ struct CombineWords {
 
   template <typename R>
   UNISONO_DEVICE void run() const {
-    using Word = WordOf<typename R::Element>;
-    constexpr int kParts = 8 / sizeof(Word);
     const R reducer(spec);
-    const typename R::Accumulator factor = reducer.factorIf(prepare);
+    const typename R::Factor factor = reducer.factorIf(prepare);
     UNISONO_UNROLL
     for (int k = 0; k < kWords; k++) {
-      Word a[kParts], b[kParts];
-      memcpy(a, &sum[k], sizeof(a));
-      memcpy(b, &word[k], sizeof(b));
-      UNISONO_UNROLL
-      for (int p = 0; p < kParts; p++) {
-        PartialWord<R, 2> partial;
-        partial.add(a[p], factor, true);
-        if (combine) partial.add(b[p], typename R::Accumulator{1}, false);
-        a[p] = partial.result(reducer, finish);
-      }
-      memcpy(&sum[k], a, sizeof(a));
+      uint64_t one[1] = {sum[k]};
+      PackReduction<R, 2, 1> partial;
+      partial.add(reducer, one, true, factor);
+      if (combine) partial.add(reducer, {word[k]}, false);
+      partial.result(reducer, finish, one);
+      sum[k] = one[0];
     }
   }
 };
+// All pairs have loops of their own, because a call or a switch per pack would cost more than the
+// line. The number of the pair is found for each line: kept in a register, it makes rings slower.
+template <int kWords>
+UNISONO_DEVICE void combineWords(const ReductionSpec& spec, const CombineWords<kWords>& words) {
+  visitPair<AllPairs>(reducedPairOf(spec), words);
+}
 
 // LL: a line of 16 bytes carries one word and twice the flag, 31 bits of the step and a bit that is
 // always set. Lines that a short slice has not overwritten keep older flags, which would match
@@ -524,12 +523,12 @@ UNISONO_DEVICE bool moveLines(const ThreadGroup& group, const Block& block,
       if constexpr (!kCopies) {
         if (!combine && !finish) continue;
         const bool prepare = s == 0 && prepares;
-        visitReducer(spec, CombineWords<Format::kWords>{spec, sum, word, prepare, combine, finish});
+        combineWords(spec, CombineWords<Format::kWords>{spec, sum, word, prepare, combine, finish});
       }
     }
     if constexpr (!kCopies) {
       if (sources == 0 && (prepares || finishes)) {
-        visitReducer(spec, CombineWords<Format::kWords>{spec, sum, sum, prepares, false, finishes});
+        combineWords(spec, CombineWords<Format::kWords>{spec, sum, sum, prepares, false, finishes});
       }
     }
     UNISONO_NO_UNROLL

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "device/reduce/reducer.h"
+#include "device/simt/simt.h"
 
 // Lines of the low-latency protocol: readiness travels in the data, so there is no fence and no
 // counter. A line holds 8 bytes of data and, after each 4 of them, a flag. Whoever stores lines
@@ -56,49 +56,5 @@ UNISONO_DEVICE void storePack(void* buffer, uint64_t index, uint64_t bytes, uint
     if (begin + e * sizeof(Element) < bytes) reinterpret_cast<Element*>(to)[e] = element[e];
   }
 }
-
-// A rank's own pack as it takes part in the reduction. Only its rank can do this: every rank may
-// have a factor of its own.
-template <typename R>
-UNISONO_DEVICE uint64_t preparePack(const R& reducer, uint64_t pack) {
-  if constexpr (R::kPrepares) {
-    typename R::Element element[8 / sizeof(typename R::Element)];
-    memcpy(element, &pack, sizeof(pack));
-    UNISONO_UNROLL
-    for (auto& e : element) e = R::Traits::narrow(reducer.prepare(e));
-    memcpy(&pack, element, sizeof(pack));
-  }
-  return pack;
-}
-
-// The reduction of 8-byte packs that are added in rank order, so that all ranks get the same bits;
-// narrow types accumulate in float and are rounded once.
-template <typename R>
-class PackReduction {
- public:
-  // `first`: of all.
-  UNISONO_DEVICE void add(uint64_t pack, bool first) {
-    Element element[kElements];
-    memcpy(element, &pack, sizeof(element));
-    UNISONO_UNROLL
-    for (int e = 0; e < kElements; e++) {
-      const auto operand = R::Traits::widen(element[e]);
-      value_[e] = first ? operand : R::combine(value_[e], operand);
-    }
-  }
-  UNISONO_DEVICE uint64_t result(const R& reducer) const {
-    Element element[kElements];
-    UNISONO_UNROLL
-    for (int e = 0; e < kElements; e++) element[e] = R::Traits::narrow(reducer.finish(value_[e]));
-    uint64_t packed;
-    memcpy(&packed, element, sizeof(packed));
-    return packed;
-  }
-
- private:
-  using Element = typename R::Element;
-  static constexpr int kElements = 8 / sizeof(Element);
-  typename R::Accumulator value_[kElements] = {};
-};
 
 }  // namespace unisono::device::UNISONO_TARGET

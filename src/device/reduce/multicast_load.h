@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/multicast.h"
-#include "device/reduce/reductions.h"
+#include "device/reduce/any_reducer.h"
 #include "device/simt/buffer_view.h"
 
 // Loads from multicast addresses, which the NVSwitch reduces on the way. 16-bit floating-point
@@ -100,31 +100,19 @@ Vector16 loadReduced(const MulticastView& view, uint64_t offset) {
 // Two vectors, combined.
 template <typename R>
 UNISONO_DEVICE Vector16 combineVectors(const Vector16& a, const Vector16& b) {
-  using Element = typename R::Element;
-  Element left[16 / sizeof(Element)], right[16 / sizeof(Element)];
+  uint64_t left[2], right[2];
   memcpy(left, &a, sizeof(left));
   memcpy(right, &b, sizeof(right));
   UNISONO_UNROLL
-  for (unsigned e = 0; e < 16 / sizeof(Element); e++) {
-    left[e] = R::Traits::narrow(R::combine(R::Traits::widen(left[e]), R::Traits::widen(right[e])));
-  }
+  for (int k = 0; k < 2; k++) left[k] = combinePacks<R>(left[k], right[k]);
   return bitsAs<Vector16>(left);
 }
 
-// Calls visit.template run<R>() for the reducer R of a pair that multicast has.
-template <int kIndex = 0, typename Visit>
-UNISONO_DEVICE void visitMulticastReducer(const ReductionSpec& spec, const Visit& visit) {
-  if constexpr (kIndex < kDataTypes * kReductions) {
-    constexpr auto kType = static_cast<DataType>(kIndex / kReductions);
-    constexpr auto kReduction = static_cast<Reduction>(kIndex % kReductions);
-    if constexpr (isMulticastReduction(kType, kReduction)) {
-      if (spec.type == kType && spec.reduction == kReduction) {
-        visit.template run<ReducerOf<kType, kReduction>>();
-        return;
-      }
-    }
-    visitMulticastReducer<kIndex + 1>(spec, visit);
+// The pairs that multicast has.
+struct MulticastPairs {
+  static constexpr bool contains(DataType type, Reduction reduction) {
+    return isMulticastReduction(type, reduction);
   }
-}
+};
 
 }  // namespace unisono::device::UNISONO_TARGET

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/reduce/copy.h"
-#include "device/reduce/packed.h"
+#include "device/reduce/pack_reduction.h"
 #include "device/reduce/reductions.h"
 
 // Moves elements from one or more sources, combined, to one or more destinations. A plain copy
@@ -11,109 +11,74 @@
 // alignment, and in a general one.
 namespace unisono::device::UNISONO_TARGET {
 
-// One rank's operand: its own input prepared, or a partial result as it is.
+// Elements of a reduction: an operand, prepared if it is a rank's own input, two combined, and the
+// result.
 template <typename R>
-UNISONO_DEVICE typename R::Accumulator operandOf(const R& reducer, typename R::Element element,
-                                                 bool prepare) {
+UNISONO_DEVICE typename R::Accumulator loadOperand(const R& reducer, const void* source,
+                                                   uint64_t index, bool prepare) {
+  const auto element = static_cast<const typename R::Element*>(source)[index];
   if constexpr (R::kPrepares) {
     if (prepare) return reducer.prepare(element);
   }
   return R::Traits::widen(element);
 }
-
 template <typename R>
-UNISONO_DEVICE typename R::Element resultOf(const R& reducer, typename R::Accumulator value,
-                                            bool finish) {
+UNISONO_DEVICE typename R::Accumulator combineOperands(const R&, typename R::Accumulator a,
+                                                       typename R::Accumulator b) {
+  return R::combine(a, b);
+}
+template <typename R>
+UNISONO_DEVICE void storeResult(const R& reducer, void* destination, uint64_t index,
+                                typename R::Accumulator value, bool finish) {
   if constexpr (R::kFinishes) {
     if (finish) value = reducer.finish(value);
   }
-  return R::Traits::narrow(value);
+  static_cast<typename R::Element*>(destination)[index] = R::Traits::narrow(value);
+}
+UNISONO_DEVICE uint64_t loadOperand(const AnyReducer& reducer, const void* source, uint64_t index,
+                                    bool prepare) {
+  const uint64_t element = reducer.loadElement(source, index);
+  return prepare ? preparePack(reducer, element) : element;
+}
+UNISONO_DEVICE uint64_t combineOperands(const AnyReducer& reducer, uint64_t a, uint64_t b) {
+  uint64_t sum[1] = {a};
+  reducer.combine(sum, {b});
+  return sum[0];
+}
+UNISONO_DEVICE void storeResult(const AnyReducer& reducer, void* destination, uint64_t index,
+                                uint64_t value, bool finish) {
+  uint64_t result[1] = {value};
+  if (finish) reducer.finish(result);
+  reducer.storeElement(destination, index, result[0]);
 }
 
 // The elements outside of `range`.
 template <typename R>
 UNISONO_DEVICE void reduceElements(int lane, int lanes, const R& reducer, const ReduceCopy& work,
                                    VectorRange range) {
-  using Element = typename R::Element;
-  const uint64_t begin = range.begin / sizeof(Element), end = range.end / sizeof(Element);
+  const uint64_t begin = range.begin / reducer.bytes(), end = range.end / reducer.bytes();
   const uint64_t count = work.elements - (end - begin);
   for (uint64_t i = static_cast<uint32_t>(lane); i < count; i += static_cast<uint32_t>(lanes)) {
     const uint64_t index = i < begin ? i : i + (end - begin);
-    auto value =
-        operandOf(reducer, static_cast<const Element*>(work.source[0])[index], work.prepare & 1);
+    auto value = loadOperand(reducer, work.source[0], index, work.prepare & 1);
     UNISONO_NO_UNROLL
     for (int s = 1; s < work.sources; s++) {
-      const Element element = static_cast<const Element*>(work.source[s])[index];
-      value = R::combine(value, operandOf(reducer, element, work.prepare >> s & 1));
+      const auto operand = loadOperand(reducer, work.source[s], index, work.prepare >> s & 1);
+      value = combineOperands(reducer, value, operand);
     }
-    const Element result = resultOf(reducer, value, work.finish);
     UNISONO_NO_UNROLL
     for (int d = 0; d < work.destinations; d++) {
-      static_cast<Element*>(work.destination[d])[index] = result;
+      storeResult(reducer, work.destination[d], index, value, work.finish);
     }
   }
 }
-
-// The result for one word of every operand on its way: the word itself where the operator works on
-// whole words, else its elements widened. `kOperands` is their number, or the most.
-template <typename R, int kOperands>
-class PartialWord {
- public:
-  using Element = typename R::Element;
-  using Word = WordOf<Element>;
-  static constexpr Packing kPacking = packingOf<Element, R::kReduction>();
-  static constexpr bool kPacked =
-      kPacking == Packing::any || (kPacking == Packing::pairs && kOperands <= 2);
-
-  // The next operand, or the first. `factor` multiplies it, if the operator prepares.
-  UNISONO_DEVICE void add(Word word, typename R::Accumulator factor, bool first) {
-    if constexpr (kPacked) {
-      word_ = first ? word : combineWord<Element, R::kReduction>(word_, word);
-    } else {
-      typename R::Accumulator value[kPerWord<Element>];
-      R::Traits::widenWord(word, value);
-      UNISONO_UNROLL
-      for (int e = 0; e < kPerWord<Element>; e++) {
-        if constexpr (R::kPrepares) value[e] = R::multiply(value[e], factor);
-        value_[e] = first ? value[e] : R::combine(value_[e], value[e]);
-      }
-    }
-  }
-  UNISONO_DEVICE Word result(const R& reducer, bool finish) {
-    if constexpr (R::kFinishes) {
-      if (finish) {
-        if constexpr (kPacked) R::Traits::widenWord(word_, value_);
-        UNISONO_UNROLL
-        for (auto& value : value_) value = reducer.finish(value);
-        return R::Traits::narrowWord(value_);
-      }
-    }
-    if constexpr (kPacked) {
-      return word_;
-    } else {
-      return R::Traits::narrowWord(value_);
-    }
-  }
-
- private:
-  Word word_{};
-  typename R::Accumulator value_[kPerWord<Element>]{};
-};
-
-// A vector as words of `Word`.
-template <typename Word>
-struct Words {
-  Word word[16 / sizeof(Word)];
-};
 
 // Combines `kSources` operands, to one destination or (`second` not null) two. All are aligned.
 template <typename R, int kSources, int kVectors>
 UNISONO_DEVICE void reduceFew(int lane, int lanes, const R& reducer,
                               const std::byte* const (&source)[kSources], std::byte* first,
                               std::byte* second, uint64_t bytes, uint32_t prepare, bool finish) {
-  using Word = WordOf<typename R::Element>;
-  constexpr int kWords = 16 / sizeof(Word);
-  typename R::Accumulator factor[kSources];
+  typename R::Factor factor[kSources];
   UNISONO_UNROLL
   for (int s = 0; s < kSources; s++) factor[s] = reducer.factorIf((prepare >> s & 1) != 0);
   for (Rounds<kVectors> rounds(lane, lanes, bytes); rounds.more(); rounds.next()) {
@@ -126,19 +91,17 @@ UNISONO_DEVICE void reduceFew(int lane, int lanes, const R& reducer,
             loadVector(source[s] + rounds.offset() + Rounds<kVectors>::distance(u), rounds.has(u));
       }
     }
+    PackReduction<R, kSources, 2 * kVectors> partial;
+    uint64_t pack[2 * kVectors];
+    UNISONO_UNROLL
+    for (int s = 0; s < kSources; s++) {
+      packsOf(raw[s], pack);
+      partial.add(reducer, pack, s == 0, factor[s]);
+    }
+    partial.result(reducer, finish, pack);
+    vectorsOf(pack, raw[0]);
     UNISONO_UNROLL
     for (int u = 0; u < kVectors; u++) {
-      Words<Word> words[kSources], result;
-      UNISONO_UNROLL
-      for (int s = 0; s < kSources; s++) words[s] = bitsAs<Words<Word>>(raw[s][u]);
-      UNISONO_UNROLL
-      for (int w = 0; w < kWords; w++) {
-        PartialWord<R, kSources> partial;
-        UNISONO_UNROLL
-        for (int s = 0; s < kSources; s++) partial.add(words[s].word[w], factor[s], s == 0);
-        result.word[w] = partial.result(reducer, finish);
-      }
-      raw[0][u] = bitsAs<Vector16>(result);
       storeVector(first + rounds.offset() + Rounds<kVectors>::distance(u), raw[0][u],
                   rounds.has(u));
     }
@@ -156,17 +119,16 @@ UNISONO_DEVICE void reduceFew(int lane, int lanes, const R& reducer,
 template <typename R, int kVectors>
 UNISONO_DEVICE void reduceMany(int lane, int lanes, const R& reducer, const ReduceCopy& work,
                                VectorRange range) {
-  using Word = WordOf<typename R::Element>;
-  constexpr int kWords = 16 / sizeof(Word);
   const int sources = work.sources, destinations = work.destinations;
   for (Rounds<kVectors> rounds(lane, lanes, range.end - range.begin); rounds.more();
        rounds.next()) {
     const uint64_t offset = range.begin + rounds.offset();
-    PartialWord<R, kMaxSources> partial[kVectors][kWords];
+    PackReduction<R, kMaxSources, 2 * kVectors> partial;
+    Vector16 value[kVectors];
+    uint64_t pack[2 * kVectors];
     UNISONO_NO_UNROLL
     for (int s = 0; s < sources; s++) {
       const std::byte* from = at(work.source[s], offset);
-      const typename R::Accumulator factor = reducer.factorIf((work.prepare >> s & 1) != 0);
       Window window[kVectors];
       UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
@@ -174,19 +136,13 @@ UNISONO_DEVICE void reduceMany(int lane, int lanes, const R& reducer, const Redu
       }
       UNISONO_UNROLL
       for (int u = 0; u < kVectors; u++) {
-        const auto words = bitsAs<Words<Word>>(vectorOf(window[u], misalignmentOf(from)));
-        UNISONO_UNROLL
-        for (int w = 0; w < kWords; w++) partial[u][w].add(words.word[w], factor, s == 0);
+        value[u] = vectorOf(window[u], misalignmentOf(from));
       }
+      packsOf(value, pack);
+      partial.add(reducer, pack, s == 0, reducer.factorIf((work.prepare >> s & 1) != 0));
     }
-    Vector16 value[kVectors];
-    UNISONO_UNROLL
-    for (int u = 0; u < kVectors; u++) {
-      Words<Word> result;
-      UNISONO_UNROLL
-      for (int w = 0; w < kWords; w++) result.word[w] = partial[u][w].result(reducer, work.finish);
-      value[u] = bitsAs<Vector16>(result);
-    }
+    partial.result(reducer, work.finish, pack);
+    vectorsOf(pack, value);
     UNISONO_NO_UNROLL
     for (int d = 0; d < destinations; d++) {
       std::byte* to = at(work.destination[d], offset);
@@ -277,7 +233,10 @@ UNISONO_DEVICE_CALL void reduceSlowly(int lane, int lanes, const ReductionSpec& 
   kReduceFunctions.of(spec)(lane, lanes, spec, work, range);
 }
 
-// By workers. Inlined, so that the operands stay in registers on the common path.
+// By workers. Inlined, so that the operands stay in registers on the common path. `kGeneral`: with
+// the general loops alone, which are a third of the code, for algorithms whose speed a network
+// limits.
+template <bool kGeneral = false>
 UNISONO_DEVICE void reduceCopy(const ThreadGroup& group, const ReductionSpec& spec,
                                const ReduceCopy& work) {
   const uint64_t bytes = work.elements * elementBytes(spec.type);
@@ -287,14 +246,17 @@ UNISONO_DEVICE void reduceCopy(const ThreadGroup& group, const ReductionSpec& sp
   }
   if (bytes == 0 || work.destinations == 0) return;
   noteOperands(work, bytes);
-  if (isFew(work) && isAligned(work, bytes)) {
+  if constexpr (kGeneral) {
+    const ReduceCopy copy = work;  // whose address may be taken
+    kReduceFunctions.of(spec)(group.rank(), group.size(), spec, copy, vectorRangeOf(copy, bytes));
+  } else if (isFew(work) && isAligned(work, bytes)) {
     reduceAligned(group.rank(), group.size(), spec, at(work.source[0], 0),
                   work.sources > 1 ? at(work.source[1], 0) : nullptr,
                   work.sources > 2 ? at(work.source[2], 0) : nullptr, at(work.destination[0], 0),
                   work.destinations > 1 ? at(work.destination[1], 0) : nullptr, bytes, work.prepare,
                   work.finish);
   } else {
-    const ReduceCopy copy = work;  // whose address may be taken
+    const ReduceCopy copy = work;
     reduceSlowly(group.rank(), group.size(), spec, copy, bytes);
   }
 }

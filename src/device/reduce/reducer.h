@@ -35,6 +35,7 @@ struct Reducer {
   using Element = ElementType;
   using Traits = Arithmetic<Element>;
   using Accumulator = typename Traits::Accumulator;
+  using Factor = Accumulator;
 
   Accumulator factor{};  // preMulSum
   uint64_t divisor = 1;  // sumPostDivide, at most 2^31 - 1
@@ -52,6 +53,8 @@ struct Reducer {
       divisor = spec.scalar;
     }
   }
+
+  UNISONO_DEVICE static constexpr unsigned bytes() { return sizeof(Element); }
 
   // Unsigned types of at least 32 bits carry integer arithmetic, so that overflow wraps.
   static constexpr bool kInteger = !Traits::kFloating;
@@ -77,9 +80,7 @@ struct Reducer {
     return wrapping(a, b, [](auto x, auto y) { return x * y; });
   }
   // What an operand is multiplied with: a rank's own input with the factor, all else with 1.
-  UNISONO_DEVICE Accumulator factorIf(bool prepare) const {
-    return prepare ? factor : Accumulator{1};
-  }
+  UNISONO_DEVICE Factor factorIf(bool prepare) const { return prepare ? factor : Accumulator{1}; }
 
   // Applied once to every rank's own input.
   UNISONO_DEVICE Accumulator prepare(Element element) const {
