@@ -32,6 +32,16 @@ struct DeviceProperties {
   std::array<std::byte, 16> uuid{};  // the same in every process that sees this device
 };
 
+// Multiprocessors of the largest product of a compute capability, according to the data sheets of
+// the products.
+constexpr int multiprocessorsOf(int computeCapability) {
+  if (computeCapability >= 100) return 148;  // B200
+  if (computeCapability >= 90) return 132;   // H100 SXM
+  if (computeCapability >= 80) return 108;   // A100
+  if (computeCapability >= 70) return 80;    // V100
+  return 56;                                 // P100
+}
+
 // A range of device memory; freed with the last owner. Zero-filled when allocated.
 class DeviceMemory {
  public:

@@ -45,6 +45,17 @@ TEST_F(ExplainProgram, PrintsTheChoiceTheCandidatesAndTheRanges) {
   EXPECT_EQ(run.err, "");
 }
 
+TEST_F(ExplainProgram, KnowsHowManyBlocksAGpuRuns) {
+  const auto blocks = [&](const std::string& preset) {
+    const json answer = explainJson("all_gather --ranks 2 -s 4M --preset " + preset);
+    EXPECT_EQ(answer["choice"]["algorithm"], "Direct");
+    return answer["choice"]["channels"].get<int>();
+  };
+  EXPECT_GT(blocks("dgx-h100"), 108);
+  EXPECT_LE(blocks("dgx-a100"), 108);
+  EXPECT_LE(blocks("dgx1-v100"), 80);
+}
+
 TEST_F(ExplainProgram, FollowsTheEnvironment) {
   const json ring = explainJson("--preset hgx-h200x8 -s 8", "NCCL_ALGO=ring");
   EXPECT_EQ(ring["choice"]["algorithm"], "Ring");

@@ -6,20 +6,29 @@
 
 #include "detect/detect.h"
 #include "plan/message_settings.h"
+#include "runtime/runtime.h"
 #include "topology/checks.h"
 #include "tuning/settings.h"
 
 namespace unisono::explain {
 namespace {
 
-// The blocks that the devices can run at the same time, and what the user leaves of them.
+// How many blocks a rank may launch at a time: one per multiprocessor of the weakest GPU, unless
+// the user wants fewer.
+int mostBlocksOf(const Settings& settings, const tuning::ModelInput& input) {
+  const int resident = runtime::multiprocessorsOf(input.facts.machine.lowestSm);
+  const int64_t most = channelBounds(settings).max;
+  return most > 0 ? static_cast<int>(std::min<int64_t>(most, resident)) : resident;
+}
+
 plan::MessageFacts messageFactsOf(const Settings& settings, const tuning::ModelInput& input) {
   plan::MessageFacts facts;
-  const int64_t most = channelBounds(settings).max;
+  const int resident = runtime::multiprocessorsOf(input.facts.machine.lowestSm);
   facts.fewestChannels = settings.minPeerChannels;
   facts.mostChannels = settings.maxPeerChannels;
-  facts.residentBlocks = topology::kMostChannels;
-  facts.mostBlocks = most > 0 ? std::min(most, facts.residentBlocks) : facts.residentBlocks;
+  facts.remoteChannelsPerPeer = settings.netPeerChannels;
+  facts.residentBlocks = std::min(resident, topology::kMostChannels);
+  facts.mostBlocks = std::min<int64_t>(mostBlocksOf(settings, input), facts.residentBlocks);
   facts.allowed = input.allowed;
   facts.llThreshold = input.settings.p2pLlThreshold;
   facts.measured = measurementsOf(settings).messages;
@@ -95,8 +104,7 @@ tuning::ModelInput modelInputOf(const Settings& settings, const topo::View& view
   } else {
     const GpuReach reach = reachOf(view);
     const plan::MessageFacts messages = messageFactsOf(settings, input);
-    const int most = channelBounds(settings).max;
-    tuning::setLimits(reach.node, input.facts, most > 0 ? most : device::kWideMaxBlocks);
+    tuning::setLimits(reach.node, input.facts, mostBlocksOf(settings, input));
     input.facts.slotsOfHost = reach.hostMemory;
     input.facts.network = input.facts.nodes > 1 && assumptions.network;
     input.facts.sockets = assumptions.sockets;

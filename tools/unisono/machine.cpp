@@ -16,7 +16,7 @@ namespace {
 std::string chooseBackend(const BenchOptions& options) {
   if (!options.backend.empty()) return options.backend;
   if (!options.topologyFile.empty() || options.nodes > 1) return "host";
-  if (const std::string backend = settingsFromEnvironment().backend; !backend.empty()) {
+  if (std::string backend = settingsFromEnvironment().backend; !backend.empty()) {
     return backend;
   }
   try {
@@ -100,7 +100,8 @@ BenchMachine machineFromText(const std::string& text) {
 std::vector<LocalRank> Placement::ranksOf(int worker) const {
   const int process = worker / threads;
   const int thread = worker % threads;
-  const int firstDevice = processPerGpu ? process % processesPerNode : thread * gpus;
+  int firstDevice = processPerGpu ? process % processesPerNode : thread * gpus;
+  if (oneMachine) firstDevice += nodeOf(process) * processesPerNode * threads * gpus;
   std::vector<LocalRank> result;
   for (int gpu = 0; gpu < gpus; gpu++) {
     result.push_back({worker * gpus + gpu, (firstDevice + gpu) % devices});
@@ -108,12 +109,14 @@ std::vector<LocalRank> Placement::ranksOf(int worker) const {
   return result;
 }
 
-Placement place(const BenchOptions& options, int devices, bool shareDevices) {
+Placement place(const BenchOptions& options, const BenchMachine& machine, bool shareDevices) {
   Placement placement;
   placement.nodes = options.nodes;
   placement.threads = options.threads;
-  placement.devices = devices;
+  placement.devices = static_cast<int>(machine.deviceNames.size());
   placement.processPerGpu = options.processPerGpu;
+  placement.oneMachine = machine.backend == "cuda";
+  const int devices = placement.devices / (placement.oneMachine ? options.nodes : 1);  // of a node
   int gpus = options.gpusPerThread;
   if (gpus == 0) gpus = std::max(devices / options.threads, 1);
   const int64_t perNode = int64_t{gpus} * options.threads;

@@ -44,8 +44,9 @@ struct Placement {
   int processesPerNode = 1;
   int threads = 1;  // of a process
   int gpus = 1;     // of a thread
-  int devices = 1;  // of a node
+  int devices = 1;  // of a node, or of all if they share a machine
   bool processPerGpu = false;
+  bool oneMachine = false;  // is divided among the nodes
 
   int processes() const { return nodes * processesPerNode; }
   int workers() const { return processes() * threads; }
@@ -55,8 +56,9 @@ struct Placement {
   std::vector<LocalRank> ranksOf(int worker) const;
 };
 
+// Divides the GPUs of a CUDA machine among the nodes; on the host backend every node has all.
 // `shareDevices`: allows more ranks than GPUs and assigns the GPUs round-robin. Throws UsageError
 // if the options do not fit the machine.
-Placement place(const BenchOptions& options, int devices, bool shareDevices);
+Placement place(const BenchOptions& options, const BenchMachine& machine, bool shareDevices);
 
 }  // namespace unisono::bench

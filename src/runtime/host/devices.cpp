@@ -18,16 +18,6 @@ namespace {
 constexpr int kMaxDevices = 1024;
 constexpr int kDefaultCapability = 90;
 
-// Streaming multiprocessors of the largest product of a compute capability (CUDA C++ Programming
-// Guide and the products' data sheets): they bound how many channels make sense.
-int multiprocessorsOf(int computeCapability) {
-  if (computeCapability >= 100) return 148;  // B200
-  if (computeCapability >= 90) return 132;   // H100 SXM
-  if (computeCapability >= 80) return 108;   // A100
-  if (computeCapability >= 70) return 80;    // V100
-  return 56;                                 // P100
-}
-
 DeviceProperties propertiesOf(std::string busId, int computeCapability) {
   DeviceProperties properties;
   properties.name = "Unisono simulated GPU";
