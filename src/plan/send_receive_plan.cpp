@@ -103,8 +103,8 @@ class MessageQueues {
     });
   }
   static PendingMessages of(const std::vector<PendingMessage>& list, Carrier carrier) {
-    const auto range = std::ranges::equal_range(list, carrier, {}, &PendingMessage::carrier);
-    return {range.begin(), range.end()};
+    return {std::ranges::lower_bound(list, carrier, {}, &PendingMessage::carrier),
+            std::ranges::upper_bound(list, carrier, {}, &PendingMessage::carrier)};
   }
 
   const CommConfig& config_;
@@ -149,7 +149,7 @@ void enqueueMessages(const CommConfig& config, const Task& task, MessageQueues& 
 Message split(const CommConfig& config, const PendingMessage& message) {
   const MessageChoice choice = fifoChoice(config, config.rank, message.rank, message.bytes);
   return {.peer = message.rank,
-          .firstChannel = static_cast<uint16_t>(firstMessageChannel(config, 0, message.delta)),
+          .firstChannel = static_cast<uint16_t>(firstMessageChannel(config, from, to)),
           .channels = static_cast<uint16_t>(choice.channels),
           .buffer = message.buffer,
           .bytes = message.bytes,
@@ -205,13 +205,16 @@ namespace {
 template <typename Visit>
 void forEachRound(PendingMessages to, PendingMessages from, Visit visit) {
   while (!to.empty() || !from.empty()) {
-    const bool hasOutgoing = !to.empty() && (from.empty() || to[0].round() <= from[0].round());
-    const bool hasIncoming = !from.empty() && (to.empty() || from[0].round() <= to[0].round());
-    const PendingMessage* outgoing = hasOutgoing ? &to[0] : nullptr;
-    const PendingMessage* incoming = hasIncoming ? &from[0] : nullptr;
-    if (hasOutgoing) to = to.subspan(1);
-    if (hasIncoming) from = from.subspan(1);
-    visit(hasOutgoing ? outgoing->delta : incoming->delta, outgoing, incoming);
+    const bool sendsNext = from.empty() || (!to.empty() && to[0].round() <= from[0].round());
+    const PendingMessage& next = sendsNext ? to[0] : from[0];
+    const auto take = [&next](PendingMessages& list) -> const PendingMessage* {
+      if (list.empty() || list[0].round() != next.round()) return nullptr;
+      const PendingMessage* message = list.data();
+      list = list.subspan(1);
+      return message;
+    };
+    const PendingMessage *outgoing = take(to), *incoming = take(from);
+    visit(next.delta, outgoing, incoming);
   }
 }
 
