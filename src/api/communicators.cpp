@@ -28,6 +28,9 @@ comm::Options optionsOf(const ncclConfig_t& config) {
   comm::Options options;
   if (config.minCTAs != NCCL_CONFIG_UNDEF_INT) options.minChannels = config.minCTAs;
   if (config.maxCTAs != NCCL_CONFIG_UNDEF_INT) options.maxChannels = config.maxCTAs;
+  if (config.nChannelsPerNetPeer != NCCL_CONFIG_UNDEF_INT) {
+    options.netPeerChannels = config.nChannelsPerNetPeer;
+  }
   if (config.cgaClusterSize != NCCL_CONFIG_UNDEF_INT) {
     options.clusterBlocks = config.cgaClusterSize;
   }

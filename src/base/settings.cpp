@@ -223,6 +223,11 @@ constexpr Row kRows[] = {
      "automatic",
      "maximum number of channels that send and receive use for all peers together; rounded down to "
      "a power of two, and stronger than the minimum"},
+    {"NCCL_NCHANNELS_PER_NET_PEER", Number{&S::netPeerChannels, 1, kMaxChannels, OutOfRange::clamp},
+     "ncclConfig_t.nChannelsPerNetPeer, or automatic",
+     "maximum number of channels of messages to each rank on another host; rounded up to a power "
+     "of "
+     "two, and at most as many as all peers have together"},
     {"NCCL_BUFFSIZE", Number{&S::bufferBytes, 1, kUnlimited, OutOfRange::useDefault, "bytes"},
      "automatic", "size of the FIFO of each connection"},
     {"NCCL_LL_BUFFSIZE", Number{&S::llBufferBytes, 1, kUnlimited, OutOfRange::useDefault, "bytes"},

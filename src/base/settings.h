@@ -79,6 +79,7 @@ struct Settings {
   int64_t clusterBlocks = -1;    // NCCL_CGA_CLUSTER_SIZE; -1: as the ncclConfig_t says
   int64_t minPeerChannels = 0;   // NCCL_MIN_P2P_NCHANNELS; 0: automatic
   int64_t maxPeerChannels = 0;   // NCCL_MAX_P2P_NCHANNELS; 0: automatic
+  int64_t netPeerChannels = 0;   // NCCL_NCHANNELS_PER_NET_PEER; 0: as the ncclConfig_t says
   int64_t bufferBytes = 0;       // NCCL_BUFFSIZE; 0: automatic
   int64_t llBufferBytes = 0;     // NCCL_LL_BUFFSIZE; 0: automatic
   int64_t ll128BufferBytes = 0;  // NCCL_LL128_BUFFSIZE; 0: automatic

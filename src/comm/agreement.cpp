@@ -292,6 +292,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   if (!cuda || ranks.size() == 1) bounds = {defaults.channels, defaults.channels};
   const auto bounded = [&](int channels) {
     int64_t result = std::max<int64_t>(channels, least);
+  facts.remoteChannelsPerPeer = settingOf(ranks, &RankFacts::netPeerChannels, kLarger);
     if (most > 0) result = std::min(result, most);
     result = std::min(result, resident);
     return static_cast<int>(std::clamp<int64_t>(result, 1, topology::kMostChannels));
@@ -437,6 +438,7 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
       {"slices of a chunk", &DecisionSummary::slicesPerChunk},
       {"point-to-point channels", &DecisionSummary::peerChannels},
       {"channels of a peer", &DecisionSummary::channelsPerPeer},
+          config.remoteChannelsPerPeer,
       {"lines of a direct stream", &DecisionSummary::directLineBits},
       {"nodes", &DecisionSummary::nodes},
       {"the tuner plug-in (1: it is used)", &DecisionSummary::advised},
@@ -464,3 +466,4 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
 }
 
 }  // namespace unisono::comm
+      {"channels of a peer on another host", &DecisionSummary::remoteChannelsPerPeer},

@@ -57,7 +57,7 @@ struct RankFacts {
   int32_t multiRankDevice;
   int32_t sharesNetBuffers;  // NCCL_NET_SHARED_BUFFERS
   // The settings that shape the communicator, 0 where automatic.
-  int64_t minPeerChannels, maxPeerChannels;
+  int64_t minPeerChannels, maxPeerChannels, netPeerChannels;
   int64_t minChannels, maxChannels, bufferBytes, llBufferBytes, ll128BufferBytes;
   tuning::Allowed allowed;
   int32_t multiprocessors;  // of the device; 0: unknown
@@ -114,7 +114,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
 // A summary for the check that all ranks decided alike, field by field.
 struct DecisionSummary {
   int64_t channels, slotBytes, peerSlotBytes, remoteSlotBytes, slots, slicesPerChunk, peerChannels,
-      channelsPerPeer, directLineBits, nodes, advised, costModel;
+      channelsPerPeer, remoteChannelsPerPeer, directLineBits, nodes, advised, costModel;
   topology::JoinedHash joined;
 };
 // Differs where any field does.

@@ -103,7 +103,8 @@ plugin::ProfiledCall profiledCall(const plan::CommConfig& config, const plan::Ta
   told.count = task.count;
   told.peer = task.peer;
   told.type = task.reduction.type;
-  told.channels = told.isMessage ? config.channelsPerPeer : config.peerChannels;
+  told.channels =
+      told.isMessage ? plan::channelsBetween(config, config.rank, task.peer) : config.peerChannels;
   if (hasChoice(config, task)) {
     const tuning::Choice choice = plan::choiceOf(config, task);
     told.algorithm = choice.algorithm;

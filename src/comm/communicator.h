@@ -32,7 +32,8 @@ namespace unisono::comm {
 struct Options {
   int minChannels = 0;
   int maxChannels = 0;
-  int clusterBlocks = 4;  // as NCCL_CGA_CLUSTER_SIZE, which wins
+  int netPeerChannels = 0;  // as NCCL_NCHANNELS_PER_NET_PEER, which wins
+  int clusterBlocks = 4;    // as NCCL_CGA_CLUSTER_SIZE, which wins
   std::string name;
   std::string network;  // as NCCL_NET, which wins
   static constexpr int kAnyTrafficClass = -1;

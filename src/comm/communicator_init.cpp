@@ -202,6 +202,8 @@ RankFacts Communicator::facts() {
   facts.maxChannels = bounds.max;
   facts.minPeerChannels = settings_.minPeerChannels;
   facts.maxPeerChannels = settings_.maxPeerChannels;
+  facts.netPeerChannels =
+      settings_.netPeerChannels > 0 ? settings_.netPeerChannels : options_.netPeerChannels;
   facts.bufferBytes = settings_.bufferBytes;
   facts.llBufferBytes = settings_.llBufferBytes;
   facts.ll128BufferBytes = settings_.ll128BufferBytes;

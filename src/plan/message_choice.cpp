@@ -63,8 +63,8 @@ MessageExclusion directExclusion(const CommConfig& config, Protocol protocol,
 uint64_t partOf(const CommConfig& config, int from, int to, uint64_t bytes) {
   const uint64_t least =
       areOnOneHost(config, from, to) ? config.minBytesPerPart : config.minRemoteBytesPerPart;
-  const uint64_t most =
-      std::clamp<uint64_t>(bytes / least, 1, static_cast<uint64_t>(config.channelsPerPeer));
+  const auto channels = static_cast<uint64_t>(channelsBetween(config, from, to));
+  const uint64_t most = std::clamp<uint64_t>(bytes / least, 1, channels);
   return roundUp(ceilDivide(std::max<uint64_t>(bytes, 1), most), kGrainBytes);
 }
 

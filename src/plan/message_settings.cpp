@@ -84,6 +84,12 @@ void setChannels(const MessageFacts& facts, const Defaults& defaults,
       static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(config.ranks - 1, 1))));
   config.channelsPerPeer = std::clamp(config.peerChannels / peers, 1,
                                       std::min(config.peerChannels, defaults.mostChannelsPerPeer));
+  config.remoteChannelsPerPeer = config.channelsPerPeer;
+  if (facts.remoteChannelsPerPeer > 0) {
+    const uint64_t wanted = std::bit_ceil(static_cast<uint64_t>(facts.remoteChannelsPerPeer));
+    config.remoteChannelsPerPeer =
+        static_cast<int>(std::min<uint64_t>(wanted, static_cast<uint64_t>(config.peerChannels)));
+  }
 }
 
 // Between hosts: as many connections as a rank can have to others share a budget.
@@ -97,7 +103,7 @@ void setRemoteSlots(const MessageFacts& facts, const Defaults& defaults, CommCon
   const auto fewest =
       std::ranges::min_element(ranksOf, {}, [](const auto& entry) { return entry.second; });
   const uint64_t fifos =
-      (facts.hosts.size() - fewest->second) * static_cast<uint64_t>(config.channelsPerPeer);
+      (facts.hosts.size() - fewest->second) * static_cast<uint64_t>(config.remoteChannelsPerPeer);
   MessageSlots& slots = config.remoteSlots;
   while (fifos * defaults.slots.count * (slots.bytes + slots.lineBytes) > defaults.remoteBytes &&
          slots.bytes / 2 >= kLeastRemoteSlotBytes) {

@@ -27,6 +27,7 @@ struct MessageFacts {
   bool cuda = true;                              // else the host backend
   std::vector<uint64_t> hosts;                   // by rank; empty: no network joins hosts
   int64_t fewestChannels = 0, mostChannels = 0;  // set by the user; 0: automatic
+  int64_t remoteChannelsPerPeer = 0;             // the same between two ranks of different hosts
   int64_t residentBlocks = 1;                    // that can run at the same time
   int64_t mostBlocks = 1;                        // of them, those that the user allows
   tuning::Allowed allowed;

@@ -105,6 +105,7 @@ struct CommConfig {
   int peerChannels = 1;                // channels of point-to-point messages, all peers together
   int channelsPerPeer = 1;             // of a connection to one peer; divides peerChannels
   uint64_t minBytesPerPart = 1;        // of a message on one of its channels
+  int remoteChannelsPerPeer = 1;       // the same between ranks of different hosts
   uint64_t minRemoteBytesPerPart = 1;  // the same between ranks of different hosts
   uint64_t directBytes = 0;            // messages and results of at least this size need an offer
   HeadShape multicast;                 // NVLS and NVLSTree
@@ -126,6 +127,10 @@ inline bool areOnOneHost(const CommConfig& config, int a, int b) {
   return hosts[static_cast<size_t>(a)] == hosts[static_cast<size_t>(b)];
 }
 // The slots of FIFOs for messages between two ranks.
+// The channels of messages between two ranks.
+inline int channelsBetween(const CommConfig& config, int from, int to) {
+  return areOnOneHost(config, from, to) ? config.channelsPerPeer : config.remoteChannelsPerPeer;
+}
 inline MessageSlots messageSlots(const CommConfig& config, int from, int to) {
   return areOnOneHost(config, from, to) ? config.peerSlots : config.remoteSlots;
 }

@@ -146,8 +146,9 @@ void enqueueMessages(const CommConfig& config, const Task& task, MessageQueues& 
 }
 
 // How a message is split; the same at both ends.
-Message split(const CommConfig& config, const PendingMessage& message) {
-  const MessageChoice choice = fifoChoice(config, config.rank, message.rank, message.bytes);
+Message split(const CommConfig& config, const PendingMessage& message, bool sends) {
+  const int from = sends ? config.rank : message.rank, to = sends ? message.rank : config.rank;
+  const MessageChoice choice = fifoChoice(config, from, to, message.bytes);
   return {.peer = message.rank,
           .firstChannel = static_cast<uint16_t>(firstMessageChannel(config, from, to)),
           .channels = static_cast<uint16_t>(choice.channels),
@@ -192,8 +193,9 @@ int firstMessageChannel(const CommConfig& config, int from, int to) {
   // bits of the distance instead, which uses the highest channels first; here they would cost
   // blocks, because a launch has a block for every channel up to its highest.
   const int delta = (to - from + config.ranks) % config.ranks;
-  const int turn = config.peerChannels / config.channelsPerPeer;
-  return (delta + delta / turn) % turn * config.channelsPerPeer;
+  const int channels = channelsBetween(config, from, to);
+  const int turn = config.peerChannels / channels;
+  return (delta + delta / turn) % turn * channels;
 }
 
 namespace {
@@ -288,7 +290,7 @@ std::vector<SendReceiveWork> planRounds(const CommConfig& config, const MessageQ
         return none;
       }
       if (delta != 0) needs.peers.push_back({message->rank, sends});
-      return split(config, *message);
+      return split(config, *message, sends);
     };
     work.send = messageOf(outgoing, true);
     work.receive = messageOf(incoming, false);

@@ -59,16 +59,8 @@ std::vector<ConnectionGroup> groupsForMessages(const plan::CommConfig& config,
     return ports.empty() ? -1 : ports[static_cast<size_t>(channel) % ports.size()];
   };
   std::map<int, ConnectionGroup> groups;  // by forwarder
-  for (int channel = 0; channel < config.channelsPerPeer; channel++) {
-    const int in = take(to.messagePorts, channel);
-    int out = take(from.messagePorts, channel), forwarder = -1;
-    const auto aligned = static_cast<size_t>(in);
-    if (from.host != to.host && in >= 0 && aligned < from.messageForwarders.size() &&
-        from.messageForwarders[aligned] >= 0) {
-      out = in;
-      forwarder = from.messageForwarders[aligned];
-      if (forwarder == sender) forwarder = -1;
-    }
+  for (int channel = 0; channel < plan::channelsBetween(config, sender, receiver); channel++) {
+    const auto [out, in, forwarder] = nearPorts(from, to, sender, channel);
     const auto [entry, isNew] = groups.try_emplace(
         forwarder, ConnectionGroup{sender, receiver, kPeer, {}, fifos, forwarder, true});
     entry->second.channels.push_back(channel);

@@ -368,6 +368,9 @@ void World::makeMember(int rank, int ranks) {
   config.slicesPerChunk = geometry_.slicesPerChunk;
   config.peerChannels = geometry_.peerChannels;
   config.channelsPerPeer = geometry_.channelsPerPeer;
+  config.remoteChannelsPerPeer = geometry_.remoteChannelsPerPeer > 0
+                                     ? geometry_.remoteChannelsPerPeer
+                                     : geometry_.channelsPerPeer;
   config.minBytesPerPart = config.minRemoteBytesPerPart = geometry_.minBytesPerPart;
   config.directBytes = geometry_.directBytes;
   unisono::testing::setModel(config, {.minBytesPerChannel = geometry_.minBytesPerChannel,

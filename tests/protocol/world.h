@@ -54,6 +54,7 @@ struct Geometry {
   uint32_t slicesPerChunk = 1;
   int peerChannels = 1;
   int channelsPerPeer = 1;
+  int remoteChannelsPerPeer = 0;  // over a network; 0: as many
   uint64_t minBytesPerChannel = 1 << 20;
   uint64_t minBytesPerPart = 1 << 20;
   uint64_t directBytes = 1 << 30;

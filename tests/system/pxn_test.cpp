@@ -100,6 +100,7 @@ INSTANTIATE_TEST_SUITE_P(
                       PxnCase{2, 4, {{"NCCL_PROTO", "LL,Simple"}}, true},
                       PxnCase{2, 4, {{"NCCL_ALGO", "tree"}}, true},
                       PxnCase{3, 3, {{"NCCL_ALGO", "tree"}, {"NCCL_PROTO", "LL"}}, true},
+                      PxnCase{2, 4, {{"NCCL_ALGO", "DirectTree,ring"}}, true},
                       PxnCase{2, 4, {{"NCCL_ALGO", "tree"}, {"NCCL_PXN_DISABLE", "1"}}, false},
                       PxnCase{2, 4, {{"NCCL_ALGO", "tree"}, {"FAKE_NET_POINTERS", "1"}}, false}));
 

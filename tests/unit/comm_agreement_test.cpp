@@ -408,6 +408,19 @@ TEST(Decision, ChannelsOfMessagesStayWithinTheirBounds) {
   }
 }
 
+// As NCCL, rounded up to a power of two; the largest of all ranks.
+TEST(Decision, ChannelsToOtherHostsAreThoseThatTheUserSets) {
+  for (const auto& [wanted, channels] :
+       {std::pair(0, 2), std::pair(1, 1), std::pair(3, 4), std::pair(4, 4), std::pair(64, 4)}) {
+    auto ranks = factsOf(2);
+    ranks[1].host = 101;
+    ranks[1].netPeerChannels = wanted;
+    const plan::CommConfig config = decideFrom(ranks, 0).config;
+    EXPECT_EQ(config.remoteChannelsPerPeer, channels) << wanted;
+    EXPECT_EQ(config.channelsPerPeer, 2);
+  }
+}
+
 TEST(Decision, TheThresholdOfMessagesIsForEachChannelOfAPeer) {
   auto ranks = factsOf(2);
   const auto isDirect = [&](int64_t threshold, uint64_t bytes) {
@@ -497,6 +510,7 @@ TEST(Summaries, TheFieldThatDiffersIsNamed) {
                         {&DecisionSummary::slicesPerChunk, "slices"},
                         {&DecisionSummary::peerChannels, "point-to-point"},
                         {&DecisionSummary::channelsPerPeer, "channels of a peer"},
+                        {&DecisionSummary::remoteChannelsPerPeer, "channels of a peer on another"},
                         {&DecisionSummary::directLineBits, "direct stream"},
                         {&DecisionSummary::nodes, "nodes"},
                         {&DecisionSummary::costModel, "predicted times"}};

@@ -19,7 +19,7 @@ inline CommConfig configOf(int rank, int ranks, int channels = 4, int peerChanne
   config.peerSlots.bytes = 8192;
   config.slicesPerChunk = 2;
   config.peerChannels = peerChannels;
-  config.channelsPerPeer = channelsPerPeer;
+  config.channelsPerPeer = config.remoteChannelsPerPeer = channelsPerPeer;
   config.minBytesPerPart = config.minRemoteBytesPerPart = 4096;
   config.directBytes = 100'000;
   testing::setModel(config);

@@ -234,7 +234,7 @@ TEST(Forwarding, DividesMessagesAlikeOnAllRanks) {
     }
     plan::CommConfig config{};
     config.ranks = kRanks;
-    config.channelsPerPeer = 1 << below(4);
+    config.channelsPerPeer = config.remoteChannelsPerPeer = 1 << below(4);
     config.peerSlots = {4096, round % 2 == 0 ? 0u : 512u};
     for (int sender = 0; sender < kRanks; sender++) {
       for (int receiver = 0; receiver < kRanks; receiver++) {

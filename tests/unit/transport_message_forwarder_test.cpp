@@ -122,7 +122,7 @@ class Member {
   Member(Air& air, std::unique_ptr<bootstrap::Bootstrap> made) : bootstrap(std::move(made)) {
     config.rank = bootstrap->rank();
     config.ranks = kRanks;
-    config.channelsPerPeer = kChannels;
+    config.channelsPerPeer = config.remoteChannelsPerPeer = kChannels;
     config.peerSlots = {kSlotBytes, 0};
     for (int rank = 0; rank < kRanks; rank++) {
       const auto number = static_cast<uint64_t>(rank);
