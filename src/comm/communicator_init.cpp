@@ -298,6 +298,7 @@ void Communicator::agree(AllFacts ranks) {
   config_ = decision_->config;
   config_.rank = rank;
   config_.advisor = advisor;
+  config_.choices = std::make_shared<tuning::ChoiceCache>();
   // Where ranks differ, all of them know it and look for the field.
   const auto hashes = bootstrap_->allGatherShared(hashOf(summary));
   if (std::ranges::adjacent_find(*hashes, std::ranges::not_equal_to()) != hashes->end()) {

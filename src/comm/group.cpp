@@ -78,8 +78,13 @@ CallGroup::Calls& CallGroup::callsOf(HandleId communicator) {
   if (entry != calls_.end()) return *entry;
   auto handle = findHandle(communicator);
   auto made = handle->getActive();
-  calls_.push_back({communicator, std::move(handle), std::move(made), std::exchange(spare_, {})});
-  return calls_.back();
+  if (calls_.empty()) std::swap(calls_, spare_);
+  if (calls_.empty() || calls_.front().id != nullptr) calls_.emplace_back();
+  Calls& calls = calls_.back();
+  calls.id = communicator;
+  calls.handle = std::move(handle);
+  calls.communicator = std::move(made);
+  return calls;
 }
 
 void CallGroup::add(HandleId communicator, const plan::Task& task, runtime::Stream stream) {
@@ -92,14 +97,15 @@ void CallGroup::add(HandleId communicator, const plan::Task& task, runtime::Stre
 
 void CallGroup::keepMemory(std::vector<Calls> calls) {
   constexpr size_t kMostLaunches = 16;  // of several KiB each
-  if (calls.empty() || !calls_.empty()) return;
-  Communicator::Prepared& prepared = calls.front().prepared;
-  if (prepared.plan.launches.capacity() <= kMostLaunches) {
-    prepared.clear();
-    spare_ = std::move(prepared);
-  }
-  calls.clear();
-  calls_ = std::move(calls);
+  if (calls.empty()) return;
+  calls.erase(calls.begin() + 1, calls.end());
+  Calls& first = calls.front();
+  if (first.prepared.plan.launches.capacity() > kMostLaunches) return;
+  first.id = nullptr;
+  first.handle.reset();
+  first.communicator.reset();
+  first.prepared.clear();
+  spare_ = std::move(calls);
 }
 
 void CallGroup::addSuspend(HandleId communicator, bool suspends) {

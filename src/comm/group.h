@@ -74,7 +74,7 @@ class CallGroup {
     bool isMember;
   };
   struct Calls {
-    HandleId id;
+    HandleId id = nullptr;
     std::shared_ptr<Handle> handle;
     std::shared_ptr<Communicator> communicator;
     Communicator::Prepared prepared;
@@ -114,7 +114,7 @@ class CallGroup {
   std::vector<InitJob> initJobs_;
   std::vector<TogetherJob> togetherJobs_;
   std::vector<Calls> calls_;
-  Communicator::Prepared spare_;  // empty, with memory of an earlier group
+  std::vector<Calls> spare_;  // empty, or one of no communicator with memory of an earlier group
 };
 
 }  // namespace unisono::comm

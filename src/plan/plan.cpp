@@ -449,6 +449,10 @@ void append(Plan part, Plan& plan) {
   plan.needs.chains |= part.needs.chains;
   plan.needs.collnetDirect |= part.needs.collnetDirect;
   plan.needs.direct |= part.needs.direct;
+  // An advisor may change its mind.
+  if (config.choices != nullptr && config.advisor == nullptr) {
+    return config.choices->choose(*config.model, question);
+  }
   plan.needs.wide |= part.needs.wide;
   plan.needs.peers.insert(plan.needs.peers.end(), part.needs.peers.begin(), part.needs.peers.end());
 }

@@ -96,6 +96,7 @@ struct CommConfig {
   // What chooses algorithm, protocol and shape of a call.
   std::shared_ptr<const tuning::CostModel> model;
   std::shared_ptr<const tuning::Advisor> advisor;        // of a tuner plug-in; null without
+  std::shared_ptr<tuning::ChoiceCache> choices;          // of `model`; null: nothing is kept
   std::array<uint32_t, device::kProtocols> slotBytes{};  // of collectives, by protocol
   MessageSlots peerSlots;
   MessageSlots remoteSlots;                            // between ranks of different hosts

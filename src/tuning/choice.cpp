@@ -336,6 +336,15 @@ Explanation explain(const CostModel& model, const Question& question, const Advi
       const auto protocol = static_cast<Protocol>(p);
       if (definitionOf(question.operation, algorithm, protocol) != Exclusion::none) continue;
       const Estimate& estimate = model.of(question.operation, algorithm, protocol);
+const Choice& ChoiceCache::choose(const CostModel& model, const Question& question) {
+  const uint64_t hash = mix64(question.bytes + static_cast<uint64_t>(question.operation));
+  Entry& entry = entries_[hash % kKept];
+  if (entry.question != question) {
+    entry = {question, tuning::choose(model, question)};
+  }
+  return entry.choice;
+}
+
       CandidateReport row{algorithm, protocol, estimate.exclusion,         estimate.allowed,
                           false,     0,        !estimate.measured.empty(), ""};
       if (row.exclusion == Exclusion::none) {

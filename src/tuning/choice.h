@@ -66,6 +66,21 @@ Choice choose(const CostModel& model, const Question& question, const Advisor* a
 struct CandidateReport {
   Algorithm algorithm;
   Protocol protocol;
+// Keeps the choices of a model, because programs repeat a few calls: to find one takes a tenth of
+// the instructions of choose(). For one thread at a time.
+class ChoiceCache {
+ public:
+  const Choice& choose(const CostModel& model, const Question& question);
+
+ private:
+  static constexpr size_t kKept = 64;
+  struct Entry {
+    Question question{.calls = 0};  // no call asks that
+    Choice choice;
+  };
+  std::array<Entry, kKept> entries_;
+};
+
   Exclusion exclusion;
   bool allowed;
   bool chosen;

@@ -379,3 +379,26 @@ TEST(Choice, IsCheap) {
 
 }  // namespace
 }  // namespace unisono::tuning
+TEST(ChoiceCache, ChoosesTheSame) {
+  const CostModel model = makeModel(inputOf("dgx-h100", 2));
+  ChoiceCache cache;
+  std::mt19937_64 random(test::seed());
+  // Few sizes, so that some questions repeat, and more than the cache holds.
+  std::vector<Question> questions;
+  for (int i = 0; i < 200; i++) {
+    questions.push_back({.operation = static_cast<Operation>(random() % kCollectives),
+                         .bytes = random() % (uint64_t{1} << random() % 34),
+                         .type = random() % 2 == 0 ? DataType::float32 : DataType::float8e4m3,
+                         .reduction = random() % 2 == 0 ? Reduction::sum : Reduction::preMulSum,
+                         .calls = 1 + static_cast<int>(random() % 3)});
+  }
+  for (int i = 0; i < 5000; i++) {
+    const Question& question = questions[random() % questions.size()];
+    const Choice kept = cache.choose(model, question), own = choose(model, question);
+    ASSERT_EQ(namesOf(kept), namesOf(own)) << question.bytes;
+    ASSERT_EQ(kept.channels, own.channels) << question.bytes;
+    ASSERT_EQ(kept.threads, own.threads) << question.bytes;
+    ASSERT_EQ(kept.timeUs, own.timeUs) << question.bytes;
+  }
+}
+
