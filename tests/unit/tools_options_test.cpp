@@ -106,13 +106,21 @@ TEST(Options, AreRefusedWithWhatIsAllowed) {
   EXPECT_THAT(refusal({"reduce", "-r", "first"}), HasSubstr("-1 or all"));
   EXPECT_THAT(refusal({"reduce", "--backend", "rocm"}), HasSubstr("expected host or cuda"));
   EXPECT_THAT(refusal({"reduce", "--backend", "host", "-G", "1"}), HasSubstr("graphs"));
-  EXPECT_THAT(refusal({"reduce", "--backend", "cuda", "--nodes", "2"}), HasSubstr("host"));
+  EXPECT_THAT(refusal({"reduce", "--nodes", "2", "-G", "1"}), HasSubstr("graphs"));
+  EXPECT_THAT(refusal({"reduce", "--backend", "cuda", "--topo", "x.xml"}), HasSubstr("host"));
   EXPECT_THAT(refusal({"reduce", "--processes", "-t", "2"}), HasSubstr("-t must be 1"));
   EXPECT_THAT(refusal({"reduce", "--seed", "x"}), HasSubstr("--seed"));
 }
 
+BenchMachine machineOf(int gpus, const std::string& backend = "host") {
+  BenchMachine machine;
+  machine.backend = backend;
+  machine.deviceNames.assign(static_cast<size_t>(gpus), "a GPU");
+  return machine;
+}
+
 TEST(Place, NumbersRanksByNodeProcessThreadAndGpu) {
-  Placement threads = place(parse({"reduce", "-t", "2", "--nodes", "2"}), 8, false);
+  Placement threads = place(parse({"reduce", "-t", "2", "--nodes", "2"}), machineOf(8), false);
   EXPECT_EQ(threads.ranks(), 16);
   EXPECT_EQ(threads.workers(), 4);
   std::vector<LocalRank> last = threads.ranksOf(3);
@@ -122,17 +130,38 @@ TEST(Place, NumbersRanksByNodeProcessThreadAndGpu) {
   EXPECT_EQ(threads.nodeOf(1), 1);
 
   Placement processes =
-      place(parse({"reduce", "--processes", "--nodes", "2", "-g", "3"}), 8, false);
+      place(parse({"reduce", "--processes", "--nodes", "2", "-g", "3"}), machineOf(8), false);
   EXPECT_EQ(processes.ranks(), 6);
   EXPECT_EQ(processes.processes(), 6);
   EXPECT_EQ(processes.nodeOf(3), 1);
   EXPECT_EQ(processes.ranksOf(4)[0].device, 1);
 }
 
+TEST(Place, DividesACudaMachineAmongTheNodes) {
+  const BenchMachine machine = machineOf(4, "cuda");
+  const BenchOptions options =
+      parse({"reduce", "--backend", "cuda", "--processes", "--nodes", "2"});
+  const Placement processes = place(options, machine, false);
+  ASSERT_EQ(processes.ranks(), 4);
+  EXPECT_EQ(processes.nodeOf(2), 1);
+  EXPECT_EQ(processes.ranksOf(2)[0].device, 2);
+
+  const Placement whole =
+      place(parse({"reduce", "--backend", "cuda", "--nodes", "2"}), machine, false);
+  ASSERT_EQ(whole.ranksOf(1).size(), 2u);
+  EXPECT_EQ(whole.ranksOf(1)[1].device, 3);
+
+  // Two nodes on one GPU.
+  const BenchOptions crowded =
+      parse({"reduce", "--backend", "cuda", "--processes", "--nodes", "2", "-g", "1"});
+  EXPECT_THROW(place(crowded, machineOf(1, "cuda"), false), UsageError);
+  EXPECT_EQ(place(crowded, machineOf(1, "cuda"), true).ranksOf(1)[0].device, 0);
+}
+
 TEST(Place, RefusesWhatTheMachineLacks) {
-  EXPECT_THROW(place(parse({"reduce", "-g", "9"}), 8, false), UsageError);
-  EXPECT_EQ(place(parse({"reduce", "-g", "9"}), 8, true).ranksOf(0)[8].device, 0);
-  EXPECT_THROW(place(parse({"reduce", "-r", "8"}), 8, false), UsageError);
+  EXPECT_THROW(place(parse({"reduce", "-g", "9"}), machineOf(8), false), UsageError);
+  EXPECT_EQ(place(parse({"reduce", "-g", "9"}), machineOf(8), true).ranksOf(0)[8].device, 0);
+  EXPECT_THROW(place(parse({"reduce", "-r", "8"}), machineOf(8), false), UsageError);
 }
 
 TEST(Report, SpreadAndRatio) {

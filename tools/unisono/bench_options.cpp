@@ -118,10 +118,11 @@ void checkCombinations(const BenchOptions& options) {
     throw UsageError(
         fmt::format("--backend: unknown backend \"{}\"; expected host or cuda", options.backend));
   }
-  if (options.backend == "cuda" && (options.nodes > 1 || !options.topologyFile.empty())) {
-    throw UsageError("--topo and --nodes simulate machines and need --backend host");
+  if (options.backend == "cuda" && !options.topologyFile.empty()) {
+    throw UsageError("--topo simulates a machine and needs --backend host");
   }
-  const bool host = options.backend == "host" || options.nodes > 1 || !options.topologyFile.empty();
+  const bool host = options.backend == "host" || !options.topologyFile.empty() ||
+                    (options.nodes > 1 && options.backend.empty());
   if (host && options.graphLaunches > 0) {
     throw UsageError("-G: graphs need --backend cuda");
   }
@@ -239,7 +240,10 @@ CLI::App* addBenchCommand(CLI::App& app, BenchArguments& arguments) {
       ->add_option("--topo", options.topologyFile,
                    "Host backend: simulate the machine in this topology file")
       ->group(ranks);
-  bench->add_option("--nodes", options.nodes, "Host backend: number of such machines (1)")
+  bench
+      ->add_option("--nodes", options.nodes,
+                   "Number of nodes (1): simulated machines, or with --backend cuda parts of this "
+                   "machine, which take each other for other hosts")
       ->group(ranks);
 
   const char* what = "What to run";

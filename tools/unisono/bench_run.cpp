@@ -313,8 +313,7 @@ int runBench(const BenchOptions& options) {
       sides = loadSides(options, &backend);
       machine = describe(sides, backend);
     }
-    const Placement placement =
-        place(options, static_cast<int>(machine.deviceNames.size()), devicesAreShared());
+    const Placement placement = place(options, machine, devicesAreShared());
     // Longer than the limit of a call, so that the worker whose call hangs reports it.
     Coordinator coordinator(placement.workers(), 2 * options.timeoutSeconds);
     const Run run{options, machine, placement, coordinator};
