@@ -237,7 +237,8 @@ constexpr Row kRows[] = {
      "size of the FIFO of each connection with the protocol LL128"},
     {"NCCL_ALGO", Text{&S::algorithm, "list"}, "automatic",
      "algorithms to use: Tree, Ring, CollNetDirect, CollNetChain, NVLS, NVLSTree, PAT, Direct, "
-     "TwoShot; a leading ^ excludes them; allreduce:ring sets those of one operation, ; separates "
+     "TwoShot, DirectTree; a leading ^ excludes them; allreduce:ring sets those of one operation, "
+     "; separates "
      "operations; where they leave nothing that can run, others are used"},
     {"NCCL_PROTO", Text{&S::protocol, "list"}, "automatic",
      "protocols to use: LL, LL128, Simple, in the syntax of NCCL_ALGO"},

@@ -22,7 +22,7 @@ using transport::TransportKind;
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 672 && bootstrap::kProtocolVersion == 22,
+static_assert(sizeof(RankFacts) == 680 && bootstrap::kProtocolVersion == 23,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {
@@ -151,6 +151,31 @@ transport::HeadGraph multicastGraphOf(const topology::Joined& joined) {
   return graph;
 }
 
+// The trees of rails, of which even and odd channels have one of two; none unless all nodes have as
+// many ranks.
+std::vector<std::vector<topology::TreePlace>> railsOf(const plan::NodeRanks& nodes, int channels) {
+  const size_t rails = nodes.ranks.front().size();
+  const auto hasAsMany = [&](const std::vector<int>& node) { return node.size() == rails; };
+  if (!std::ranges::all_of(nodes.ranks, hasAsMany)) return {};
+  std::array<std::vector<topology::TreePlace>, 2> trees;
+  for (size_t tree = 0; tree < trees.size(); tree++) {
+    trees[tree].resize(nodes.nodeOf.size());
+    for (size_t rail = 0; rail < rails; rail++) {
+      std::vector<int> members;
+      for (const std::vector<int>& node : nodes.ranks) members.push_back(node[rail]);
+      for (size_t node = 0; node < members.size(); node++) {
+        trees[tree][static_cast<size_t>(members[node])] =
+            topology::doubleTreePlace(members, static_cast<int>(node), static_cast<int>(tree));
+      }
+    }
+  }
+  std::vector<std::vector<topology::TreePlace>> result;
+  for (size_t channel = 0; channel < static_cast<size_t>(channels); channel++) {
+    result.push_back(trees[channel % trees.size()]);
+  }
+  return result;
+}
+
 }  // namespace
 
 Hosts hostsOf(const std::vector<RankFacts>& ranks) {
@@ -267,6 +292,7 @@ static plan::MessageFacts messageFactsOf(const std::vector<RankFacts>& ranks,
   }
   facts.fewestChannels = settingOf(ranks, &RankFacts::minPeerChannels, kLarger);
   facts.mostChannels = settingOf(ranks, &RankFacts::maxPeerChannels, kSmaller);
+  facts.remoteChannelsPerPeer = settingOf(ranks, &RankFacts::netPeerChannels, kLarger);
   facts.mostBlocks = most > 0 ? most : resident;
   facts.residentBlocks = resident;
   facts.allowed = allowed;
@@ -292,7 +318,6 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   if (!cuda || ranks.size() == 1) bounds = {defaults.channels, defaults.channels};
   const auto bounded = [&](int channels) {
     int64_t result = std::max<int64_t>(channels, least);
-  facts.remoteChannelsPerPeer = settingOf(ranks, &RankFacts::netPeerChannels, kLarger);
     if (most > 0) result = std::min(result, most);
     result = std::min(result, resident);
     return static_cast<int>(std::clamp<int64_t>(result, 1, topology::kMostChannels));
@@ -397,6 +422,9 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
     auto& tree = decision.graphs.trees.emplace_back();
     for (int r = 0; r < config.ranks; r++) tree.push_back(decision.joined.treePlace(c, r));
   }
+  if (config.nodes != nullptr) {
+    decision.graphs.rails = railsOf(*config.nodes, decision.joined.channels());
+  }
   return decision;
 }
 
@@ -410,6 +438,7 @@ DecisionSummary summarize(const Decision& decision) {
           config.slicesPerChunk,
           config.peerChannels,
           config.channelsPerPeer,
+          config.remoteChannelsPerPeer,
           config.directLineBits,
           decision.nodes,
           0,
@@ -438,7 +467,7 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
       {"slices of a chunk", &DecisionSummary::slicesPerChunk},
       {"point-to-point channels", &DecisionSummary::peerChannels},
       {"channels of a peer", &DecisionSummary::channelsPerPeer},
-          config.remoteChannelsPerPeer,
+      {"channels of a peer on another host", &DecisionSummary::remoteChannelsPerPeer},
       {"lines of a direct stream", &DecisionSummary::directLineBits},
       {"nodes", &DecisionSummary::nodes},
       {"the tuner plug-in (1: it is used)", &DecisionSummary::advised},
@@ -466,4 +495,3 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
 }
 
 }  // namespace unisono::comm
-      {"channels of a peer on another host", &DecisionSummary::remoteChannelsPerPeer},

@@ -74,7 +74,7 @@ struct RankFacts {
   Reach reach;  // second look
 };
 
-inline constexpr uint32_t kRankFactsLayout = 13 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 14 << 16 | sizeof(RankFacts);
 
 // The ranks of each host, by its hash, and how many devices all ranks use.
 struct Hosts {

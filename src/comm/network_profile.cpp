@@ -23,7 +23,18 @@ class TaskFinder {
   explicit TaskFinder(const std::vector<Task>& tasks) : tasks_(tasks), used_(tasks.size()) {}
 
   // With a fixed order (UNISONO_DETERMINISTIC) a call has works of two operations.
+  // Algorithm::directTree has works for parts of a call.
   size_t find(const device::CollectiveWork& work, size_t none) {
+    if (work.algorithm == device::Algorithm::directTree) {
+      const auto has = [&](const Task& task) {
+        const auto* const output = static_cast<const std::byte*>(task.output);
+        const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
+        return task.call == Call::allReduce && work.output >= output &&
+               work.output < output + bytes;
+      };
+      const auto found = std::ranges::find_if(tasks_, has);
+      return found == tasks_.end() ? none : static_cast<size_t>(found - tasks_.begin());
+    }
     return find(1u << static_cast<unsigned>(work.operation), none, [&](const Task& task) {
       return task.count == work.count && task.output == work.output &&
              (task.input == work.input || task.output == work.input);
@@ -445,6 +456,8 @@ void NetworkProfile::addCollective(const device::CollectiveWork& work, size_t ta
       add(previous, false, steps.received);
     } else if (work.algorithm == Algorithm::tree) {
       addEdges(graphs_->trees.at(channel).at(rank), plan::treeSteps(work, c));
+    } else if (work.algorithm == Algorithm::directTree) {
+      addEdges(graphs_->rails.at(channel).at(rank), plan::treeSteps(work, c));
     } else if (work.algorithm == Algorithm::nvlsTree) {
       const auto& trees = graphs_->multicast.trees;
       addEdges(trees[channel % trees.size()].at(rank),

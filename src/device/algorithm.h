@@ -16,10 +16,11 @@ enum class Algorithm : uint8_t {
   nvls,
   nvlsTree,
   pat,
-  direct,   // every rank stores what a peer needs into that peer's memory, in one hop
-  twoShot,  // all-reduce as a direct reduce-scatter and a direct all-gather in one launch
+  direct,      // every rank stores what a peer needs into that peer's memory, in one hop
+  twoShot,     // all-reduce as a direct reduce-scatter and a direct all-gather in one launch
+  directTree,  // all-reduce: direct inside nodes, trees along rails between them
 };
-inline constexpr int kAlgorithms = 9;
+inline constexpr int kAlgorithms = 10;
 inline constexpr int kNcclAlgorithms = 7;
 
 // As NCCL spells it; empty for a number that is none.
@@ -43,6 +44,8 @@ constexpr std::string_view nameOf(Algorithm algorithm) {
       return "Direct";
     case Algorithm::twoShot:
       return "TwoShot";
+    case Algorithm::directTree:
+      return "DirectTree";
   }
   return "";
 }
@@ -102,9 +105,10 @@ constexpr void forEachCollectiveKernel(const Visit& visit) {
 }
 
 // The algorithm whose code carries another one: a CollNet chain is a tree in which the network is
-// the parent of one rank of each node.
+// the parent of one rank of each node, and rails have trees of their own.
 constexpr Algorithm codeOf(Algorithm algorithm) {
-  return algorithm == Algorithm::collNetChain ? Algorithm::tree : algorithm;
+  const bool isTree = algorithm == Algorithm::collNetChain || algorithm == Algorithm::directTree;
+  return isTree ? Algorithm::tree : algorithm;
 }
 
 // Works of one rank alone are run by the kernel of these.
@@ -125,6 +129,7 @@ constexpr int groupsOf(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::tree:
     case Algorithm::collNetChain:
+    case Algorithm::directTree:
       return 2;  // one reduces up while the other broadcasts down
     case Algorithm::collNetDirect:
     case Algorithm::nvls:

@@ -87,6 +87,14 @@ constexpr DataType reducedAs(DataType type, Reduction reduction) {
   return type;
 }
 
+// Whether the device code has loops for this pair alone (reduce/any_reducer.h).
+constexpr bool hasOwnLoops(DataType type, Reduction reduction) {
+  if (reduction == Reduction::sum) return true;
+  if (!isFloatingPoint(type)) return false;
+  return reduction == Reduction::preMulSum ||
+         (reduction == Reduction::prod && elementBytes(type) < 4);
+}
+
 // A reduction with its operands. `scalar` holds the bits of the factor (preMulSum, in the type that
 // `type` accumulates in: float for the 16-bit and 8-bit ones) or of the divisor (sumPostDivide, an
 // unsigned 64-bit number), or, with `scalarIsPointer`, the address of a factor of `type` in device
@@ -229,12 +237,13 @@ inline constexpr int kHeadNetworkPeer = -2;    // of the heads of NVLS
 inline constexpr int kDirectNetworkPeer = -3;  // of the heads of CollNet direct
 
 // A channel from one rank's view. Its connections are those of a ring, a tree, a tree of the heads
-// of nodes (device/multicast.h), a chain, and the networks.
-inline constexpr int kMaxConnections = 2 + (1 + kMaxTreeChildren) + (1 + 2) + 2 + 3;
+// of nodes (device/multicast.h), a rail, a chain, and the networks.
+inline constexpr int kMaxConnections = 2 + (1 + kMaxTreeChildren) + 2 * (1 + 2) + 2 + 3;
 struct Channel {
   Ring ring;
   Tree tree;
   Tree chain;  // CollNet: the ranks of a node, of which the first has the network as its parent
+  Tree rail;   // the ranks that have the same place on their nodes
   Connection connections[kMaxConnections];
 };
 

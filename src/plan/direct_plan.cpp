@@ -109,7 +109,7 @@ DirectWork directWork(const CommConfig& config, const Task& task) {
     case Call::receive:
       break;
   }
-  const auto me = static_cast<uint64_t>(config.rank);
+  const auto me = static_cast<uint64_t>(localRank(config));
   if (work.own)
     work.own = work.input + me * work.inputStride != work.output + me * work.outputStride;
   // What a rank passes for a buffer that it does not need says nothing.
@@ -142,12 +142,15 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
   arguments.twoShot = algorithm == device::Algorithm::twoShot;
   if (arguments.twoShot) {
     arguments.endBytes = shareBytes(task);
-    work.inputStride = work.outputStride = tuning::partOfTwoShot(arguments.endBytes, config.ranks);
+    work.inputStride = work.outputStride =
+        tuning::partOfTwoShot(arguments.endBytes, localRanks(config));
     work.inputBytes = work.outputBytes = static_cast<uint32_t>(work.inputStride);
   }
   const bool multiplies = work.reduces && task.reduction.reduction == device::Reduction::preMulSum;
   const bool replaces = task.call == Call::allReduce && !arguments.twoShot;
-  const bool offers = tuning::offersBuffers(config.wide, multiplies, replaces, work.inputBytes);
+  // The tables of windows have the ranks of all nodes.
+  const bool offers = config.nodes == nullptr &&
+                      tuning::offersBuffers(config.wide, multiplies, replaces, work.inputBytes);
   arguments.offers = offers;
   arguments.ownInput = task.inputWindow;
   arguments.ownOutput = task.window;
@@ -161,8 +164,8 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
                                                                    : tuning::WideKind::other;
   const tuning::WideShape shape = tuning::wideShape(config.wide, kind, work.inputBytes, most);
   launch.blocks = shape.blocks;
-  arguments.rank = config.rank;
-  arguments.ranks = config.ranks;
+  arguments.rank = localRank(config);
+  arguments.ranks = localRanks(config);
   arguments.blocks = config.wide.blocks;
   arguments.slotLines = config.wide.slotLines;
   arguments.passLines = shape.passLines;

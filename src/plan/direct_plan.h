@@ -16,7 +16,7 @@ device::DirectPeers everyPeer(const CommConfig& config);
 // The bytes of a share of a call: what one rank sends to another.
 uint64_t shareBytes(const Task& task);
 
-// A call, but for send and receive, as this rank's part of it.
+// A call among the ranks of a node, but for send and receive, as this rank's part of it.
 device::DirectWork directWork(const CommConfig& config, const Task& task);
 
 // Messages to and from one rank each, of which one may be missing.
@@ -37,7 +37,7 @@ bool isWideMessages(const CommConfig& config, const Task& task);
 // Whether such a call in place sends every part before another one takes its place.
 bool canBeInPlace(const CommConfig& config, const Task& task);
 
-// The launch of a collective over LL128, by Algorithm::direct or twoShot.
+// The launch of a collective among the ranks of a node over LL128, by Algorithm::direct or twoShot.
 WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algorithm algorithm);
 
 // Starts a launch without works, and adds a work for whose lines and arguments there is room. With

@@ -183,8 +183,8 @@ CollectiveWork workOf(const CommConfig& config, const ChosenCall& call) {
   work.input = task.input;
   work.output = task.output;
   work.count = task.count;
-  work.offered =
-      config.ranks > 1 && work.protocol == device::Protocol::simple && offersOutput(config, task);
+  work.offered = config.ranks > 1 && work.protocol == device::Protocol::simple &&
+                 work.algorithm != device::Algorithm::directTree && offersOutput(config, task);
   work.addressIsOpen = task.outputIsOpen;
   work.window = task.window;
   return work;
@@ -219,6 +219,8 @@ constexpr bool Needs::*needOf(device::Algorithm algorithm) {
       return &Needs::rings;
     case device::Algorithm::tree:
       return &Needs::trees;
+    case device::Algorithm::directTree:
+      return &Needs::rails;
     case device::Algorithm::collNetChain:
       return &Needs::chains;
     case device::Algorithm::collNetDirect:
@@ -273,6 +275,70 @@ void planRun(const CommConfig& config, std::span<const ChosenCall> run, Plan& pl
       const auto need = needOf(work.algorithm);
       if (config.ranks > 1 && need != nullptr) plan.needs.*need = true;
     }
+  }
+}
+
+void addDirectLaunch(const CommConfig& config, const Task& task, Plan& plan) {
+  auto& launch =
+      std::get<DirectLaunch>(plan.launches.emplace_back(std::in_place_type<DirectLaunch>));
+  beginDirect(config, launch);
+  addDirect(config, directWork(config, task), launch);
+}
+
+// An all-reduce over several nodes by Algorithm::directTree: a reduce-scatter inside each node, an
+// all-reduce along each rail, and an all-gather inside each node. What does not divide among the
+// ranks of a node is reduced by all of them, inside the node and along every rail, in the same
+// order.
+void planDirectTree(const CommConfig& config, const ChosenCall& call, Plan& plan) {
+  const Task& task = *call.task;
+  const uint64_t size = device::elementBytes(task.reduction.type);
+  const auto ranks = static_cast<uint64_t>(localRanks(config));
+  const auto parts =
+      tuning::railParts(config.model->facts.direct, shareBytes(task), localRanks(config));
+  const uint64_t restAt = parts.share * ranks;
+  const uint64_t ownAt = parts.share * static_cast<uint64_t>(localRank(config));
+  const auto* const input = static_cast<const std::byte*>(task.input);
+  auto* const output = static_cast<std::byte*>(task.output);
+
+  // Operands are scaled at the first step, results at the last one.
+  const device::ReductionSpec sum{task.reduction.type, device::Reduction::sum, false, 0};
+  Task inside = task, along = task;
+  if (task.reduction.reduction == device::Reduction::preMulSum) along.reduction = sum;
+  if (task.reduction.reduction == device::Reduction::sumPostDivide) inside.reduction = sum;
+
+  Task ownShare = along, rest = along;
+  if (parts.share > 0) {
+    Task scatter = inside;
+    scatter.call = Call::reduceScatter;
+    scatter.output = output + ownAt;
+    scatter.count = parts.share / size;
+    plan.launches.emplace_back(wideLaunch(config, scatter, device::Algorithm::direct));
+    plan.needs.wide |= everyPeer(config);
+    ownShare.input = ownShare.output = scatter.output;
+    ownShare.count = scatter.count;
+  }
+  if (parts.rest > 0) {
+    Task reduce = inside;
+    reduce.input = input + restAt;
+    reduce.output = output + restAt;
+    reduce.count = parts.rest / size;
+    addDirectLaunch(config, reduce, plan);
+    plan.needs.direct |= everyPeer(config);
+    rest.input = rest.output = reduce.output;
+    rest.count = reduce.count;
+  }
+  tuning::Choice withoutLoad = call.choice;
+  withoutLoad.load = 0;
+  const ChosenCall calls[] = {{&ownShare, call.choice}, {&rest, withoutLoad}};
+  const bool both = parts.share > 0 && parts.rest > 0;
+  planRun(config, std::span(calls).subspan(parts.share > 0 ? 0 : 1, both ? 2 : 1), plan);
+  if (parts.share > 0) {
+    Task gather = along;
+    gather.call = Call::allGather;
+    gather.input = output + ownAt;
+    gather.count = ownShare.count;
+    gather.reduction = sum;
+    plan.launches.emplace_back(wideLaunch(config, gather, device::Algorithm::direct));
   }
 }
 
@@ -332,7 +398,7 @@ OfferedBuffers buffersOffered(const CommConfig& config, const Task& task) {
     if (!launch.arguments.offers) return offered;
     offersInput = work.reduces && work.to != 0;
     offersResult = (!work.reduces || launch.arguments.twoShot) && work.from != 0;
-  } else {
+  } else if (choice.algorithm != device::Algorithm::directTree) {
     const bool isRoot = task.call == Call::broadcast && task.peer == config.rank;
     offersResult = hasResult && choice.protocol == device::Protocol::simple && !isRoot;
   }
@@ -383,6 +449,10 @@ tuning::Choice choiceOf(const CommConfig& config, const Task& task) {
   if (task.call == Call::allGather || task.call == Call::reduceScatter) {
     question.bytes *= static_cast<uint64_t>(config.ranks);
   }
+  // An advisor may change its mind.
+  if (config.choices != nullptr && config.advisor == nullptr) {
+    return config.choices->choose(*config.model, question);
+  }
   return tuning::choose(*config.model, question, config.advisor.get());
 }
 
@@ -429,11 +499,10 @@ Plan planCollective(const CommConfig& config, const Task& task, std::vector<Laun
     plan.launches.emplace_back(wideLaunch(config, task, call.choice.algorithm));
     plan.needs = directNeeds(config, task.call, call.choice);
   } else if (call.choice.algorithm == device::Algorithm::direct) {
-    auto& launch =
-        std::get<DirectLaunch>(plan.launches.emplace_back(std::in_place_type<DirectLaunch>));
-    beginDirect(config, launch);
-    addDirect(config, directWork(config, task), launch);
+    addDirectLaunch(config, task, plan);
     plan.needs = directNeeds(config, task.call, call.choice);
+  } else if (call.choice.algorithm == device::Algorithm::directTree) {
+    planDirectTree(config, call, plan);
   } else {
     planRun(config, {&call, 1}, plan);
   }
@@ -445,14 +514,11 @@ void append(Plan part, Plan& plan) {
   std::move(part.launches.begin(), part.launches.end(), std::back_inserter(plan.launches));
   plan.needs.rings |= part.needs.rings;
   plan.needs.trees |= part.needs.trees;
+  plan.needs.rails |= part.needs.rails;
   plan.needs.multicast |= part.needs.multicast;
   plan.needs.chains |= part.needs.chains;
   plan.needs.collnetDirect |= part.needs.collnetDirect;
   plan.needs.direct |= part.needs.direct;
-  // An advisor may change its mind.
-  if (config.choices != nullptr && config.advisor == nullptr) {
-    return config.choices->choose(*config.model, question);
-  }
   plan.needs.wide |= part.needs.wide;
   plan.needs.peers.insert(plan.needs.peers.end(), part.needs.peers.begin(), part.needs.peers.end());
 }
@@ -532,6 +598,10 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks,
       } else {
         direct.add(directWork(config, task));
       }
+    } else if (choice.algorithm == device::Algorithm::directTree) {
+      endRun();
+      endDirect();
+      planDirectTree(config, {&task, choice}, plan);
     } else {
       endDirect();
       const ChosenCall call{&task, choice};

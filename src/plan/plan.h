@@ -105,8 +105,8 @@ struct CommConfig {
   uint32_t slicesPerChunk = 1;
   int peerChannels = 1;                // channels of point-to-point messages, all peers together
   int channelsPerPeer = 1;             // of a connection to one peer; divides peerChannels
-  uint64_t minBytesPerPart = 1;        // of a message on one of its channels
   int remoteChannelsPerPeer = 1;       // the same between ranks of different hosts
+  uint64_t minBytesPerPart = 1;        // of a message on one of its channels
   uint64_t minRemoteBytesPerPart = 1;  // the same between ranks of different hosts
   uint64_t directBytes = 0;            // messages and results of at least this size need an offer
   HeadShape multicast;                 // NVLS and NVLSTree
@@ -127,11 +127,11 @@ inline bool areOnOneHost(const CommConfig& config, int a, int b) {
   const std::vector<uint64_t>& hosts = *config.hosts;
   return hosts[static_cast<size_t>(a)] == hosts[static_cast<size_t>(b)];
 }
-// The slots of FIFOs for messages between two ranks.
 // The channels of messages between two ranks.
 inline int channelsBetween(const CommConfig& config, int from, int to) {
   return areOnOneHost(config, from, to) ? config.channelsPerPeer : config.remoteChannelsPerPeer;
 }
+// The slots of FIFOs for messages between two ranks.
 inline MessageSlots messageSlots(const CommConfig& config, int from, int to) {
   return areOnOneHost(config, from, to) ? config.peerSlots : config.remoteSlots;
 }
@@ -231,7 +231,8 @@ struct PeerUse {
 
 // What must be connected before a plan can run.
 struct Needs {
-  bool rings = false, trees = false, multicast = false, chains = false, collnetDirect = false;
+  bool rings = false, trees = false, rails = false, multicast = false, chains = false;
+  bool collnetDirect = false;
   device::DirectPeers direct = 0;  // whose windows are mapped
   device::DirectPeers wide = 0;    // whose windows for LL128 are mapped
   std::vector<PeerUse> peers;      // one for each message

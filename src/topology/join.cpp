@@ -353,17 +353,20 @@ std::span<const int> Joined::collnetChain(int channel, int node) const {
   return slice(collnet_[at(channel) % collnet_.size()], node);
 }
 
-TreePlace Joined::nvlsTreePlace(int head, int tree, int rank) const {
-  const std::vector<int>& members = nvlsHeads_[at(head)];
-  const int node = nodeOf(rank);
+TreePlace doubleTreePlace(const std::vector<int>& members, int index, int tree) {
   TreePlace place;
-  if (members[at(node)] != rank) return place;
-  const TreeLinks links = doubleTree(nodes(), node, tree);
+  const TreeLinks links = doubleTree(static_cast<int>(members.size()), index, tree);
   if (links.up >= 0) place.up = members[at(links.up)];
   for (const int below : links.down) {
     if (below >= 0) place.down.push_back(members[at(below)]);
   }
   return place;
+}
+
+TreePlace Joined::nvlsTreePlace(int head, int tree, int rank) const {
+  const std::vector<int>& members = nvlsHeads_[at(head)];
+  const int node = nodeOf(rank);
+  return members[at(node)] == rank ? doubleTreePlace(members, node, tree) : TreePlace{};
 }
 
 JoinedHash hashOf(const Joined& joined) {

@@ -76,6 +76,10 @@ struct TreePlace {
   std::vector<int> down;  // at most three
 };
 
+// The place of member `index` in one of two trees (0 or 1) over `members`, which are ranks
+// (topology/double_tree.h).
+TreePlace doubleTreePlace(const std::vector<int>& members, int index, int tree);
+
 // The channels of a communicator. Nodes are in the order of their first rank, in all channels.
 class Joined {
  public:

@@ -14,7 +14,27 @@ namespace unisono::transport {
 namespace {
 
 constexpr uint64_t kRing = 1, kPeer = 2, kDirect = 3, kTree = 5, kMulticast = 6, kHeadTree = 7,
-                   kChain = 10, kCollnetDirect = 12, kWide = 14;
+                   kRail = 9, kChain = 10, kCollnetDirect = 12, kWide = 14;
+
+// The ports by which two ranks exchange data of a channel if these are to be near to them, and who
+// sends: -1 for the sender itself.
+struct NearPorts {
+  int out, in, forwarder;
+};
+NearPorts nearPorts(const PeerPlace& from, const PeerPlace& to, int sender, int channel) {
+  const auto take = [channel](const std::vector<int>& ports) {
+    return ports.empty() ? -1 : ports[static_cast<size_t>(channel) % ports.size()];
+  };
+  NearPorts result{take(from.messagePorts), take(to.messagePorts), -1};
+  const auto aligned = static_cast<size_t>(result.in);
+  if (from.host != to.host && result.in >= 0 && aligned < from.messageForwarders.size() &&
+      from.messageForwarders[aligned] >= 0) {
+    result.out = result.in;
+    result.forwarder = from.messageForwarders[aligned];
+    if (result.forwarder == sender) result.forwarder = -1;
+  }
+  return result;
+}
 
 }  // namespace
 
@@ -55,9 +75,6 @@ std::vector<ConnectionGroup> groupsForMessages(const plan::CommConfig& config,
   const plan::MessageSlots slots = plan::messageSlots(config, sender, receiver);
   std::vector<ConnectionGroup::FifoShape> fifos{{device::Protocol::simple, slots.bytes}};
   if (slots.lineBytes > 0) fifos.push_back({device::Protocol::ll, slots.lineBytes});
-  const auto take = [](const std::vector<int>& ports, int channel) {
-    return ports.empty() ? -1 : ports[static_cast<size_t>(channel) % ports.size()];
-  };
   std::map<int, ConnectionGroup> groups;  // by forwarder
   for (int channel = 0; channel < plan::channelsBetween(config, sender, receiver); channel++) {
     const auto [out, in, forwarder] = nearPorts(from, to, sender, channel);
@@ -164,7 +181,8 @@ std::vector<device::Fifo> Connector::complete(const Making& making) {
 
 bool Connector::isConnected(const plan::Needs& needs) const {
   if ((needs.rings && !ringsConnected_) || (needs.trees && !treesConnected_) ||
-      (needs.chains && !chainsConnected_) || (needs.multicast && multicast_ == nullptr) ||
+      (needs.rails && !railsConnected_) || (needs.chains && !chainsConnected_) ||
+      (needs.multicast && multicast_ == nullptr) ||
       (needs.collnetDirect && !collnetDirectConnected_) ||
       (needs.direct & ~directConnected_) != 0 || (needs.wide & ~wideConnected_) != 0) {
     return false;
@@ -176,7 +194,14 @@ bool Connector::isConnected(const plan::Needs& needs) const {
 
 void Connector::connect(const plan::Needs& needs) {
   if (needs.rings && !ringsConnected_) connectRings();
-  if (needs.trees && !treesConnected_) connectTrees();
+  if (needs.trees && !treesConnected_) {
+    connectTrees(kTree, graphs_.trees, &device::Channel::tree, Ports::ofChannels);
+    treesConnected_ = true;
+  }
+  if (needs.rails && !railsConnected_) {
+    connectTrees(kRail, graphs_.rails, &device::Channel::rail, Ports::nearRanks);
+    railsConnected_ = true;
+  }
   if (needs.chains && !chainsConnected_) connectChains();
   if (needs.multicast && multicast_ == nullptr) connectMulticast();
   if (needs.collnetDirect && !collnetDirectConnected_) connectCollnetDirect();
@@ -186,20 +211,28 @@ void Connector::connect(const plan::Needs& needs) {
   blocks_.verifyLinks();
 }
 
-// Notes a hop of a channel if this rank has a part in it and it is not connected yet.
-void Connector::addHop(Hops& hops, int channel, int from, int to) {
-  const int forwarder = context_.forwarderOf(from, to, channel);
-  if (from != config_.rank && to != config_.rank && forwarder != config_.rank &&
-      context_.linkBetween(from, to).through != config_.rank) {
-    return;
-  }
-  if (connectedHops_.emplace(channel, from, to).second) {
+// Notes a hop of a channel if this rank has a part in it and it is not connected yet. Both ends and
+// whoever might forward know all hops that are connected, however they are.
+void Connector::addHop(Hops& hops, int channel, int from, int to, Ports ports) {
+  const auto forwarderBy = [&](Ports by) {
+    if (by == Ports::ofChannels) return context_.forwarderOf(from, to, channel);
+    return nearPorts(places_[static_cast<size_t>(from)], places_[static_cast<size_t>(to)], from,
+                     channel)
+        .forwarder;
+  };
+  const int forwarder = forwarderBy(ports), rank = config_.rank;
+  const bool takesPart = from == rank || to == rank || forwarder == rank ||
+                         context_.linkBetween(from, to).through == rank;
+  const bool mightForward =
+      forwarderBy(Ports::ofChannels) == rank || forwarderBy(Ports::nearRanks) == rank;
+  if (!takesPart && !mightForward) return;
+  if (connectedHops_.emplace(channel, from, to).second && takesPart) {
     hops[{from, to, forwarder}].push_back(channel);
   }
 }
 
 // Channels with the same hop are one group.
-void Connector::connectHops(uint64_t purpose, const Hops& hops) {
+void Connector::connectHops(uint64_t purpose, const Hops& hops, Ports ports) {
   std::vector<ConnectionGroup::FifoShape> shapes;
   for (int p = 0; p < device::kProtocols; p++) {
     shapes.push_back({static_cast<device::Protocol>(p), config_.slotBytes[static_cast<size_t>(p)]});
@@ -207,7 +240,13 @@ void Connector::connectHops(uint64_t purpose, const Hops& hops) {
   std::vector<Making> makings;
   for (const auto& [ends, channels] : hops) {
     const auto& [from, to, forwarder] = ends;
-    makings.push_back(begin({from, to, purpose, channels, shapes, forwarder}));
+    ConnectionGroup group{from, to, purpose, channels, shapes, forwarder};
+    for (size_t i = 0; ports == Ports::nearRanks && i < channels.size(); i++) {
+      const auto near = nearPorts(places_[static_cast<size_t>(from)],
+                                  places_[static_cast<size_t>(to)], from, channels[i]);
+      group.ports.push_back(config_.rank == to ? near.in : near.out);
+    }
+    makings.push_back(begin(std::move(group)));
   }
   putInOrder(makings);
   for (const Making& making : makings) {
@@ -243,26 +282,27 @@ void Connector::connectRings() {
   ringsConnected_ = true;
 }
 
-void Connector::addTreeHops(Hops& hops, int channel, const std::vector<topology::TreePlace>& tree) {
+void Connector::addTreeHops(Hops& hops, int channel, const std::vector<topology::TreePlace>& tree,
+                            Ports ports) {
   for (size_t rank = 0; rank < tree.size(); rank++) {
     const int child = static_cast<int>(rank), parent = tree[rank].up;
     if (parent < 0) continue;
-    addHop(hops, channel, child, parent);
-    addHop(hops, channel, parent, child);
+    addHop(hops, channel, child, parent, ports);
+    addHop(hops, channel, parent, child, ports);
   }
 }
 
-void Connector::connectTrees() {
+void Connector::connectTrees(uint64_t purpose, const Trees& trees,
+                             device::Tree device::Channel::*member, Ports ports) {
   Hops hops;
-  for (size_t channel = 0; channel < graphs_.trees.size(); channel++) {
-    addTreeHops(hops, static_cast<int>(channel), graphs_.trees[channel]);
+  for (size_t channel = 0; channel < trees.size(); channel++) {
+    addTreeHops(hops, static_cast<int>(channel), trees[channel], ports);
   }
-  connectHops(kTree, hops);
-  for (size_t channel = 0; channel < graphs_.trees.size(); channel++) {
-    tables_.setTree(static_cast<int>(channel),
-                    graphs_.trees[channel][static_cast<size_t>(config_.rank)]);
+  connectHops(purpose, hops, ports);
+  for (size_t channel = 0; channel < trees.size(); channel++) {
+    tables_.setTree(member, static_cast<int>(channel),
+                    trees[channel][static_cast<size_t>(config_.rank)]);
   }
-  treesConnected_ = true;
 }
 
 // The groups for messages that both ends will have connected.

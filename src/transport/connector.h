@@ -41,6 +41,9 @@ struct ChainGraph {
 struct ChannelGraphs {
   std::vector<std::vector<int32_t>> rings;              // [channel][position]: rank
   std::vector<std::vector<topology::TreePlace>> trees;  // [channel][rank]
+  // The same for rails: trees over the ranks with the same place on all nodes. Empty unless all
+  // nodes have as many ranks.
+  std::vector<std::vector<topology::TreePlace>> rails;
   HeadGraph multicast, collnetDirect;
   ChainGraph collnet;
 };
@@ -115,11 +118,17 @@ class Connector {
 
   // Channels by sender, receiver and forwarder, in increasing order.
   using Hops = std::map<std::tuple<int, int, int>, std::vector<int>>;
-  void addHop(Hops& hops, int channel, int from, int to);
-  void connectHops(uint64_t purpose, const Hops& hops);
+  // Which ports hops between hosts use: those that the search chose for the channel, or those near
+  // the ranks, as messages do.
+  enum class Ports { ofChannels, nearRanks };
+  void addHop(Hops& hops, int channel, int from, int to, Ports ports = Ports::ofChannels);
+  void connectHops(uint64_t purpose, const Hops& hops, Ports ports = Ports::ofChannels);
   void connectRings();
-  void connectTrees();
-  void addTreeHops(Hops& hops, int channel, const std::vector<topology::TreePlace>& tree);
+  using Trees = std::vector<std::vector<topology::TreePlace>>;
+  void connectTrees(uint64_t purpose, const Trees& trees, device::Tree device::Channel::*member,
+                    Ports ports);
+  void addTreeHops(Hops& hops, int channel, const std::vector<topology::TreePlace>& tree,
+                   Ports ports = Ports::ofChannels);
   void connectPeers(const std::vector<plan::PeerUse>& uses);
   // Sends the own window to `peers`, and maps theirs.
   void exchangeWindows(uint64_t purpose, const memory::Block& window, device::DirectPeers peers,
@@ -149,7 +158,8 @@ class Connector {
   std::unique_ptr<ReducingNetwork> reducer_;                            // null until it is needed
 
   std::set<std::tuple<int, int, int>> connectedHops_;  // channel, sender, receiver
-  bool ringsConnected_ = false, treesConnected_ = false, chainsConnected_ = false;
+  bool ringsConnected_ = false, treesConnected_ = false, railsConnected_ = false;
+  bool chainsConnected_ = false;
   bool collnetDirectConnected_ = false;
   std::vector<bool> sendConnected_, receiveConnected_;  // for messages, by peer
   device::DirectPeers directConnected_ = 0, wideConnected_ = 0;

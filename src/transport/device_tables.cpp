@@ -101,9 +101,10 @@ device::Tree DeviceTables::treeAt(int channel, const topology::TreePlace& place)
   return tree;
 }
 
-void DeviceTables::setTree(int channel, const topology::TreePlace& place) {
+void DeviceTables::setTree(device::Tree device::Channel::*member, int channel,
+                           const topology::TreePlace& place) {
   const device::Tree tree = treeAt(channel, place);
-  write(&channels_[channel].tree, &tree, sizeof(tree));
+  write(&(channels_[channel].*member), &tree, sizeof(tree));
 }
 
 void DeviceTables::setChain(int channel, const topology::TreePlace& place, bool hasNetwork) {

@@ -58,8 +58,9 @@ class DeviceTables {
   // `order` as in device::Ring, one entry per rank.
   void setRing(int channel, int previous, int next, const std::vector<int32_t>& order,
                int position);
-  // Neighbours in the tree of a channel, by rank.
-  void setTree(int channel, const topology::TreePlace& place);
+  // Neighbours in a tree of a channel, by rank.
+  void setTree(device::Tree device::Channel::*member, int channel,
+               const topology::TreePlace& place);
   // Neighbours in the CollNet chain of a channel; with `hasNetwork` the parent is the network.
   void setChain(int channel, const topology::TreePlace& place, bool hasNetwork);
   // The member is the one of device::DeviceCommunicator that the algorithm uses.

@@ -35,8 +35,13 @@ bool isFloat8(DataType type) {
   return type == DataType::float8e4m3 || type == DataType::float8e5m2;
 }
 
-// A ring moves every byte of an all-reduce twice.
-uint64_t trafficOf(const Question& question, Algorithm algorithm) {
+// The bytes that pass through the FIFOs of a rank. A ring moves every byte of an all-reduce twice.
+uint64_t trafficOf(const CostModel& model, const Question& question, Algorithm algorithm) {
+  if (algorithm == Algorithm::directTree) {
+    const RailParts parts =
+        railParts(model.facts.direct, question.bytes, model.facts.maxRanksPerNode);
+    return parts.share + parts.rest;
+  }
   const bool twice = algorithm == Algorithm::ring && question.operation == Operation::allReduce;
   return twice ? 2 * question.bytes : question.bytes;
 }
@@ -47,6 +52,13 @@ Exclusion callExclusion(const CostModel& model, const Question& question, Algori
   if (algorithm == Algorithm::direct || algorithm == Algorithm::twoShot) {
     const uint64_t share = shareOf(question.operation, question.bytes, model.facts.ranks);
     return model.facts.direct.fits(protocol, share) ? Exclusion::none : Exclusion::tooLarge;
+  }
+  if (algorithm == Algorithm::directTree) {
+    const RailParts parts =
+        railParts(model.facts.direct, question.bytes, model.facts.maxRanksPerNode);
+    const bool fits = model.facts.direct.fits(Protocol::ll128, parts.share) &&
+                      model.facts.direct.fits(Protocol::ll, parts.rest);
+    return fits ? Exclusion::none : Exclusion::tooLarge;
   }
   const bool network = algorithm == Algorithm::collNetDirect ||
                        algorithm == Algorithm::collNetChain ||
@@ -234,7 +246,7 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
   }
   const auto a = static_cast<size_t>(choice.algorithm);
   const auto p = static_cast<size_t>(choice.protocol);
-  const uint64_t traffic = trafficOf(question, choice.algorithm);
+  const uint64_t traffic = trafficOf(model, question, choice.algorithm);
   int channels = model.facts.channels, workers = model.maxThreads[a][p];
   const auto perThread = static_cast<uint64_t>(model.bytesPerThread[a][p]);
   // One thread of a rank takes the data out of all lines that go through sockets, so that further
@@ -252,7 +264,9 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
   } else {
     channels = channelsOf(choice.load, channels);
     // Rounding up may leave nothing for the last channels.
-    const uint64_t share = shareOf(question.operation, question.bytes, model.facts.ranks);
+    const uint64_t share = choice.algorithm == Algorithm::directTree
+                               ? traffic
+                               : shareOf(question.operation, question.bytes, model.facts.ranks);
     const uint64_t grains =
         std::max<uint64_t>(share / kGrainBytes + (share % kGrainBytes != 0 ? 1 : 0), 1);
     const uint64_t each = ceilDivide(grains, static_cast<uint64_t>(channels));
@@ -322,6 +336,15 @@ Choice choose(const CostModel& model, const Question& question, const Advisor* a
   return choice;
 }
 
+const Choice& ChoiceCache::choose(const CostModel& model, const Question& question) {
+  const uint64_t hash = mix64(question.bytes + static_cast<uint64_t>(question.operation));
+  Entry& entry = entries_[hash % kKept];
+  if (entry.question != question) {
+    entry = {question, tuning::choose(model, question)};
+  }
+  return entry.choice;
+}
+
 int channelsOf(double load, int channels) {
   return static_cast<int>(std::clamp(load, 1.0, static_cast<double>(channels)));
 }
@@ -336,15 +359,6 @@ Explanation explain(const CostModel& model, const Question& question, const Advi
       const auto protocol = static_cast<Protocol>(p);
       if (definitionOf(question.operation, algorithm, protocol) != Exclusion::none) continue;
       const Estimate& estimate = model.of(question.operation, algorithm, protocol);
-const Choice& ChoiceCache::choose(const CostModel& model, const Question& question) {
-  const uint64_t hash = mix64(question.bytes + static_cast<uint64_t>(question.operation));
-  Entry& entry = entries_[hash % kKept];
-  if (entry.question != question) {
-    entry = {question, tuning::choose(model, question)};
-  }
-  return entry.choice;
-}
-
       CandidateReport row{algorithm, protocol, estimate.exclusion,         estimate.allowed,
                           false,     0,        !estimate.measured.empty(), ""};
       if (row.exclusion == Exclusion::none) {

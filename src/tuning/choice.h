@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ struct Question {
   device::DataType type = device::DataType::float32;
   device::Reduction reduction = device::Reduction::sum;
   int calls = 1;  // calls like this one that run together
+
+  bool operator==(const Question&) const = default;
 };
 
 struct Choice {
@@ -59,13 +62,10 @@ class Advisor {
 // Returns the fastest candidate among those that the library prefers for the call and the user
 // allows; if there is none, among those that it can run and the user allows. If the user's settings
 // exclude all, the fastest that respects one of NCCL_ALGO and NCCL_PROTO, else the fastest of all.
-// Takes about a tenth of a microsecond without an advisor, at any number of ranks.
+// Takes about 1,500 instructions without an advisor (docs/results/2026-11-27-eager.md), at any
+// number of ranks.
 Choice choose(const CostModel& model, const Question& question, const Advisor* advisor = nullptr);
 
-// One row of the explanation: an algorithm and protocol that could carry the operation.
-struct CandidateReport {
-  Algorithm algorithm;
-  Protocol protocol;
 // Keeps the choices of a model, because programs repeat a few calls: to find one takes a tenth of
 // the instructions of choose(). For one thread at a time.
 class ChoiceCache {
@@ -81,6 +81,10 @@ class ChoiceCache {
   std::array<Entry, kKept> entries_;
 };
 
+// One row of the explanation: an algorithm and protocol that could carry the operation.
+struct CandidateReport {
+  Algorithm algorithm;
+  Protocol protocol;
   Exclusion exclusion;
   bool allowed;
   bool chosen;

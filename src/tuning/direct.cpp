@@ -78,6 +78,14 @@ uint64_t partOfTwoShot(uint64_t bytes, int ranks) {
   return roundUp(ceilDivide(bytes, static_cast<uint64_t>(ranks)), kGrain);
 }
 
+RailParts railParts(const DirectLimits& limits, uint64_t bytes, int ranksPerNode) {
+  constexpr uint64_t kSmall = 8 << 10, kGrain = 128;
+  if (bytes <= kSmall && limits.fits(Protocol::ll, bytes)) return {0, bytes};
+  const auto ranks = static_cast<uint64_t>(ranksPerNode);
+  const uint64_t share = bytes / ranks / kGrain * kGrain;
+  return {share, bytes - ranks * share};
+}
+
 uint64_t shareOf(Operation operation, uint64_t bytes, int ranks) {
   const bool scatters = operation == Operation::allGather || operation == Operation::reduceScatter;
   if (!scatters) return bytes;

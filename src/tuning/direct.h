@@ -71,6 +71,14 @@ bool offersBuffers(const WideGeometry& geometry, bool multiplies, bool replaces,
 // parts may be shorter, or empty.
 uint64_t partOfTwoShot(uint64_t bytes, int ranks);
 
+// What Algorithm::directTree moves along each rail: a share of its own, which the ranks of a node
+// reduce and gather, and the rest, which every rank has. Small calls are all rest: two launches
+// instead of three matter more than what a network then carries for each rank. In bytes.
+struct RailParts {
+  uint64_t share, rest;
+};
+RailParts railParts(const DirectLimits& limits, uint64_t bytes, int ranksPerNode);
+
 // The share of a collective of `bytes` bytes (the larger of a rank's input and output).
 uint64_t shareOf(Operation operation, uint64_t bytes, int ranks);
 

@@ -50,6 +50,7 @@ int log2Floor(uint64_t value) {
 const GraphFacts& graphOf(const CommFacts& facts, Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::tree:
+    case Algorithm::directTree:
     case Algorithm::pat:
       return facts.tree;
     case Algorithm::collNetDirect:
@@ -164,6 +165,13 @@ class Formulas {
 
   // Bytes of the call by time.
   double algorithmBandwidth(Operation operation, Algorithm algorithm, Protocol protocol) const {
+    if (algorithm == Algorithm::directTree) {
+      // Inside nodes first, then between them. Each rank sends all shares but its own twice.
+      const double links = toGigabytes(facts_.ring.speedIntra) * facts_.ring.channels;
+      const double inside = links * ranksPerNode_ / (2 * (ranksPerNode_ - 1));
+      const double outside = algorithmBandwidth(operation, Algorithm::tree, protocol);
+      return inside > 0 && outside > 0 ? 1 / (1 / inside + 1 / outside) : 0;
+    }
     const double bus = busBandwidth(operation, algorithm, protocol);
     const bool scatters =
         operation == Operation::allGather || operation == Operation::reduceScatter;
@@ -207,10 +215,11 @@ class Formulas {
       return constants_.hopLatency[hardware][at(of)][p];
     };
     const size_t inside = graph.typeIntra == static_cast<int>(PathType::nvl) ? kNvlink : kPci;
-    const double base = constants_.baseLatency[at(algorithm)][p];
-    double intra = hop(inside, algorithm);
+    const Algorithm row = algorithm == Algorithm::directTree ? Algorithm::tree : algorithm;
+    const double base = constants_.baseLatency[at(row)][p];
+    double intra = hop(inside, row);
     // With one rank per node nothing hides the network.
-    double inter = hop(kNetwork, ranksPerNode_ == 1 ? Algorithm::tree : algorithm);
+    double inter = hop(kNetwork, ranksPerNode_ == 1 ? Algorithm::tree : row);
     const double network = static_cast<double>(graph.latencyInterNs) * 0.001;
     // Simple also flushes, and so does LL128 here: its slots pass by their tails.
     const bool flushes =
@@ -221,6 +230,12 @@ class Formulas {
     switch (algorithm) {
       case Algorithm::tree:
         return base + 2 * (others * intra + levels * inter);
+      case Algorithm::directTree: {
+        // A direct launch before the tree and one after it, of small calls inside a node
+        // (docs/results/2026-11-22-direct.md).
+        constexpr double kDirectUs = 2.5;
+        return base + 2 * (kDirectUs + levels * inter);
+      }
       case Algorithm::ring: {
         const size_t hardware = facts_.nodes == 1 ? inside : kNetwork;
         if (operation == Operation::broadcast || operation == Operation::reduce) {
@@ -336,6 +351,16 @@ Exclusion machineExclusion(const ModelInput& input, Operation operation, Algorit
       if (facts.nodes > 1) return Exclusion::severalNodes;
       if (facts.ranks > device::kDirectMaxRanks) return Exclusion::tooManyRanks;
       return facts.reachAll ? Exclusion::none : Exclusion::unreachable;
+    case Algorithm::directTree:
+      if (facts.nodes == 1) return Exclusion::oneNode;
+      if (facts.maxRanksPerNode < 2 || facts.maxRanksPerNode * facts.nodes != facts.ranks) {
+        return Exclusion::unequalNodes;
+      }
+      if (facts.maxRanksPerNode > device::kDirectMaxRanks) return Exclusion::tooManyRanks;
+      if (!facts.reachNode || facts.wide.blocks == 0) return Exclusion::unreachable;
+      // Its launches inside nodes use LL128 with every protocol.
+      if (!keepsLinesWhole(facts, Algorithm::direct)) return Exclusion::splitLines;
+      break;
     case Algorithm::tree:
       break;
   }

@@ -35,6 +35,9 @@ constexpr Implemented kOnlyForced[] = {
     {Algorithm::nvlsTree, Protocol::simple, {true,  false,    false,        false,    false}},
     {Algorithm::collNetChain, Protocol::simple, {true, false, false,        false,    false}},
     {Algorithm::collNetDirect, Protocol::simple, {true, true, true,         false,    false}},
+    {Algorithm::directTree, Protocol::ll,     {true, false,   false,        false,    false}},
+    {Algorithm::directTree, Protocol::ll128,  {true, false,   false,        false,    false}},
+    {Algorithm::directTree, Protocol::simple, {true, false,   false,        false,    false}},
 };
 // clang-format on
 
@@ -78,6 +81,8 @@ std::string_view reasonOf(Exclusion exclusion) {
       return "only inside one node";
     case Exclusion::ranksPerNode:
       return "only with one rank per node";
+    case Exclusion::unequalNodes:
+      return "only with the same number of ranks on each node, two or more";
     case Exclusion::patDisabled:
       return "disabled by NCCL_PAT_ENABLE=0";
     case Exclusion::noMulticast:
@@ -139,6 +144,7 @@ Exclusion definitionOf(Operation operation, Algorithm algorithm, Protocol protoc
     case Algorithm::direct:
       return Exclusion::none;
     case Algorithm::twoShot:
+    case Algorithm::directTree:
       return verdict(reduces, true);
   }
   return Exclusion::operation;

@@ -21,6 +21,7 @@ enum class Exclusion : uint8_t {
   oneNode,         // it joins nodes, and there is one
   severalNodes,    // it works inside one node
   ranksPerNode,    // PAT: not one rank per node
+  unequalNodes,    // its rails need the same number of ranks on each node, and two
   patDisabled,
   noMulticast,
   noCollnet,

@@ -150,6 +150,7 @@ class World {
   uint32_t* abortFlag(int rank) const;
   void makeMember(int rank, int ranks);
   transport::ChannelGraphs makeGraphs(int ranks) const;
+  std::vector<topology::TreePlace> makeRails(int ranks, int tree) const;
   transport::ChainGraph makeChainGraph(int ranks) const;
   transport::HeadGraph makeHeadGraph(int ranks) const;
   int nodesOf(int ranks) const { return ceilDivide(ranks, geometry_.ranksPerNode); }

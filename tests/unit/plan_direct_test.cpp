@@ -92,6 +92,101 @@ TEST(DirectPlan, CopyEnginesStoreIntoSymmetricWindows) {
   EXPECT_FALSE(usesCopyEngines(config, reduction));
 }
 
+// Two nodes of two ranks, of which this is the second one of the second node.
+CommConfig railConfig() {
+  CommConfig config = configOf(3, 4);
+  config.directLineBits = 12;
+  config.wide = tuning::wideGeometry(2);
+  config.wide.offerBytes = 1;
+  config.nodes = std::make_shared<const NodeRanks>(std::vector<int>{0, 0, 1, 1});
+  testing::setModel(config, {.nodes = 2, .algorithms = "DirectTree"});
+  return config;
+}
+
+TEST(DirectPlan, RailsJoinWhatNodesHaveReduced) {
+  const Task task = taskOf(Call::allReduce, 10'000 + 33);  // bytes
+  const auto* const input = static_cast<const std::byte*>(task.input);
+  auto* const output = static_cast<std::byte*>(task.output);
+  const Plan plan = makePlan(railConfig(), {task});
+  ASSERT_EQ(plan.launches.size(), 4u);
+  constexpr uint64_t kShare = 4992, kRest = 10'033 - 2 * kShare;
+
+  const auto& scatter = std::get<WideLaunch>(plan.launches[0]).arguments;
+  EXPECT_EQ(scatter.rank, 1);
+  EXPECT_EQ(scatter.ranks, 2);
+  EXPECT_FALSE(scatter.offers);
+  EXPECT_TRUE(scatter.work.reduces);
+  EXPECT_EQ(scatter.work.input, input);
+  EXPECT_EQ(scatter.work.output, output + kShare);
+  EXPECT_EQ(scatter.work.inputBytes, kShare);
+  EXPECT_EQ(scatter.work.inputStride, kShare);
+
+  const device::DirectArguments& rest = argumentsOf(plan.launches[1]);
+  EXPECT_EQ(rest.rank, 1);
+  EXPECT_EQ(rest.ranks, 2);
+  ASSERT_EQ(rest.works, 1);
+  EXPECT_EQ(rest.work[0].input, input + 2 * kShare);
+  EXPECT_EQ(rest.work[0].output, output + 2 * kShare);
+  EXPECT_EQ(rest.work[0].inputBytes, kRest);
+
+  const auto& rails = std::get<CollectiveLaunch>(plan.launches[2]).arguments;
+  ASSERT_EQ(rails.works, 2);
+  for (int w = 0; w < 2; w++) {
+    const device::CollectiveWork& work = rails.work[w];
+    EXPECT_EQ(work.algorithm, device::Algorithm::directTree);
+    EXPECT_EQ(work.operation, device::Operation::allReduce);
+    EXPECT_EQ(work.input, work.output);
+    EXPECT_EQ(work.output, output + (w == 0 ? kShare : 2 * kShare));
+    EXPECT_EQ(work.count, w == 0 ? kShare : kRest);
+  }
+
+  const auto& gather = std::get<WideLaunch>(plan.launches[3]).arguments;
+  EXPECT_FALSE(gather.work.reduces);
+  EXPECT_FALSE(gather.work.own);
+  EXPECT_EQ(gather.work.input, output + kShare);
+  EXPECT_EQ(gather.work.output, output);
+  EXPECT_EQ(gather.work.outputBytes, kShare);
+  EXPECT_EQ(gather.work.outputStride, kShare);
+
+  EXPECT_TRUE(plan.needs.rails);
+  EXPECT_FALSE(plan.needs.trees);
+  EXPECT_EQ(plan.needs.direct, 1);
+  EXPECT_EQ(plan.needs.wide, 1);
+  EXPECT_EQ(buffersOffered(railConfig(), task).outputBytes, 0u);
+
+  // Without a rest, and with nothing else.
+  EXPECT_EQ(makePlan(railConfig(), {taskOf(Call::allReduce, 10'240)}).launches.size(), 3u);
+  const Plan small = makePlan(railConfig(), {taskOf(Call::allReduce, 8192)});
+  ASSERT_EQ(small.launches.size(), 2u);
+  EXPECT_EQ(argumentsOf(small.launches[0]).work[0].inputBytes, 8192u);
+  EXPECT_EQ(small.needs.wide, 0);
+  // Groups keep their order.
+  EXPECT_EQ(makePlan(railConfig(), {task, taskOf(Call::broadcast, 5), task}).launches.size(), 9u);
+}
+
+// Operands are multiplied once, before any sum, and sums divided once, after the last one.
+TEST(DirectPlan, RailsScaleOnce) {
+  using device::Reduction;
+  struct Case {
+    Reduction all, inside, along;
+  };
+  for (const Case& expected :
+       {Case{Reduction::preMulSum, Reduction::preMulSum, Reduction::sum},
+        Case{Reduction::sumPostDivide, Reduction::sum, Reduction::sumPostDivide},
+        Case{Reduction::max, Reduction::max, Reduction::max}}) {
+    Task task = taskOf(Call::allReduce, 10'001);
+    task.reduction.reduction = expected.all;
+    const Plan plan = makePlan(railConfig(), {task});
+    ASSERT_EQ(plan.launches.size(), 4u);
+    const auto& scatter = std::get<WideLaunch>(plan.launches[0]).arguments.work;
+    EXPECT_EQ(scatter.reduction.reduction, expected.inside);
+    EXPECT_EQ(argumentsOf(plan.launches[1]).work[0].reduction.reduction, expected.inside);
+    const auto& rails = std::get<CollectiveLaunch>(plan.launches[2]).arguments;
+    EXPECT_EQ(rails.work[0].reduction.reduction, expected.along);
+    EXPECT_EQ(rails.work[1].reduction.reduction, expected.along);
+  }
+}
+
 TEST(DirectPlan, ObeysTheUser) {
   const auto isDirectWith = [](const char* algorithms, const char* protocols, Call call) {
     CommConfig config = directConfig(0, 4);

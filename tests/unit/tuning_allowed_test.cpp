@@ -30,14 +30,14 @@ std::string protocolsOf(Operation operation, std::string_view text) {
 }
 
 constexpr const char* kAll =
-    "Tree Ring CollNetDirect CollNetChain NVLS NVLSTree PAT Direct TwoShot ";
+    "Tree Ring CollNetDirect CollNetChain NVLS NVLSTree PAT Direct TwoShot DirectTree ";
 
 TEST(Allowed, ListsApplyToAllOperations) {
   for (const Operation operation : {Operation::allReduce, Operation::broadcast}) {
     EXPECT_EQ(algorithmsOf(operation, ""), kAll);
     EXPECT_EQ(algorithmsOf(operation, "ring"), "Ring ");
     EXPECT_EQ(algorithmsOf(operation, "RING,Tree"), "Tree Ring ");
-    EXPECT_EQ(algorithmsOf(operation, "^nvls,nvlstree,pat,direct,twoshot"),
+    EXPECT_EQ(algorithmsOf(operation, "^nvls,nvlstree,pat,direct,twoshot,directtree"),
               "Tree Ring CollNetDirect CollNetChain ");
     EXPECT_EQ(protocolsOf(operation, ""), "LL LL128 Simple ");
     EXPECT_EQ(protocolsOf(operation, "ll,SIMPLE"), "LL! Simple! ");

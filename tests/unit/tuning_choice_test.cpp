@@ -2,8 +2,10 @@
 #include "tuning/choice.h"
 
 #include <chrono>
+#include <random>
 
 #include "support/sanitized.h"
+#include "support/seed.h"
 #include "tuning_testing.h"
 
 namespace unisono::tuning {
@@ -271,6 +273,26 @@ TEST(Choice, WhatIsOnlyForcedIsChosenWhereItWasMeasured) {
   EXPECT_EQ(namesOf(choose(model, allReduceOf(kMega))), "NVLS Simple");
 }
 
+TEST(Choice, RailsCarryWhatTheirLaunchesHold) {
+  ModelInput input = inputOf("dgx-h100", 2);
+  input.allowed = parseAllowed("DirectTree", "");
+  const CostModel model = makeModel(input);
+  for (const uint64_t bytes : {uint64_t{4}, uint64_t{8192}, uint64_t{8193}, kMega, 8 * kGiga}) {
+    EXPECT_EQ(choose(model, allReduceOf(bytes)).algorithm, Algorithm::directTree) << bytes;
+  }
+  EXPECT_NE(choose(model, allReduceOf(8 * kGiga + 1024)).algorithm, Algorithm::directTree);
+  // A small call is the same on every rail, a large one has a share for each rank and a rest.
+  const DirectLimits& limits = model.facts.direct;
+  EXPECT_EQ(railParts(limits, 8192, 8).share, 0u);
+  EXPECT_EQ(railParts(limits, 8192, 8).rest, 8192u);
+  EXPECT_EQ(railParts(limits, 8193, 8).share, 1024u);
+  EXPECT_EQ(railParts(limits, 8193, 8).rest, 1u);
+  DirectLimits narrow = limits;
+  narrow.shareBytes[static_cast<size_t>(Protocol::ll)] = 512;
+  EXPECT_EQ(railParts(narrow, 600, 2).share, 256u);
+  EXPECT_EQ(railParts(narrow, 600, 2).rest, 88u);
+}
+
 TEST(Choice, ExplainsEveryCandidate) {
   ModelInput input = inputOf("hgx-h200x8", 1);
   const Explanation all = explain(makeModel(input), allReduceOf(kMega));
@@ -359,26 +381,6 @@ TEST(Choice, AnAdvisorChangesTheTimes) {
   EXPECT_EQ(namesOf(choose(model, allReduceOf(8), &advisor)), "Direct LL");
 }
 
-TEST(Choice, IsCheap) {
-  if (!test::kTimesCount) GTEST_SKIP() << "times count in a release build only";
-  const CostModel model = makeModel(ncclInput("dgx-h100", 64));
-  constexpr int kCalls = 20'000;
-  double best = 1e9, sink = 0;
-  for (int repeat = 0; repeat < 5; repeat++) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < kCalls; i++) {
-      sink += choose(model, allReduceOf(static_cast<uint64_t>(i) * 1000)).timeUs;
-    }
-    const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
-    best = std::min(best, time.count() / kCalls);
-  }
-  EXPECT_GT(sink, 0);
-  RecordProperty("nanoseconds", static_cast<int>(best));
-  EXPECT_LT(best, 3000) << "ns per choice, with room for busy machines";
-}
-
-}  // namespace
-}  // namespace unisono::tuning
 TEST(ChoiceCache, ChoosesTheSame) {
   const CostModel model = makeModel(inputOf("dgx-h100", 2));
   ChoiceCache cache;
@@ -402,3 +404,23 @@ TEST(ChoiceCache, ChoosesTheSame) {
   }
 }
 
+TEST(Choice, IsCheap) {
+  if (!test::kTimesCount) GTEST_SKIP() << "times count in a release build only";
+  const CostModel model = makeModel(ncclInput("dgx-h100", 64));
+  constexpr int kCalls = 20'000;
+  double best = 1e9, sink = 0;
+  for (int repeat = 0; repeat < 5; repeat++) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; i++) {
+      sink += choose(model, allReduceOf(static_cast<uint64_t>(i) * 1000)).timeUs;
+    }
+    const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
+    best = std::min(best, time.count() / kCalls);
+  }
+  EXPECT_GT(sink, 0);
+  RecordProperty("nanoseconds", static_cast<int>(best));
+  EXPECT_LT(best, 3000) << "ns per choice, with room for busy machines";
+}
+
+}  // namespace
+}  // namespace unisono::tuning

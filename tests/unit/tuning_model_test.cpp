@@ -73,6 +73,50 @@ Exclusion exclusionOf(const ModelInput& input, Algorithm algorithm, Protocol pro
   return makeModel(input).of(operation, algorithm, protocol).exclusion;
 }
 
+// Rails need the same number of ranks on each node, which reach each other over NVLink.
+TEST(Model, SaysWhyThereAreNoRails) {
+  const ModelInput two = inputOf("dgx-h100", 2);
+  const auto simple = Protocol::simple;
+  const auto exclusion = [](const ModelInput& input) {
+    return exclusionOf(input, Algorithm::directTree, Protocol::simple);
+  };
+  EXPECT_EQ(exclusion(inputOf("dgx-h100", 1)), Exclusion::oneNode);
+  EXPECT_EQ(exclusion(two), Exclusion::none);
+  EXPECT_FALSE(makeModel(two).of(Operation::allReduce, Algorithm::directTree, simple).preferred);
+  EXPECT_EQ(exclusionOf(two, Algorithm::directTree, simple, Operation::reduce),
+            Exclusion::operation);
+  ModelInput other = two;
+  other.facts.ranks--;
+  EXPECT_EQ(exclusion(other), Exclusion::unequalNodes);
+  other = two;
+  other.facts.maxRanksPerNode = 1;
+  EXPECT_EQ(exclusion(other), Exclusion::unequalNodes);
+  other = two;
+  other.facts.maxRanksPerNode = device::kDirectMaxRanks + 1;
+  other.facts.ranks = 2 * other.facts.maxRanksPerNode;
+  EXPECT_EQ(exclusion(other), Exclusion::tooManyRanks);
+  other = two;
+  other.facts.reachNode = false;
+  EXPECT_EQ(exclusion(other), Exclusion::unreachable);
+  other = two;
+  other.facts.ring.typeIntra = static_cast<int>(topology::PathType::phb);
+  EXPECT_EQ(exclusion(other), Exclusion::splitLines);
+}
+
+// Less time than a tree, as the shares of the ranks of a node move at once, and no more bandwidth
+// than the tree between the nodes.
+TEST(Model, PredictsRails) {
+  const CostModel model = makeModel(inputOf("dgx-h100", 2));
+  for (const Protocol protocol : {Protocol::ll, Protocol::ll128, Protocol::simple}) {
+    const Estimate& rails = allReduce(model, Algorithm::directTree, protocol);
+    const Estimate& tree = allReduce(model, Algorithm::tree, protocol);
+    EXPECT_GT(rails.latencyUs, 0);
+    EXPECT_LT(rails.latencyUs, tree.latencyUs);
+    EXPECT_GT(rails.bandwidth, 0);
+    EXPECT_LT(rails.bandwidth, tree.bandwidth);
+  }
+}
+
 TEST(Model, SaysWhyAnAlgorithmIsExcluded) {
   ModelInput one = inputOf("dgx-h100", 1), two = inputOf("dgx-h100", 2);
   const auto simple = Protocol::simple;

@@ -3,8 +3,8 @@
 
 #include "device/protocol/protocol.h"
 
-// All-reduce on a tree, or on CollNet chains. One group of a block reduces from the children to the
-// parent, the other passes the result down, both chunk by chunk, so that the two directions
+// All-reduce on a tree, a rail, or CollNet chains. One group of a block reduces from the children
+// to the parent, the other passes the result down, both chunk by chunk, so that the two directions
 // overlap. The root does both in one step. Even and odd channels have trees of their own in which
 // nearly every inner rank is a leaf of the other, so that together they use what every rank can
 // send and receive.
@@ -13,6 +13,7 @@ namespace unisono::device::UNISONO_TARGET {
 enum TreeGroup { kUpGroup = 0, kDownGroup = 1 };
 
 UNISONO_DEVICE const Tree& treeOf(const Channel& channel, const CollectiveWork& work) {
+  if (work.algorithm == Algorithm::directTree) return channel.rail;
   return work.algorithm == Algorithm::collNetChain ? channel.chain : channel.tree;
 }
 
