@@ -194,12 +194,35 @@ struct WideMemory {
   DirectPeers byAddress, byWindow;
 };
 
+// The teams that the warps of a block are dealt to. Each takes care of some of the peers.
+struct WarpTeams {
+  uint16_t count = 1;
+  uint16_t reciprocal = 1024;  // 1024 / count, rounded up
+
+  static constexpr WarpTeams of(int count) {
+    return {static_cast<uint16_t>(count), static_cast<uint16_t>((1023 + count) / count)};
+  }
+  // The quotient of up to twice as many warps as a block has and the count: a division takes
+  // kernels a tenth of a microsecond.
+  constexpr int divide(int warps) const { return warps * reciprocal >> 10; }
+};
+static_assert([] {
+  for (int count = 1; count <= kDirectMaxPeers; count++) {
+    for (int warps = 0; warps < 2 * kDirectMaxThreads / kWarpThreads; warps++) {
+      if (WarpTeams::of(count).divide(warps) != warps / count) return false;
+    }
+  }
+  return true;
+}());
+
 // One work over LL128. Share r of a buffer begins at r times its stride, and ends at `endBytes` at
 // the latest. Passes of `passLines` lines of each share are dealt to the blocks.
 // `twoShot`: an all-reduce whose shares are the parts of the buffer, as many as there are ranks:
 // rank r reduces part r and sends the result to all peers.
 // `offers`: ranks may use each other's buffers instead of lines (collective/direct_buffers.h); all
 // ranks agree on this.
+// `teams`: one for each peer, so that no lane sends to one peer after another, unless the output
+// may take the place of an input that goes to all peers: a lane then reads what it overwrites.
 struct WideArguments {
   WideMemory memory;
   const uint32_t* abortFlag;
@@ -212,6 +235,7 @@ struct WideArguments {
   uint32_t passLines;
   bool twoShot;
   bool offers;
+  WarpTeams teams;
   uint64_t endBytes;
   MappedWindow* windows;                // of peers; null: none
   WindowReference ownInput, ownOutput;  // offered to peers of other processes

@@ -171,6 +171,8 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
   arguments.passLines = shape.passLines;
   return launch;
 }
+  const bool replacesInput = work.reduces && work.inputStride == 0;
+  arguments.teams = device::WarpTeams::of(replacesInput ? 1 : arguments.ranks - 1);
 
 void beginDirect(const CommConfig& config, DirectLaunch& launch) {
   launch.arguments.works = 0;
