@@ -400,7 +400,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts.chunkBytes = plan::chunkBytesOf(config);
   input.allowed = allowed;
   input.settings = ranks.front().tuning;
-  plan::MessageFacts messages = messageFactsOf(ranks, allowed, most, resident);
+  plan::MessageFacts messages = messageFactsOf(ranks, allowed, most, blocks);
   messages.measured = changes.measurements.messages;
   plan::setMessages(messages, config, input.facts);
   int64_t& ringThreshold = input.settings.thresholds.back();

@@ -27,7 +27,7 @@ plan::MessageFacts messageFactsOf(const Settings& settings, const tuning::ModelI
   facts.fewestChannels = settings.minPeerChannels;
   facts.mostChannels = settings.maxPeerChannels;
   facts.remoteChannelsPerPeer = settings.netPeerChannels;
-  facts.residentBlocks = std::min(resident, topology::kMostChannels);
+  facts.residentBlocks = resident;
   facts.mostBlocks = std::min<int64_t>(mostBlocksOf(settings, input), facts.residentBlocks);
   facts.allowed = input.allowed;
   facts.llThreshold = input.settings.p2pLlThreshold;
