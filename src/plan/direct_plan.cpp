@@ -53,12 +53,14 @@ bool isWideMessage(const CommConfig& config, uint64_t bytes) {
 
 bool isWideMessages(const CommConfig& config, const Task& task) {
   return (task.call == Call::allToAll || task.call == Call::gather || task.call == Call::scatter) &&
-         config.nodes == nullptr && isWideMessage(config, shareBytes(task));
+         config.nodes == nullptr &&
+         carries(config, MessagePath::directLl128, shareBytes(task), task.call);
 }
 
 bool canBeInPlace(const CommConfig& config, const Task& task) {
   return !usesCopyEngines(config, task) && config.nodes == nullptr &&
-         (carries(config, MessagePath::directLl, shareBytes(task)) || isWideMessages(config, task));
+         (carries(config, MessagePath::directLl, shareBytes(task), task.call) ||
+          isWideMessages(config, task));
 }
 
 DirectWork directWork(const CommConfig& config, const Task& task) {
@@ -169,10 +171,10 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
   arguments.blocks = config.wide.blocks;
   arguments.slotLines = config.wide.slotLines;
   arguments.passLines = shape.passLines;
-  return launch;
-}
   const bool replacesInput = work.reduces && work.inputStride == 0;
   arguments.teams = device::WarpTeams::of(replacesInput ? 1 : arguments.ranks - 1);
+  return launch;
+}
 
 void beginDirect(const CommConfig& config, DirectLaunch& launch) {
   launch.arguments.works = 0;

@@ -41,6 +41,19 @@ uint64_t mostWideBytes(const CommConfig& config) {
   return std::min(kMaxWideMessageBytes, config.wide.offerBytes - 1);
 }
 
+bool hasLaunchOfItsOwn(Call call) {
+  return call == Call::allToAll || call == Call::gather || call == Call::scatter;
+}
+
+// The largest message over LL of a call that has messages with all peers. What a rank sends to all
+// of them shares its links, and lines of LL have twice the bytes of their data. The messages of a
+// gather may be twice as long. Measured on 2 and 4 H100 (docs/results/2026-11-27-h100x4.md).
+uint64_t mostBytesToEachPeer(const CommConfig& config, Call call) {
+  constexpr uint64_t kMost = 256 << 10;
+  const auto peers = static_cast<uint64_t>(std::max(config.ranks - 1, 1));
+  return call == Call::gather ? std::min(2 * kMost / peers, kMost) : kMost / peers;
+}
+
 MessageExclusion directExclusion(const CommConfig& config, Protocol protocol,
                                  const MessageQuestion& question) {
   const uint64_t bytes = question.bytes;
@@ -56,7 +69,12 @@ MessageExclusion directExclusion(const CommConfig& config, Protocol protocol,
   if (bytes > direct.messageBytes) return MessageExclusion::threshold;
   if (bytes > direct.fasterBytes(protocol)) return MessageExclusion::slower;
   const bool fits = isWide ? bytes <= mostWideBytes(config) : direct.fits(protocol, bytes);
-  return fits ? MessageExclusion::none : MessageExclusion::tooLarge;
+  if (!fits) return MessageExclusion::tooLarge;
+  const bool isLong = !isWide && hasLaunchOfItsOwn(question.call) && config.nodes == nullptr &&
+                      bytes > mostBytesToEachPeer(config, question.call);
+  return isLong && directExclusion(config, Protocol::ll128, question) == MessageExclusion::none
+             ? MessageExclusion::severalPeers
+             : MessageExclusion::none;
 }
 
 // The parts of a message.
@@ -90,10 +108,6 @@ uint64_t sliceOf(uint32_t slotBytes, uint64_t part) {
 // Of a path of the direct family.
 Protocol protocolOf(MessagePath path) {
   return path == MessagePath::directLl128 ? Protocol::ll128 : Protocol::ll;
-}
-
-bool hasLaunchOfItsOwn(Call call) {
-  return call == Call::allToAll || call == Call::gather || call == Call::scatter;
 }
 
 }  // namespace
@@ -153,6 +167,9 @@ std::string reasonOf(const CommConfig& config, MessagePath path, const MessageQu
       return fmt::format("more than {} bytes", path == MessagePath::directLl
                                                    ? direct.shareBytes[indexOf(Protocol::ll)]
                                                    : mostWideBytes(config));
+    case MessageExclusion::severalPeers:
+      return fmt::format("more than {} bytes to each of several peers, which LL128 carries faster",
+                         mostBytesToEachPeer(config, question.call));
     case MessageExclusion::noLines:
       return "only through memory of the host or networks, and if NCCL_PROTO allows LL";
   }
@@ -196,9 +213,10 @@ MessageChoice messageChoice(const CommConfig& config, const MessageQuestion& que
   return fifoChoice(config, question.from, question.to, bytes);
 }
 
-bool carries(const CommConfig& config, MessagePath path, uint64_t bytes) {
+bool carries(const CommConfig& config, MessagePath path, uint64_t bytes, Call call) {
   for (const MessagePath earlier : {MessagePath::directLl, MessagePath::directLl128}) {
-    const bool can = exclusionOf(config, earlier, {.bytes = bytes}) == MessageExclusion::none;
+    const MessageQuestion question{.call = call, .bytes = bytes};
+    const bool can = exclusionOf(config, earlier, question) == MessageExclusion::none;
     if (can || earlier == path) return can && earlier == path;
   }
   return false;

@@ -25,7 +25,8 @@ enum class MessageExclusion : uint8_t {
   slower,     // UNISONO_TUNING_FILE says that the next path is faster
   tooSmall,
   tooLarge,
-  noLines,  // the connection has no FIFO over LL
+  severalPeers,  // all peers together get so much that LL128 is faster
+  noLines,       // the connection has no FIFO over LL
 };
 
 // A message of a call between two ranks.
@@ -57,7 +58,7 @@ MessageChoice messageChoice(const CommConfig& config, const MessageQuestion& que
 MessageChoice fifoChoice(const CommConfig& config, int from, int to, uint64_t bytes);
 
 // Whether the direct family carries a message of `bytes` bytes inside a node by `path`.
-bool carries(const CommConfig& config, MessagePath path, uint64_t bytes);
+bool carries(const CommConfig& config, MessagePath path, uint64_t bytes, Call call = Call::send);
 
 // The shape of a message over LL128 in a launch with others.
 tuning::WideShape wideMessageShape(const CommConfig& config, uint64_t bytes);

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/math.h"
+#include "plan/message_choice.h"
 #include "plan_testing.h"
 
 // The direct family: which calls it carries and what their launches look like.
@@ -407,6 +408,44 @@ CommConfig wideConfig(int rank, int ranks, const char* algorithms, const char* p
   config.wide = tuning::wideGeometry(ranks);
   testing::setModel(config, {.algorithms = algorithms, .protocols = protocols});
   return config;
+}
+
+// Messages to several peers share the links of a rank.
+TEST(DirectPlan, LlCarriesShorterMessagesToSeveralPeers) {
+  CommConfig config = wideConfig(2, 4, "", "");
+  config.directLineBits = 17;
+  testing::setModel(config, {});
+  const auto carriesLl = [&](Call call, uint64_t bytes) {
+    return carries(config, MessagePath::directLl, bytes, call);
+  };
+  constexpr uint64_t kToEach = (256 << 10) / 3;
+  for (const Call call : {Call::allToAll, Call::scatter}) {
+    EXPECT_TRUE(carriesLl(call, kToEach));
+    EXPECT_FALSE(carriesLl(call, kToEach + 1));
+    EXPECT_TRUE(carries(config, MessagePath::directLl128, kToEach + 1, call));
+  }
+  EXPECT_TRUE(carriesLl(Call::gather, 2 * kToEach));
+  EXPECT_FALSE(carriesLl(Call::gather, 2 * kToEach + 2));
+  EXPECT_TRUE(carriesLl(Call::send, 256 << 10));
+  EXPECT_FALSE(carriesLl(Call::send, (256 << 10) + 1));
+  testing::setModel(config, {.protocols = "ll"});
+  EXPECT_TRUE(carriesLl(Call::allToAll, 256 << 10)) << "where LL128 is excluded";
+}
+
+// A lane must overwrite no input that another one has yet to send.
+TEST(DirectPlan, TeamsSendOnlyWhatNoLaneOverwrites) {
+  const auto teamsOf = [](Call call, device::Algorithm algorithm) {
+    const CommConfig config = wideConfig(2, 4, "", "");
+    const Task task = taskOf(call, 4096, device::DataType::float32, 1);
+    return wideLaunch(config, task, algorithm).arguments.teams.count;
+  };
+  using device::Algorithm;
+  EXPECT_EQ(teamsOf(Call::allReduce, Algorithm::direct), 1);
+  EXPECT_EQ(teamsOf(Call::reduce, Algorithm::direct), 1);
+  EXPECT_EQ(teamsOf(Call::allReduce, Algorithm::twoShot), 3);
+  EXPECT_EQ(teamsOf(Call::reduceScatter, Algorithm::direct), 3);
+  EXPECT_EQ(teamsOf(Call::allGather, Algorithm::direct), 3);
+  EXPECT_EQ(teamsOf(Call::broadcast, Algorithm::direct), 3);
 }
 
 TEST(DirectPlan, AllToAllGatherAndScatterOverLl128) {

@@ -188,16 +188,20 @@ TEST_F(ExplainProgram, RunsTheCallOnSimulatedGpus) {
 }
 
 TEST_F(ExplainProgram, ExplainsMessages) {
-  const Run run = explain("alltoall --preset hgx-h200x8 -s 1M");
+  const Run run = explain("alltoall --preset hgx-h200x8 -s 256K");
   ASSERT_EQ(run.status, 0) << run.err;
-  EXPECT_THAT(run.out, HasSubstr("alltoall of 1 MiB (32768 float) by 8 ranks on 1 node"));
-  EXPECT_THAT(run.out, HasSubstr("Each message has 128 KiB."));
+  EXPECT_THAT(run.out, HasSubstr("alltoall of 256 KiB (8192 float) by 8 ranks on 1 node"));
+  EXPECT_THAT(run.out, HasSubstr("Each message has 32 KiB."));
   EXPECT_THAT(run.out, HasSubstr("\nPredicted: "));
   EXPECT_THAT(run.out, HasSubstr("Messages inside a node (as from rank 0 to rank 1)"));
   EXPECT_THAT(run.out, HasSubstr("\nChoice: Direct LL, "));
   EXPECT_THAT(run.out, HasSubstr("the choice (time measured)"));
   EXPECT_THAT(run.out, HasSubstr("Direct LL comes first (time measured)"));
   EXPECT_EQ(run.err, "");
+
+  const Run larger = explain("alltoall --preset hgx-h200x8 -s 512K");
+  EXPECT_THAT(larger.out, HasSubstr("\nChoice: Direct LL128, "));
+  EXPECT_THAT(larger.out, HasSubstr("more than 37449 bytes to each of several peers"));
 
   const json nothing = explainJson("sendrecv --preset hgx-h200x8 -s 0 -b 0 -e 8");
   EXPECT_EQ(nothing["routes"][0]["candidates"][1]["reason"], "there is nothing to send");
