@@ -47,9 +47,9 @@ struct Measurements {
 // The times of the direct algorithms on NVSwitch machines (docs/results).
 const MeasuredTable& builtinMeasurements();
 
-// The times of rings and trees inside a node of `ranks` GPUs on NVSwitches, derived from 2 H200:
-// the formulas of the cost model are far from them, and would not compare with those of the direct
-// algorithms. Empty for what does not use FIFOs.
+// The times of rings and trees inside a node of `ranks` GPUs on NVSwitches, derived from those of 2
+// H200 and 4 H100: the formulas of the cost model are far from them, and would not compare with
+// those of the direct algorithms. Empty for what does not use FIFOs.
 std::vector<MeasuredPoint> fifoPoints(Operation operation, Algorithm algorithm, Protocol protocol,
                                       int ranks);
 
@@ -74,9 +74,8 @@ MeasuredTable replaceCurves(const MeasuredTable& base, const MeasuredTable& tabl
 double linkTraffic(Operation operation, Algorithm algorithm, int ranks);
 
 // The points for a communicator, empty if there are none. Those of the direct algorithms inside one
-// node are interpolated between numbers of ranks, and extrapolated beyond them: each rank talks to
-// all others, so that the time is linear in the ranks. Where one number of ranks was measured, the
-// same traffic takes another number as long, and a little more for each rank.
+// node are interpolated between numbers of ranks. Beyond them the same traffic takes as long as
+// with the nearest number that was measured, and a little more for each rank.
 std::vector<MeasuredPoint> pointsFor(const MeasuredTable& table, Operation operation,
                                      Algorithm algorithm, Protocol protocol, int nodes, int ranks);
 
