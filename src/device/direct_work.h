@@ -49,6 +49,11 @@ constexpr int rankOfPeer(int peer, int rank) {
 constexpr int peerOfRank(int other, int rank) {
   return other < rank ? other : other - 1;
 }
+// Peer `i` of `peers`, counted from the next rank on. In this order no two ranks store to the same
+// one at a time, which would share its link.
+constexpr int peerFrom(int rank, int i, int peers) {
+  return rank + i < peers ? rank + i : rank + i - peers;
+}
 inline constexpr int kDirectMaxPeers = kDirectMaxRanks - 1;
 
 // What a rank shares with the other ranks, and what it keeps for itself between launches.

@@ -29,6 +29,18 @@ struct BufferRange {
   uint64_t bytes;
 };
 
+// Visits the places of a range in the outputs of the peers `to`, of the next rank first, so that no
+// two ranks begin with the same one.
+template <typename Visit>
+UNISONO_DEVICE void forEachOutput(int me, int peers, const PeerBuffers* buffers, DirectPeers to,
+                                  const BufferRange& range, Visit visit) {
+  UNISONO_NO_UNROLL
+  for (int i = 0; i < peers; i++) {
+    const int peer = peerFrom(me, i, peers);
+    if (covers(to, peer)) visit(buffers[peer].address[kOutputBuffer] + range.place);
+  }
+}
+
 // Reads the vectors of all ranks in the order of the ranks, and stores the result in the own output
 // and in those of the peers `to`.
 template <typename R>
@@ -46,10 +58,7 @@ UNISONO_DEVICE_CALL void reduceBuffers(const DirectLane& at, int me, int peers,
   };
   const auto forEachDestination = [&](auto visit) {
     visit(range.output);
-    UNISONO_NO_UNROLL
-    for (int peer = 0; peer < peers; peer++) {
-      if (covers(to, peer)) visit(buffers[peer].address[kOutputBuffer] + range.place);
-    }
+    forEachOutput(me, peers, buffers, to, range, visit);
   };
   const uint64_t whole = range.bytes / 16 * 16;
   for (Rounds<kVectors> rounds(at.lane, at.lanes, whole); rounds.more(); rounds.next()) {
@@ -110,14 +119,12 @@ UNISONO_DEVICE_TABLE ReductionTable<ReduceBuffers> kReduceBuffers =
     makeReductionTable<ReduceBuffers>(MakeReduceBuffers{});
 
 // Stores the range in the own output, if there is one, and in those of the peers `to`.
-UNISONO_DEVICE_CALL void copyBuffers(const DirectLane& at, int peers, const PeerBuffers* buffers,
-                                     DirectPeers to, const BufferRange& range) {
+UNISONO_DEVICE_CALL void copyBuffers(const DirectLane& at, int me, int peers,
+                                     const PeerBuffers* buffers, DirectPeers to,
+                                     const BufferRange& range) {
   const auto forEachDestination = [&](auto visit) {
     if (range.output != nullptr) visit(range.output);
-    UNISONO_NO_UNROLL
-    for (int peer = 0; peer < peers; peer++) {
-      if (covers(to, peer)) visit(buffers[peer].address[kOutputBuffer] + range.place);
-    }
+    forEachOutput(me, peers, buffers, to, range, visit);
   };
   const uint64_t whole = range.bytes / 16 * 16;
   for (Rounds<kUnroll> rounds(at.lane, at.lanes, whole); rounds.more(); rounds.next()) {
@@ -369,7 +376,7 @@ class BufferExchange {
              work_.reduction, range);
     } else {
       if (!work_.own) range.output = nullptr;
-      copyBuffers(at_, peers_, buffers_, used_, range);
+      copyBuffers(at_, me_, peers_, buffers_, used_, range);
     }
   }
 

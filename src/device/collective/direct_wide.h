@@ -133,16 +133,13 @@ class WideExchange : WideFifos {
             part.bytes, elementBytes(work_.reduction.type)};
   }
 
-  // The peers from the next rank on, so that ranks begin with different ones.
-  UNISONO_DEVICE int peerAt(int i) const { return me_ + i < peers_ ? me_ + i : me_ + i - peers_; }
-
   // Sends a pass of the share of each peer; it is number `done` of this block. False after an
   // abort.
   UNISONO_DEVICE bool sendShares(uint32_t pass, uint32_t done) const {
     const bool prepares = kReduces && work_.reduction.reduction == Reduction::preMulSum;
     UNISONO_NO_UNROLL
     for (int i = team_.first; i < peers_; i += team_.step) {
-      const int peer = peerAt(i), rank = rankOf(peer);
+      const int peer = peerFrom(me_, i, peers_), rank = rankOf(peer);
       if (!covers(operandsTo_, peer)) continue;
       // On its way together with the data.
       uint64_t taken = loadRelaxed(takenBy(peer));
@@ -212,7 +209,7 @@ class WideExchange : WideFifos {
   UNISONO_DEVICE bool receiveShares(DirectPeers peers, uint32_t pass, uint64_t steps) const {
     UNISONO_NO_UNROLL
     for (int i = team_.first; i < peers_; i += team_.step) {
-      const int peer = peerAt(i), rank = rankOf(peer);
+      const int peer = peerFrom(me_, i, peers_), rank = rankOf(peer);
       if (!covers(peers, peer)) continue;
       const uint64_t step = receivedFrom(peer) + steps;
       const Part part = partOf(rank, work_.outputStride, pass);
@@ -285,7 +282,7 @@ class WideExchange : WideFifos {
       if (!arguments_.twoShot) continue;
       UNISONO_NO_UNROLL
       for (int i = 0; i < peers_; i++) {
-        const int peer = peerAt(i);
+        const int peer = peerFrom(me_, i, peers_);
         const uint64_t step = sentTo(peer) + steps + 1;
         Format::store(slotTo(peer, step), place, words, Format::flagOf(step), own, false);
       }
