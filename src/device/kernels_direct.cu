@@ -57,11 +57,13 @@ const void* reductionFor(const ReductionSpec& spec) {
 
 const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec) {
   if (ranks == 2) return reductionFor<DirectRanks<2, true>>(spec);
+  if (ranks == 3) return reductionFor<DirectRanks<3, true>>(spec);
   if (ranks == 4) return reductionFor<DirectRanks<4, true>>(spec);
   return reductionFor<AnyRanks>(spec);
 }
 const void* directCopyCudaFunction(int ranks) {
   if (ranks == 2) return reinterpret_cast<const void*>(&directCopy<DirectRanks<2, true>>);
+  if (ranks == 3) return reinterpret_cast<const void*>(&directCopy<DirectRanks<3, true>>);
   if (ranks == 4) return reinterpret_cast<const void*>(&directCopy<DirectRanks<4, true>>);
   return reinterpret_cast<const void*>(&directCopy<AnyRanks>);
 }
