@@ -29,17 +29,27 @@ struct DirectCopy {
   UNISONO_DEVICE explicit DirectCopy(const ReductionSpec&) {}
 };
 
+// The widest word, of 4 bytes at most, that buffers of such a size at such an address consist of.
+template <typename Word, typename Use>
+UNISONO_DEVICE auto withWidestWord(const void* buffer, uint32_t bytes, Use use) {
+  const uint64_t bits = reinterpret_cast<uint64_t>(buffer) | bytes;
+  if (sizeof(Word) < 4 && bits % 4 == 0) return use(uint32_t{});
+  if (sizeof(Word) < 2 && bits % 2 == 0) return use(uint16_t{});
+  return use(Word{});
+}
 // Packs at the ends of shares, or of buffers that are not aligned. Calls keep this rare code out of
 // the instructions that every launch fetches.
 template <typename Word>
 UNISONO_DEVICE_CALL uint64_t loadPartOfPack(const std::byte* buffer, uint32_t index,
                                             uint32_t bytes) {
-  return loadPack<Word>(buffer, index, bytes);
+  return withWidestWord<Word>(
+      buffer, bytes, [&](auto word) { return loadPack<decltype(word)>(buffer, index, bytes); });
 }
 template <typename Word>
 UNISONO_DEVICE_CALL void storePartOfPack(std::byte* buffer, uint32_t index, uint32_t bytes,
                                          uint64_t pack) {
-  storePack<Word>(buffer, index, bytes, pack);
+  withWidestWord<Word>(buffer, bytes,
+                       [&](auto word) { storePack<decltype(word)>(buffer, index, bytes, pack); });
 }
 template <typename Element, size_t kBytes = sizeof(Element)>
 using UnsignedOf = std::conditional_t<
