@@ -52,8 +52,7 @@ bool isWideMessage(const CommConfig& config, uint64_t bytes) {
 }
 
 bool isWideMessages(const CommConfig& config, const Task& task) {
-  return (task.call == Call::allToAll || task.call == Call::gather || task.call == Call::scatter) &&
-         config.nodes == nullptr &&
+  return hasOwnLaunch(config, task.call) &&
          carries(config, MessagePath::directLl128, shareBytes(task), task.call);
 }
 

@@ -41,10 +41,6 @@ uint64_t mostWideBytes(const CommConfig& config) {
   return std::min(kMaxWideMessageBytes, config.wide.offerBytes - 1);
 }
 
-bool hasLaunchOfItsOwn(Call call) {
-  return call == Call::allToAll || call == Call::gather || call == Call::scatter;
-}
-
 // The largest message over LL of a call that has messages with all peers. What a rank sends to all
 // of them shares its links, and lines of LL have twice the bytes of their data. The messages of a
 // gather may be twice as long. Measured on 2 and 4 H100 (docs/results/2026-11-27-h100x4.md).
@@ -70,7 +66,7 @@ MessageExclusion directExclusion(const CommConfig& config, Protocol protocol,
   if (bytes > direct.fasterBytes(protocol)) return MessageExclusion::slower;
   const bool fits = isWide ? bytes <= mostWideBytes(config) : direct.fits(protocol, bytes);
   if (!fits) return MessageExclusion::tooLarge;
-  const bool isLong = !isWide && hasLaunchOfItsOwn(question.call) && config.nodes == nullptr &&
+  const bool isLong = !isWide && hasOwnLaunch(config, question.call) &&
                       bytes > mostBytesToEachPeer(config, question.call);
   return isLong && directExclusion(config, Protocol::ll128, question) == MessageExclusion::none
              ? MessageExclusion::severalPeers
@@ -204,13 +200,18 @@ MessageChoice messageChoice(const CommConfig& config, const MessageQuestion& que
             .channels = tuning::directShape(lines, config.directBlocks).blocks};
   }
   if (can(MessagePath::directLl128)) {
-    const bool isOneLaunch = hasLaunchOfItsOwn(question.call) && config.nodes == nullptr;
     const tuning::WideShape shape =
-        isOneLaunch ? tuning::wideShape(config.wide, tuning::WideKind::other, bytes)
-                    : wideMessageShape(config, bytes);
+        hasOwnLaunch(config, question.call)
+            ? tuning::wideShape(config.wide, tuning::WideKind::other, bytes)
+            : wideMessageShape(config, bytes);
     return {.path = MessagePath::directLl128, .channels = shape.blocks};
   }
   return fifoChoice(config, question.from, question.to, bytes);
+}
+
+bool hasOwnLaunch(const CommConfig& config, Call call) {
+  return config.nodes == nullptr &&
+         (call == Call::allToAll || call == Call::gather || call == Call::scatter);
 }
 
 bool carries(const CommConfig& config, MessagePath path, uint64_t bytes, Call call) {

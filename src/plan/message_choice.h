@@ -57,6 +57,9 @@ MessageChoice messageChoice(const CommConfig& config, const MessageQuestion& que
 // Of a message that no other path than FIFOs carries, or of one to oneself.
 MessageChoice fifoChoice(const CommConfig& config, int from, int to, uint64_t bytes);
 
+// Whether the messages of a call have a launch of their own, where LL128 carries them.
+bool hasOwnLaunch(const CommConfig& config, Call call);
+
 // Whether the direct family carries a message of `bytes` bytes inside a node by `path`.
 bool carries(const CommConfig& config, MessagePath path, uint64_t bytes, Call call = Call::send);
 
