@@ -50,10 +50,6 @@ const char* torchNameOf(device::DataType type) {
 bool isMessage(Call call) {
   return call == Call::send || call == Call::receive;
 }
-bool hasChoice(const plan::CommConfig& config, const plan::Task& task) {
-  return static_cast<int>(task.call) < tuning::kCollectives && config.ranks > 1 &&
-         task.count != 0 && !plan::usesCopyEngines(config, task);
-}
 
 // Begins the names of launches in the timeline, as those of NCCL do.
 constexpr std::string_view kKernelPrefix = "ncclDevKernel_";
@@ -105,12 +101,11 @@ plugin::ProfiledCall profiledCall(const plan::CommConfig& config, const plan::Ta
   told.type = task.reduction.type;
   told.channels =
       told.isMessage ? plan::channelsBetween(config, config.rank, task.peer) : config.peerChannels;
-  if (hasChoice(config, task)) {
-    const tuning::Choice choice = plan::choiceOf(config, task);
-    told.algorithm = choice.algorithm;
-    told.protocol = choice.protocol;
-    told.channels = choice.channels;
-    told.threads = choice.threads;
+  if (task.choice) {
+    told.algorithm = task.choice->algorithm;
+    told.protocol = task.choice->protocol;
+    told.channels = task.choice->channels;
+    told.threads = task.choice->threads;
   }
   return told;
 }
@@ -138,7 +133,7 @@ std::string argumentsOf(const CallProfile::Subject& subject, const plan::Task& t
     text += fmt::format(R"(, "Src Rank": {}, "Dst Rank": {})", sends ? config.rank : task.peer,
                         sends ? task.peer : config.rank);
   }
-  if (hasChoice(config, task)) {
+  if (task.choice) {
     text +=
         fmt::format(R"(, "Algorithm": "{}", "Protocol": "{}", "Channels": {})",
                     tuning::nameOf(told.algorithm), tuning::nameOf(told.protocol), told.channels);

@@ -106,6 +106,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     // Drops everything but memory of the lists, for the next group.
     void clear();
   };
+  // The call with its choice.
+  plan::Task choose(plan::Task task) const {
+    plan::choose(config_, task);
+    return task;
+  }
   // A failure changes nothing.
   void prepare(Prepared& prepared);
   // Notes for the diagnosis that ncclCommFinalize was called.

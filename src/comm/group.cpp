@@ -91,8 +91,8 @@ void CallGroup::add(HandleId communicator, const plan::Task& task, runtime::Stre
   Calls& calls = callsOf(communicator);
   Communicator::Prepared& prepared = calls.prepared;
   if (prepared.tasks.empty()) prepared.profile = calls.communicator->beginProfile();
-  prepared.add(task, stream);
-  if (prepared.profile != nullptr) prepared.profile->add(task, stream, depth_);
+  prepared.add(calls.communicator->choose(task), stream);
+  if (prepared.profile != nullptr) prepared.profile->add(prepared.tasks.back(), stream, depth_);
 }
 
 void CallGroup::keepMemory(std::vector<Calls> calls) {

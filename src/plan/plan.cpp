@@ -444,6 +444,7 @@ CollectiveLaunch planCopy(int channels, void* to, const void* from, uint64_t byt
 }
 
 tuning::Choice choiceOf(const CommConfig& config, const Task& task) {
+  if (task.choice) return *task.choice;
   tuning::Question question{operationOf(task.call), shareBytes(task), task.reduction.type,
                             task.reduction.reduction};
   if (task.call == Call::allGather || task.call == Call::reduceScatter) {
@@ -454,6 +455,12 @@ tuning::Choice choiceOf(const CommConfig& config, const Task& task) {
     return config.choices->choose(*config.model, question);
   }
   return tuning::choose(*config.model, question, config.advisor.get());
+}
+
+void choose(const CommConfig& config, Task& task) {
+  if (!consistsOfMessages(task.call) && config.ranks > 1 && task.count != 0) {
+    task.choice = choiceOf(config, task);
+  }
 }
 
 namespace {
@@ -537,11 +544,13 @@ Plan planInFixedOrder(const CommConfig& config, const std::vector<Task>& tasks) 
     reduce.peer = config.ranks - 1;
     reduce.outputIsOpen = false;
     reduce.window = {};
+    reduce.choice.reset();
     Task& broadcast = second.emplace_back(task);
     broadcast.call = Call::broadcast;
     broadcast.input = task.output;
     broadcast.peer = config.ranks - 1;
     broadcast.reduction = {task.reduction.type, device::Reduction::sum, false, 0};
+    broadcast.choice.reset();
   }
   Plan plan = makePlan(config, first);
   append(makePlan(config, second), plan);

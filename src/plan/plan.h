@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -55,6 +56,7 @@ struct Task {
   bool inputIsOpen = false;          // the same for `input`, of which they load
   device::WindowReference inputWindow{};
   const SymmetricWindow* symmetric = nullptr;  // has `output`, if ranks may use copy engines
+  std::optional<tuning::Choice> choice{};      // once it is made
 };
 
 constexpr size_t indexOf(device::Protocol protocol) {
@@ -266,8 +268,10 @@ Plan makePlan(const CommConfig& config, const std::vector<Task>& tasks,
 std::vector<std::string> describe(const Launch& launch);
 std::vector<std::string> describe(const Plan& plan);
 
-// How the communicator carries a collective.
+// How the communicator carries a collective: the choice of the task, or a new one.
 tuning::Choice choiceOf(const CommConfig& config, const Task& task);
+// Makes the choice of a call, if it needs one, so that a tuner plug-in is asked once for each call.
+void choose(const CommConfig& config, Task& task);
 
 // Returns the first channel of messages from one rank to another, the same at both ends.
 int firstMessageChannel(const CommConfig& config, int from, int to);

@@ -288,6 +288,48 @@ TEST(Plan, FollowsATunerPlugIn) {
   EXPECT_EQ(advised.chunkElements, 1024u) << "a whole number of grains";
 }
 
+// It may keep state.
+TEST(Plan, AsksATunerPlugInOnceForEachCall) {
+  struct Plugin : tuning::Advisor {
+    int advise(const tuning::Question&, tuning::TimeTable& times) const override {
+      const auto fastest = asked++ % 2 == 0 ? device::Algorithm::tree : device::Algorithm::ring;
+      times[static_cast<size_t>(fastest)][indexOf(device::Protocol::ll128)] = 0;
+      return 0;
+    }
+    uint64_t adviseChunk(const tuning::Question&, const tuning::Choice& choice) const override {
+      return choice.chunkBytes;
+    }
+    mutable int asked = 0;
+  };
+  CommConfig config = configOf(0, 4, 8);
+  const auto plugin = std::make_shared<Plugin>();
+  config.advisor = plugin;
+  for (const bool inGroup : {false, true}) {
+    std::vector<Task> tasks(inGroup ? 2 : 1, taskOf(Call::allReduce, 64 << 20));
+    for (Task& task : tasks) {
+      plugin->asked = 0;
+      choose(config, task);
+      buffersOffered(config, task);
+    }
+    const Plan plan = makePlan(config, tasks);
+    EXPECT_EQ(plugin->asked, 1);
+    const auto& work = std::get<CollectiveLaunch>(plan.launches[0]).arguments.work[0];
+    EXPECT_EQ(work.algorithm, device::Algorithm::tree);
+    EXPECT_EQ(work.protocol, device::Protocol::ll128);
+  }
+  // Messages need no choice, and a reduction in a fixed order is made of other calls.
+  Task send = taskOf(Call::send, 100);
+  choose(config, send);
+  EXPECT_FALSE(send.choice);
+  config.fixedOrder = true;
+  Task reduction = taskOf(Call::allReduce, 100);
+  choose(config, reduction);
+  ASSERT_TRUE(reduction.choice);
+  const Plan ordered = makePlan(config, {reduction});
+  EXPECT_EQ(std::get<CollectiveLaunch>(ordered.launches[0]).arguments.work[0].operation,
+            device::Operation::reduce);
+}
+
 TEST(Plan, OfOneCallIsMadeQuickly) {
   if (!test::kTimesCount) GTEST_SKIP() << "times count in a release build only";
   for (const int ranks : {2, 8, 64, 1024}) {
