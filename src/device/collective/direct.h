@@ -84,6 +84,12 @@ UNISONO_DEVICE uint32_t linesFrom(const DirectWork& work, int peer) {
   return covers(work.from, peer) ? linesOf(work.outputBytes) : 0;
 }
 
+// Waits until there is room for the lines of work `w` in the windows of all peers. False after an
+// abort. `marks`: marks the start before.
+template <typename Arguments>
+UNISONO_DEVICE_CALL bool awaitRoomOfWork(const Arguments& arguments, DirectLane at, int w,
+                                         bool marks);
+
 // The streams to and from the peers first .. first + kBatch - 1, as they are at the start of a
 // work.
 template <int kBatch>
@@ -138,9 +144,9 @@ class DirectLaunch {
   }
 
   // Stores the own shares into the windows of the peers. False after an abort. The buffers of a
-  // launch that does not run belong to the user. `beforeWait` is called before each wait.
-  template <typename Combine, typename BeforeWait>
-  UNISONO_DEVICE bool send(int w, const Batch& firstBatch, bool runs, BeforeWait beforeWait) {
+  // launch that does not run belong to the user. `isMarked`: whether the start is; a wait does it.
+  template <typename Combine>
+  UNISONO_DEVICE bool send(int w, const Batch& firstBatch, bool runs, bool& isMarked) {
     const DirectWork& work = arguments_.work[w];
     const Combine combine(work.reduction);
     const LaneShare share = shareOf(work);
@@ -152,21 +158,20 @@ class DirectLaunch {
       uint32_t index = share.first;
       bool hasLine = index < lines && runs;
       do {
-        if (hasLine && !awaitRoom(work, batch, first, beforeWait)) return false;
-        const bool isCommon = kBatch > 1 && work.inputStride == 0;
-        const uint64_t common = loadInput(combine, work, 0, index, hasLine && isCommon);
-        uint64_t pack[kBatch];
-        UNISONO_UNROLL
-        for (int i = 0; i < kBatch; i++) {
-          const bool isOwn = hasLine && !isCommon && sendsTo(work, first + i);
-          pack[i] = loadInput(combine, work, rankOf(first + i), index, isOwn);
-          if (isCommon) pack[i] = common;
+        // The inputs are on their way while the room is checked.
+        const Inputs inputs = loadInputs<Combine>(work, first, index, hasLine);
+        if (hasLine && lacksRoom(work, batch, first)) [[unlikely]] {
+          const bool marks = !isMarked;
+          isMarked = true;
+          if (!awaitRoomOfWork(arguments_, at_, w, marks)) return false;
         }
         UNISONO_UNROLL
         for (int i = 0; i < kBatch; i++) {
           const uint32_t place = batch.position[i].sent + index;
           Line* line = streamTo(first + i) + inStream(place);
-          storeLineIf(hasLine && sendsTo(work, first + i), line, pack[i], flagOf(place));
+          uint64_t pack = inputs.isCommon ? inputs.common : inputs.own[i];
+          if constexpr (Combine::kPrepares) pack = preparePack(combine, pack);
+          storeLineIf(hasLine && sendsTo(work, first + i), line, pack, flagOf(place));
         }
         index += share.step;
         hasLine = index < lines && runs;
@@ -231,6 +236,24 @@ class DirectLaunch {
       position(r, peer)->received = at.received;
       position(r, peer)->acknowledged = at.acknowledged;
     }
+  }
+
+  // Waits until the peers have taken enough of earlier calls that the lines of work `w` overwrite
+  // nothing. False after an abort.
+  UNISONO_DEVICE bool awaitRoom(int w) const {
+    acknowledge();  // a peer may be waiting too
+    const DirectWork& work = arguments_.work[w];
+    for (int first = 0; first < peers_; first += kBatch) {
+      const Batch batch = loadFor(w, first);
+      UNISONO_UNROLL
+      for (int i = 0; i < kBatch; i++) {
+        if (!sendsTo(work, first + i)) continue;
+        if (!waitForRoom(first + i, batch.position[i].sent + linesOf(work.inputBytes))) {
+          return false;
+        }
+      }
+    }
+    return true;
   }
 
   // Tells the peers what earlier launches have taken, if it is much. To be called before positions
@@ -363,24 +386,16 @@ class DirectLaunch {
   }
   UNISONO_DEVICE int works() const { return kIsCall ? 1 : arguments_.works; }
 
-  // Waits until the peers have taken enough of earlier calls that the lines of this work overwrite
-  // nothing.
-  template <typename BeforeWait>
-  UNISONO_DEVICE bool awaitRoom(const DirectWork& work, const Batch& batch, int first,
-                                BeforeWait beforeWait) const {
+  // Whether the lines of a work would overwrite some that a peer of a batch has yet to take.
+  // Without branches, as nearly always no peer has.
+  UNISONO_DEVICE bool lacksRoom(const DirectWork& work, const Batch& batch, int first) const {
+    bool lacks = false;
     UNISONO_UNROLL
     for (int i = 0; i < kBatch; i++) {
-      const int peer = first + i;
-      if (!sendsTo(work, peer)) continue;
       const uint32_t end = batch.position[i].sent + linesOf(work.inputBytes);
-      if (end - batch.taken[i] <= capacity()) [[likely]] {
-        continue;
-      }
-      beforeWait();
-      acknowledge();  // the peer may be waiting too
-      if (!waitForRoom(peer, end)) return false;
+      lacks |= sendsTo(work, first + i) & (end - batch.taken[i] > capacity());
     }
-    return true;
+    return lacks;
   }
   // Waits until a peer has taken so much that the lines before `end` overwrite nothing.
   UNISONO_DEVICE bool waitForRoom(int peer, uint32_t end) const {
@@ -389,13 +404,54 @@ class DirectLaunch {
                      [&] { return end - loadRelaxed(counter) <= capacity(); });
   }
 
-  // Pack `index` of a share, if it is wanted.
+  // What a lane sends to the peers of a batch: one pack to all, or one of its own to each.
+  struct Inputs {
+    bool isCommon;
+    uint64_t common;
+    uint64_t own[kBatch];
+  };
+  // Loads packs `index` of the shares of a batch, if they are wanted. Nothing uses a result in
+  // between: the loads would wait for each other.
+  template <typename Combine>
+  UNISONO_DEVICE Inputs loadInputs(const DirectWork& work, int first, uint32_t index,
+                                   bool wanted) const {
+    Inputs inputs{kBatch > 1 && work.inputStride == 0, 0, {}};
+    if (work.whole) [[likely]] {
+      inputs.common = loadWhole(work, 0, index, wanted && inputs.isCommon);
+      UNISONO_UNROLL
+      for (int i = 0; i < kBatch; i++) {
+        const bool isOwn = !inputs.isCommon && sendsTo(work, first + i);
+        inputs.own[i] = loadWhole(work, rankOf(first + i), index, wanted && isOwn);
+      }
+    } else if (wanted) {
+      using Word = UnsignedOf<typename Combine::Element>;
+      if (inputs.isCommon) {
+        inputs.common = loadPartOfPack<Word>(work.input, index, work.inputBytes);
+      }
+      UNISONO_UNROLL
+      for (int i = 0; i < kBatch; i++) {
+        if (inputs.isCommon || !sendsTo(work, first + i)) continue;
+        inputs.own[i] =
+            loadPartOfPack<Word>(inputOf(work, rankOf(first + i)), index, work.inputBytes);
+      }
+    }
+    return inputs;
+  }
+  UNISONO_DEVICE static const std::byte* inputOf(const DirectWork& work, int share) {
+    return work.input + static_cast<unsigned>(share) * work.inputStride;
+  }
+  UNISONO_DEVICE static uint64_t loadWhole(const DirectWork& work, int share, uint32_t index,
+                                           bool wanted) {
+    const std::byte* from = inputOf(work, share) + index * uint64_t{8};
+    if (wanted) noteRead(from, 8);
+    return loadWord(reinterpret_cast<const uint64_t*>(from), wanted, 0);
+  }
+  // Pack `index` of a share.
   template <typename Combine>
   UNISONO_DEVICE static uint64_t loadInput(const Combine& combine, const DirectWork& work,
-                                           int share, uint32_t index, bool wanted = true) {
-    const std::byte* from = work.input + static_cast<unsigned>(share) * work.inputStride;
-    uint64_t pack =
-        loadShare<typename Combine::Element>(from, work.inputBytes, work.whole, index, wanted);
+                                           int share, uint32_t index) {
+    uint64_t pack = loadShare<typename Combine::Element>(inputOf(work, share), work.inputBytes,
+                                                         work.whole, index, true);
     if constexpr (Combine::kPrepares) pack = preparePack(combine, pack);
     return pack;
   }
@@ -603,6 +659,13 @@ class DirectLaunch {
   int peers_;
 };
 
+template <typename Arguments>
+UNISONO_DEVICE_CALL bool awaitRoomOfWork(const Arguments& arguments, DirectLane at, int w,
+                                         bool marks) {
+  if (marks && at.lane == 0) markStart(arguments.mark, at.block, 0);
+  return DirectLaunch<DirectRanks<2, false>, Arguments>(arguments, at).awaitRoom(w);
+}
+
 // A launch of one work. Where all streams fit into registers, positions advance while the lines are
 // on their way.
 template <typename Ranks, typename Combine, typename Stopped, typename SyncBlock>
@@ -611,14 +674,10 @@ UNISONO_DEVICE void directCall(const DirectCallArguments& arguments, const Direc
   DirectLaunch<Ranks, DirectCallArguments> launch(arguments, at);
   const Streams<Ranks::kBatch> streams = launch.load(0);
   // If it can, after the lines are on their way, for which the peers wait.
-  bool isMarked = false;
-  const auto mark = [&] {
-    if (at.lane == 0 && !isMarked) markStart(arguments.mark, at.block, 0);
-    isMarked = true;
-  };
-  if (kLoadsMayHang) mark();
-  const bool sent = launch.template send<Combine>(0, streams, !stopped(), mark);
-  mark();
+  bool isMarked = kLoadsMayHang;
+  if (isMarked && at.lane == 0) markStart(arguments.mark, at.block, 0);
+  const bool sent = launch.template send<Combine>(0, streams, !stopped(), isMarked);
+  if (!isMarked && at.lane == 0) markStart(arguments.mark, at.block, 0);
   if (launch.isOneBatch()) {
     launch.acknowledge(streams);
     launch.advance(streams, syncBlock);

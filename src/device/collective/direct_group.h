@@ -15,7 +15,8 @@ using DirectHalf = bool (*)(const DirectArguments&, const DirectLane&, int);
 template <typename Combine>
 UNISONO_DEVICE_CALL bool sendWork(const DirectArguments& arguments, const DirectLane& at, int w) {
   DirectGroupLaunch launch(arguments, at);
-  return launch.send<Combine>(w, launch.loadFor(w, 0), true, [] {});
+  bool isMarked = true;
+  return launch.send<Combine>(w, launch.loadFor(w, 0), true, isMarked);
 }
 template <typename Combine>
 UNISONO_DEVICE_CALL bool receiveWork(const DirectArguments& arguments, const DirectLane& at,
