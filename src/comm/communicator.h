@@ -26,6 +26,10 @@
 #include "transport/net/collnet.h"
 #include "transport/net/network_driver.h"
 
+namespace unisono {
+class StageTimes;
+}
+
 namespace unisono::comm {
 
 // What a user may ask of one communicator; 0 or empty: as the settings say.
@@ -54,13 +58,14 @@ struct CustomReduction {
 // One rank of a communicator. Calls come from one thread at a time, abort() from any.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // Collective over the ranks of `bootstrap`; `device` is this rank's. Throws Error. When the last
-  // owner of an aborted communicator drops it, the Reaper gets it and nobody waits.
+  // Collective over the ranks of `bootstrap`; `device` is this rank's. `times`: of the stages
+  // before. Throws Error. When the last owner of an aborted communicator drops it, the Reaper gets
+  // it and nobody waits.
   static std::shared_ptr<Communicator> create(runtime::Runtime& runtime,
                                               std::unique_ptr<bootstrap::Bootstrap> bootstrap,
                                               int device, const Settings& settings,
                                               const Options& options,
-                                              std::shared_ptr<Health> health);
+                                              std::shared_ptr<Health> health, StageTimes times);
   // Unless it was aborted, waits for what was launched, and for peers that are still connecting to
   // this rank; other ranks need not be there any more.
   ~Communicator();
@@ -168,7 +173,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                std::shared_ptr<Health> health);
   // The facts of all ranks, which the ranks of a process share.
   using AllFacts = std::shared_ptr<const std::vector<RankFacts>>;
-  void agree(AllFacts ranks);
+  void agree(AllFacts ranks, StageTimes& times);
   void makeConnector();
   RankFacts facts();
   AllFacts connectCollNet(const AllFacts& ranks, const std::vector<int>& ports);

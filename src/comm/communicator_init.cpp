@@ -16,6 +16,7 @@
 #include "base/fnv.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "base/stage_times.h"
 #include "base/system.h"
 #include "bootstrap/wait.h"
 #include "comm/identity.h"
@@ -131,7 +132,8 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
                                                    std::unique_ptr<bootstrap::Bootstrap> bootstrap,
                                                    int device, const Settings& settings,
                                                    const Options& options,
-                                                   std::shared_ptr<Health> health) {
+                                                   std::shared_ptr<Health> health,
+                                                   StageTimes times) {
   const int64_t begin = diagnose::steadyNow();
   runtime::DeviceScope scope(runtime, device);
   std::shared_ptr<Communicator> communicator(
@@ -147,15 +149,20 @@ std::shared_ptr<Communicator> Communicator::create(runtime::Runtime& runtime,
     }
   };
   AllFacts ranks;
-  announceFailure(
-      [&] { ranks = communicator->bootstrap_->allGatherShared(communicator->facts()); });
+  announceFailure([&] {
+    const RankFacts facts = communicator->facts();
+    times.end("device and network");
+    ranks = communicator->bootstrap_->allGatherShared(facts);
+    times.end("exchange");
+  });
   // Not announced: every process finds the same by itself, and each rank reports it as its own
   // error.
   communicator->bootstrap_->share([&] {
     checkFacts(*ranks);
     return true;
   });
-  announceFailure([&] { communicator->agree(std::move(ranks)); });
+  announceFailure([&] { communicator->agree(std::move(ranks), times); });
+  logInfo("{}: initialized in {}", communicator->description(), times.describe());
   startRasService(settings);
   if (communicator->profile_ != nullptr) communicator->profile_->created(begin);
   return communicator;
@@ -223,7 +230,7 @@ RankFacts Communicator::facts() {
   return facts;
 }
 
-void Communicator::agree(AllFacts ranks) {
+void Communicator::agree(AllFacts ranks, StageTimes& times) {
   // Whether this device reaches every other one can be said only now. A device that this process
   // does not see is left to the attempt to map its memory.
   Reach reach{.peers = 1, .transports = 0};
@@ -243,6 +250,7 @@ void Communicator::agree(AllFacts ranks) {
   };
   const auto hosts = bootstrap_->share([&] { return hostsOf(*ranks); });
   shareReach();
+  times.end("exchange");
   // Only the node's topology shows which pairs meet on a third GPU or in host memory: they do not
   // reach each other, and the decision must know it on every rank.
   Settings ofSearch = settings_;
@@ -250,6 +258,7 @@ void Communicator::agree(AllFacts ranks) {
   const bool dmaBuf = settings_.dmaBuf && runtime_.supportsDmaBuf(device_);
   NodePlace found = findPlace(*ranks, *hosts, bootstrap_->rank(), ofSearch,
                               portsOf(*network_, collNet_.get(), dmaBuf));
+  times.end("topology");
   // Host memory and threads of this communicator belong near its GPU. The host backend simulates
   // GPUs of another machine.
   const bool hasGpu = runtime_.backend() == runtime::Backend::cuda;
@@ -276,6 +285,7 @@ void Communicator::agree(AllFacts ranks) {
     found.place.messageForwarders = {};
   }
   const auto places = bootstrap_->allGatherShared(found.place);
+  times.end("exchange");
   tuning::CostConstants constants = tuning::defaultConstants();
   const auto advisor = makeTuner(*ranks, *places, constants);
   const auto shareDecision = [&] {
@@ -299,6 +309,7 @@ void Communicator::agree(AllFacts ranks) {
   config_.rank = rank;
   config_.advisor = advisor;
   config_.choices = std::make_shared<tuning::ChoiceCache>();
+  times.end("choices");
   // Where ranks differ, all of them know it and look for the field.
   const auto hashes = bootstrap_->allGatherShared(hashOf(summary));
   if (std::ranges::adjacent_find(*hashes, std::ranges::not_equal_to()) != hashes->end()) {
@@ -307,6 +318,7 @@ void Communicator::agree(AllFacts ranks) {
   if (bootstrap_->rank() == 0) {
     for (const std::string& warning : decision_->warnings) warnOnce(warning);
   }
+  times.end("exchange");
 
   // Blocks of clusters move data between GPUs faster (docs/results/2026-11-23-clusters.md). But a
   // GPU holds fewer of them at once, as a cluster does not extend over parts of it (GPCs), and
@@ -320,6 +332,7 @@ void Communicator::agree(AllFacts ranks) {
   for (const runtime::Kernel* kernel : device::kernelsOf(config_.ranks)) {
     runtime_.prepare(*kernel, device_);
   }
+  times.end("kernels");
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
   replays_ = std::make_unique<Replays>(runtime_, device_, arena_);
   peerPlaces_ = bootstrap_->share([&] { return placesOf(*ranks, *places); });
@@ -340,6 +353,7 @@ void Communicator::agree(AllFacts ranks) {
   logInfo("{}: on device {} ({}), {} node(s), {} channels", description(), device_,
           runtime_.properties(device_).busId, decision_->nodes, config_.channels);
   watch(*ranks);
+  times.end("memory");
 }
 
 // Connects the heads of CollNet. Returns what ranks know afterwards: where it fails on one, all do

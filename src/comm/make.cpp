@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/fnv.h"
+#include "base/stage_times.h"
 #include "bootstrap/connection_pool.h"
 
 namespace unisono::comm {
@@ -71,11 +72,13 @@ std::shared_ptr<Communicator> joinOver(const Connect& connect, runtime::Runtime&
     if (health->signal().raised()) return true;
     return joining->load() && attempt && attempt->failure().has_value();
   };
+  StageTimes times;
   auto bootstrap = connect(isGivenUp, health);
+  times.end("bootstrap");
   Options own = options;
   own.id = id;
-  auto made =
-      Communicator::create(runtime, std::move(bootstrap), device, settings, own, std::move(health));
+  auto made = Communicator::create(runtime, std::move(bootstrap), device, settings, own,
+                                   std::move(health), std::move(times));
   joining->store(false);
   return made;
 }

@@ -316,8 +316,9 @@ TEST(ProcessesWithTwoInterfaces, UseBoth) {
   EXPECT_EQ(results, std::vector<int>({0}));
   std::ostringstream text;
   text << std::ifstream(log).rdbuf();
-  for (const char* part : {"sends to rank 1 to 192.0.2.1:", "sends to rank 1 to 198.51.100.1:",
-                           " over one", " over two", "sends to rank 0 to 198.51.100.1:"}) {
+  for (const char* part :
+       {" initialized in ", "sends to rank 1 to 192.0.2.1:", "sends to rank 1 to 198.51.100.1:",
+        " over one", " over two", "sends to rank 0 to 198.51.100.1:"}) {
     EXPECT_NE(text.str().find(part), std::string::npos) << part << "\n" << text.str();
   }
   EXPECT_EQ(text.str().find("127.0.0.1"), std::string::npos) << text.str();

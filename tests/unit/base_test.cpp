@@ -9,6 +9,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -23,6 +24,7 @@
 #include "base/fnv.h"
 #include "base/math.h"
 #include "base/result.h"
+#include "base/stage_times.h"
 #include "base/system.h"
 #include "base/thread.h"
 #include "support/no_new_threads.h"
@@ -262,6 +264,18 @@ TEST(Processes, HaveNotEndedWhileAThreadRuns) {
   ASSERT_EQ(::kill(child, SIGKILL), 0);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(hasEnded(child));
+}
+
+TEST(StageTimes, AddUpStagesOfTheSameName) {
+  using namespace std::chrono_literals;
+  const auto begin = StageTimes::Clock::now();
+  StageTimes times(begin);
+  EXPECT_EQ(times.describe(), "0.0 ms ()");
+  times.endAt("first", begin + 20ms);
+  EXPECT_EQ(times.describe(), "20.0 ms (first 20.0)");
+  times.endAt("second", begin + 23ms);
+  times.endAt("first", begin + 24260us);
+  EXPECT_EQ(times.describe(), "24.3 ms (first 21.3, second 3.0)");
 }
 
 }  // namespace
