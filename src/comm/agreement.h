@@ -35,6 +35,20 @@ struct CollNetFacts {
   int32_t allGather, reduceScatter;  // 1: the plug-in has them
 };
 
+// The NVLinks of a rank's device, by where they lead, as its driver says. Plain data.
+struct LinkFacts {
+  static constexpr size_t kMostTargets = 18;  // as many as a GPU of today has links
+  struct Target {
+    int64_t busId;   // topology::BusId
+    int32_t remote;  // detect::NvmlSource::NvLink::Remote
+    int32_t links;   // 0: none, nor in later elements
+  };
+  int32_t isKnown;    // 0: the others ask their own driver
+  int32_t chipLinks;  // to the CPU in one package
+  int64_t chipMegabytes;
+  std::array<Target, kMostTargets> targets;
+};
+
 // What a rank says of itself in the first all-gather. Plain data; text is NUL-terminated.
 struct RankFacts {
   uint32_t layout;  // of this structure: differs between versions of the library
@@ -70,11 +84,12 @@ struct RankFacts {
   diagnose::TablePlace calls;  // where the others see what this rank does
   int32_t multicast;           // 1: the device has multicast addresses, and the user wants them
   std::array<char, 64> networkName;  // what joins hosts: "Socket", or a plug-in and its version
+  LinkFacts links;
   CollNetFacts collnet;
   Reach reach;  // second look
 };
 
-inline constexpr uint32_t kRankFactsLayout = 14 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 15 << 16 | sizeof(RankFacts);
 
 // The ranks of each host, by its hash, and how many devices all ranks use.
 struct Hosts {

@@ -191,7 +191,10 @@ RankFacts Communicator::facts() {
   copyText(facts.hostName, hostName());
   copyText(facts.busId, properties.busId);
   facts.sharedMemory = sharedMemoryDevice();
-  if (runtime_.backend() == runtime::Backend::cuda) facts.fabric = fabricOf(properties.busId);
+  if (runtime_.backend() == runtime::Backend::cuda) {
+    facts.fabric = fabricOf(properties.busId);
+    facts.links = linksOf(properties.busId);
+  }
   facts.multicast = settings_.nvls != 0 && runtime_.supportsMulticast(device_) ? 1 : 0;
   if (settings_.collnet >= 0 ? settings_.collnet > 0 : options_.collnet) {
     facts.collnet.nodes = static_cast<int32_t>(settings_.collnetNodes);

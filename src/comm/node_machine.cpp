@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/node_links.h"
 #include "detect/detect.h"
 #include "topology/presets.h"
 #include "topology/settings.h"
@@ -89,8 +90,9 @@ std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
   if (nvml() == nullptr) return nullptr;
   // Held during detection: the other ranks of the process need the same answer.
   std::lock_guard lock(mutex);
+  NodeLinks links(*nvml(), devices);
   detect::DetectRequest request;
-  request.nvml = nvml();
+  request.nvml = &links;
   request.topologyFile = settings.topologyFile;
   std::string key = settings.topologyFile;
   for (const NodeDevice& device : devices) {
@@ -144,6 +146,19 @@ uint64_t fabricOf(const std::string& busId) {
   return fabric ? fabric->hash() : 0;
 }
 
+LinkFacts linksOf(const std::string& busId) {
+  static std::mutex mutex;
+  static auto& known = *new std::map<std::string, LinkFacts>;
+  if (nvml() == nullptr) return {};
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = known.find(busId); found != known.end()) return found->second;
+  }
+  const LinkFacts links = packLinks(*nvml(), topology::parseBusId(busId));
+  const std::lock_guard lock(mutex);
+  return known.try_emplace(busId, links).first->second;
+}
+
 int driverDeviceOf(const std::string& busId, int otherwise) {
   if (runtime::Runtime::get().backend() == runtime::Backend::host || nvml() == nullptr) {
     return otherwise;
@@ -172,8 +187,13 @@ std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, const
     auto device = std::find_if(devices.begin(), devices.end(),
                                [&](const NodeDevice& d) { return d.busId == busId; });
     if (device == devices.end()) {
-      devices.push_back(
-          {busId, facts.computeCapability, true, facts.sharedMemory, facts.fabric, {}});
+      devices.push_back({busId,
+                         facts.computeCapability,
+                         true,
+                         facts.sharedMemory,
+                         facts.fabric,
+                         facts.links,
+                         {}});
       device = devices.end() - 1;
     }
     device->reachesPeers = device->reachesPeers && facts.reach.peers != 0;

@@ -21,6 +21,7 @@ struct NodeDevice {
   int computeCapability;
   bool reachesPeers;              // all others of the communicator directly
   uint64_t sharedMemory, fabric;  // see RankFacts
+  LinkFacts links;
   std::vector<int> ranks;
 };
 
@@ -29,6 +30,9 @@ using Ports = std::optional<std::vector<detect::NicPort>>;
 
 // The NVLink fabric across hosts that a GPU has joined, as RankFacts tells it.
 uint64_t fabricOf(const std::string& busId);
+
+// The NVLinks of a GPU, as RankFacts tells them. The driver is asked at the first call for a GPU.
+LinkFacts linksOf(const std::string& busId);
 
 // The number of a GPU in the driver's management library, or `otherwise` without that.
 int driverDeviceOf(const std::string& busId, int otherwise);
