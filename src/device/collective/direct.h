@@ -84,12 +84,6 @@ UNISONO_DEVICE uint32_t linesFrom(const DirectWork& work, int peer) {
   return covers(work.from, peer) ? linesOf(work.outputBytes) : 0;
 }
 
-// Waits until there is room for the lines of work `w` in the windows of all peers. False after an
-// abort. `marks`: marks the start before.
-template <typename Arguments>
-UNISONO_DEVICE_CALL bool awaitRoomOfWork(const Arguments& arguments, DirectLane at, int w,
-                                         bool marks);
-
 // The streams to and from the peers first .. first + kBatch - 1, as they are at the start of a
 // work.
 template <int kBatch>
@@ -163,7 +157,7 @@ class DirectLaunch {
         if (hasLine && lacksRoom(work, batch, first)) [[unlikely]] {
           const bool marks = !isMarked;
           isMarked = true;
-          if (!awaitRoomOfWork(arguments_, at_, w, marks)) return false;
+          if (!markAndAwaitRoom(arguments_, at_, w, marks)) return false;
         }
         UNISONO_UNROLL
         for (int i = 0; i < kBatch; i++) {
@@ -304,6 +298,13 @@ class DirectLaunch {
   }
 
  private:
+  // Calls awaitRoom(). `marks`: marks the start of the launch before.
+  UNISONO_DEVICE_CALL static bool markAndAwaitRoom(const Arguments& arguments, DirectLane at, int w,
+                                                   bool marks) {
+    if (marks && at.lane == 0) markStart(arguments.mark, at.block, 0);
+    return DirectLaunch<DirectRanks<2, false>, Arguments>(arguments, at).awaitRoom(w);
+  }
+
   // The number of this block among those of a work.
   UNISONO_DEVICE uint32_t blockOf(const DirectWork& work) const {
     if (kIsCall) return static_cast<uint32_t>(at_.block);
@@ -658,13 +659,6 @@ class DirectLaunch {
   int me_;
   int peers_;
 };
-
-template <typename Arguments>
-UNISONO_DEVICE_CALL bool awaitRoomOfWork(const Arguments& arguments, DirectLane at, int w,
-                                         bool marks) {
-  if (marks && at.lane == 0) markStart(arguments.mark, at.block, 0);
-  return DirectLaunch<DirectRanks<2, false>, Arguments>(arguments, at).awaitRoom(w);
-}
 
 // A launch of one work. Where all streams fit into registers, positions advance while the lines are
 // on their way.
