@@ -187,7 +187,7 @@ constexpr bool isLineReportOf(uint64_t report, uint64_t step) {
   return report >> 32 == ((step + 1) & 0xffffffffu);
 }
 // The flag of the lines of a step of protocol LL. It repeats after 2^31 steps, so that each slot is
-// cleared once in as many (protocol/lines.h).
+// cleared once in as many (protocol/line_formats.h).
 constexpr uint32_t lineFlagOf(uint64_t step) {
   return static_cast<uint32_t>(step) | uint32_t{1} << 31;
 }
