@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "device/collective/collective.h"
 #include "device/collective/direct_group.h"
+#include "device/collective/direct_messages.h"
 #include "device/collective/direct_wide.h"
 #include "device/collective/nvls.h"
 #include "device/collective/send_receive.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device/collective/direct.h"
+#include "device/collective/direct_messages.h"
 #include "device/collective/send_receive.h"
 #include "device/collective/wide_messages.h"
 #include "device/kernels.h"

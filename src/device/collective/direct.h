@@ -184,54 +184,6 @@ class DirectLaunch {
     }
   }
 
-  // Sends all messages to a peer, by all lanes of a block.
-  template <typename SyncBlock>
-  UNISONO_DEVICE void sendMessages(int peer, bool runs, SyncBlock syncBlock) const {
-    noteRead(&position(at_.block, peer)->sent, sizeof(uint32_t));
-    uint32_t sent = position(at_.block, peer)->sent;
-    uint32_t taken = loadRelaxed(acknowledgmentBy(peer));
-    bool going = runs;
-    for (int m = 0; m < arguments_.messages; m++) {
-      const DirectMessage& message = arguments_.message[m];
-      if (!isInStream(message, peer, true)) continue;
-      const uint32_t lines = linesOf(message.bytes);
-      if (going && sent + lines - taken > capacity()) {
-        going = waitForRoom(peer, sent + lines);
-        taken = loadRelaxed(acknowledgmentBy(peer));
-      }
-      if (going) sendMessage(message, sent);
-      sent += lines;
-    }
-    syncBlock();  // every lane has read the position
-    for (int r = at_.lane; r < kDirectMaxBlocks; r += at_.lanes) {
-      noteWrite(&position(r, peer)->sent, sizeof(sent));
-      position(r, peer)->sent = sent;
-    }
-  }
-  // Takes all messages from a peer, by all lanes of a block. Tells the peer on the way how far it
-  // is.
-  template <typename SyncBlock>
-  UNISONO_DEVICE void receiveMessages(int peer, bool runs, SyncBlock syncBlock) const {
-    DirectPosition at = receivedFrom(peer);
-    bool going = runs;
-    for (int m = 0; m < arguments_.messages; m++) {
-      const DirectMessage& message = arguments_.message[m];
-      if (!isInStream(message, peer, false)) continue;
-      going = going && receiveMessage(message, at.received);
-      at.received += linesOf(message.bytes);
-      if (!isAcknowledged(at)) continue;
-      syncBlock();  // every lane has taken its lines
-      if (going && at_.lane == 0) tell(peer, at);
-      at.acknowledged = at.received;
-    }
-    syncBlock();  // every lane has read the position
-    for (int r = at_.lane; r < kDirectMaxBlocks; r += at_.lanes) {
-      noteWrite(&position(r, peer)->received, 2 * sizeof(at.received));
-      position(r, peer)->received = at.received;
-      position(r, peer)->acknowledged = at.acknowledged;
-    }
-  }
-
   // Waits until the peers have taken enough of earlier calls that the lines of work `w` overwrite
   // nothing. False after an abort.
   UNISONO_DEVICE bool awaitRoom(int w) const {
@@ -297,7 +249,7 @@ class DirectLaunch {
     if (at_.lane == 0) storeRow(at_.block);
   }
 
- private:
+ protected:
   // Calls awaitRoom(). `marks`: marks the start of the launch before.
   UNISONO_DEVICE_CALL static bool markAndAwaitRoom(const Arguments& arguments, DirectLane at, int w,
                                                    bool marks) {
@@ -486,73 +438,6 @@ class DirectLaunch {
     }
   }
 
-  UNISONO_DEVICE static bool isInStream(const DirectMessage& message, int peer, bool sends) {
-    return message.peer == peer && message.sends == sends && message.blocks == 0;
-  }
-  // Lines of a message that a lane moves at a time.
-  static constexpr int kLinesAtATime = 4;
-  UNISONO_DEVICE static bool isWhole(const DirectMessage& message) {
-    return (reinterpret_cast<uint64_t>(message.buffer) | message.bytes) % 8 == 0;
-  }
-  UNISONO_DEVICE void sendMessage(const DirectMessage& message, uint32_t first) const {
-    const bool whole = isWhole(message);
-    const auto lines = linesOf(message.bytes), lanes = static_cast<uint32_t>(at_.lanes);
-    Line* stream = streamTo(message.peer);
-    for (auto base = static_cast<uint32_t>(at_.lane); base < lines; base += lanes * kLinesAtATime) {
-      uint64_t pack[kLinesAtATime];
-      UNISONO_UNROLL
-      for (unsigned k = 0; k < kLinesAtATime; k++) {
-        const uint32_t index = base + k * lanes;
-        pack[k] = loadShare<uint8_t>(message.buffer, message.bytes, whole, index, index < lines);
-      }
-      UNISONO_UNROLL
-      for (unsigned k = 0; k < kLinesAtATime; k++) {
-        const uint32_t index = base + k * lanes, place = first + index;
-        storeLineIf(index < lines, stream + inStream(place), pack[k], flagOf(place));
-      }
-    }
-  }
-  // False after an abort.
-  UNISONO_DEVICE bool receiveMessage(const DirectMessage& message, uint32_t first) const {
-    const bool whole = isWhole(message);
-    const auto lines = linesOf(message.bytes), lanes = static_cast<uint32_t>(at_.lanes);
-    const Line* stream = streamFrom(message.peer);
-    for (auto base = static_cast<uint32_t>(at_.lane); base < lines; base += lanes * kLinesAtATime) {
-      Line line[kLinesAtATime] = {};
-      auto allHere = [&] {
-        UNISONO_UNROLL
-        for (unsigned k = 0; k < kLinesAtATime; k++) {
-          const uint32_t index = base + k * lanes;
-          if (index < lines) line[k] = loadLine(stream + inStream(first + index));
-        }
-        bool here = true;
-        UNISONO_UNROLL
-        for (unsigned k = 0; k < kLinesAtATime; k++) {
-          const uint32_t index = base + k * lanes;
-          here = here && (index >= lines || lineHolds(line[k], flagOf(first + index)));
-        }
-        return here;
-      };
-      if (!waitUntil(arguments_.abortFlag,
-                     {"lines of its peers", me_, rankOf(message.peer), at_.block}, allHere)) {
-        return false;
-      }
-      UNISONO_UNROLL
-      for (unsigned k = 0; k < kLinesAtATime; k++) {
-        const uint32_t index = base + k * lanes;
-        if (index >= lines) break;
-        storeShare<uint8_t>(message.buffer, message.bytes, whole, index, lineData(line[k]));
-      }
-    }
-    return true;
-  }
-  // What belongs to the block that receives; another one has the rest of a position.
-  UNISONO_DEVICE DirectPosition receivedFrom(int peer) const {
-    const DirectPosition* from = position(at_.block, peer);
-    noteRead(&from->received, 2 * sizeof(from->received));
-    return {0, from->received, from->acknowledged, 0};
-  }
-
   // Polls for the lines `index` of a batch until all are there.
   UNISONO_DEVICE bool awaitLines(const DirectWork& work, const Batch& batch, int first,
                                  uint32_t index, uint64_t (&pack)[kBatch]) const {
@@ -682,22 +567,6 @@ UNISONO_DEVICE void directCall(const DirectCallArguments& arguments, const Direc
     launch.advance(syncBlock);
   }
   if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
-}
-
-// The direct messages to or from a peer, of a launch with any number of them.
-template <typename Stopped, typename SyncBlock>
-UNISONO_DEVICE void directStream(const MessagesArguments& arguments, int peer, bool sends,
-                                 const DirectLane& at, Stopped stopped, SyncBlock syncBlock) {
-  const int block = arguments.channels + peer, group = sends ? 0 : 1;
-  if (at.lane == 0) markStart(arguments.mark, block, group);
-  const DirectLaunch<DirectRanks<2, false>, MessagesArguments> launch(arguments, at);
-  const bool runs = !stopped();
-  if (sends) {
-    launch.sendMessages(peer, runs, syncBlock);
-  } else {
-    launch.receiveMessages(peer, runs, syncBlock);
-  }
-  if (at.lane == 0) markEnd(arguments.mark, block, group);
 }
 
 }  // namespace unisono::device::UNISONO_TARGET
