@@ -117,7 +117,7 @@ class UserWords {
   template <typename Place, int kWords>
   UNISONO_DEVICE_CALL static Copied<kWords> loadParts(UserWords from, Place place,
                                                       Copied<kWords> word) {
-    UNISONO_UNROLL
+    UNISONO_NO_UNROLL
     for (int k = 0; k < kWords; k++) {
       const uint32_t index = place.first() + place.distance(k);
       if (place.has(k) && from.isInPart(index)) word.of[k] = from.loadPart(index);
@@ -126,7 +126,7 @@ class UserWords {
   }
   template <typename Place, int kWords>
   UNISONO_DEVICE_CALL static void storeParts(UserWords to, Place place, Copied<kWords> word) {
-    UNISONO_UNROLL
+    UNISONO_NO_UNROLL
     for (int k = 0; k < kWords; k++) {
       const uint32_t index = place.first() + place.distance(k);
       if (place.has(k) && to.isInPart(index)) to.storePart(index, word.of[k]);
