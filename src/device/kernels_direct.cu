@@ -44,11 +44,12 @@ struct MakeReductionKernel {
   }
 };
 
-// Kernels for a number of ranks are small: all pairs have one of their own.
+// Kernels for few ranks are small: all pairs have one of their own.
 template <typename Ranks>
 const void* reductionFor(const ReductionSpec& spec) {
   using Kernel = void (*)(DirectCallArguments);
-  using Typed = std::conditional_t<Ranks::kIsExact, AllPairs, PairsWithLoops>;
+  constexpr bool kIsSmall = Ranks::kIsExact && Ranks::kBatch < 4;
+  using Typed = std::conditional_t<kIsSmall, AllPairs, PairsWithLoops>;
   static constexpr auto kKernels = makeReductionTable<Kernel, Typed>(MakeReductionKernel<Ranks>{});
   return reinterpret_cast<const void*>(kKernels.of(spec));
 }
@@ -59,12 +60,14 @@ const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec) {
   if (ranks == 2) return reductionFor<DirectRanks<2, true>>(spec);
   if (ranks == 3) return reductionFor<DirectRanks<3, true>>(spec);
   if (ranks == 4) return reductionFor<DirectRanks<4, true>>(spec);
+  if (ranks == 8) return reductionFor<DirectRanks<8, true>>(spec);
   return reductionFor<AnyRanks>(spec);
 }
 const void* directCopyCudaFunction(int ranks) {
   if (ranks == 2) return reinterpret_cast<const void*>(&directCopy<DirectRanks<2, true>>);
   if (ranks == 3) return reinterpret_cast<const void*>(&directCopy<DirectRanks<3, true>>);
   if (ranks == 4) return reinterpret_cast<const void*>(&directCopy<DirectRanks<4, true>>);
+  if (ranks == 8) return reinterpret_cast<const void*>(&directCopy<DirectRanks<8, true>>);
   return reinterpret_cast<const void*>(&directCopy<AnyRanks>);
 }
 const void* directGroupCudaFunction() {
