@@ -9,8 +9,8 @@
 #include "comm/node_machine.h"
 #include "detect/nvml.h"
 
-// Each rank asks the driver about the NVLinks of its own GPU only. That takes several driver calls
-// for each link, during which other processes wait.
+// Each rank asks the driver about the NVLinks of its own GPU only: that takes several driver calls
+// for each link.
 namespace unisono::comm {
 
 // What the driver says of a GPU. Unknown if its links lead to more places than LinkFacts holds.

@@ -49,8 +49,8 @@ constexpr int rankOfPeer(int peer, int rank) {
 constexpr int peerOfRank(int other, int rank) {
   return other < rank ? other : other - 1;
 }
-// Peer `i` of `peers`, counted from the next rank on. In this order no two ranks store to the same
-// one at a time, which would share its link.
+// Peer `i` of `peers`, counted from the next rank on. For each `i`, ranks have different peers, so
+// that ranks in step do not share the link of one.
 constexpr int peerFrom(int rank, int i, int peers) {
   return rank + i < peers ? rank + i : rank + i - peers;
 }

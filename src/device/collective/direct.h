@@ -138,7 +138,8 @@ class DirectLaunch {
   }
 
   // Stores the own shares into the windows of the peers. False after an abort. The buffers of a
-  // launch that does not run belong to the user. `isMarked`: whether the start is; a wait does it.
+  // launch that does not run belong to the user. `isMarked`: whether the start was marked; a wait
+  // marks it.
   template <typename Combine>
   UNISONO_DEVICE bool send(int w, const Batch& firstBatch, bool runs, bool& isMarked) {
     const DirectWork& work = arguments_.work[w];
