@@ -497,7 +497,8 @@ class Drawing {
     double rowY = y, lowest = y;
     for (size_t i = 0; i < rows.size(); i++) {
       if (i % perColumn == 0) rowY = y;
-      const double x = kMargin + column * static_cast<double>(i / perColumn);
+      const size_t left = i / perColumn;  // columns
+      const double x = kMargin + column * static_cast<double>(left);
       boxes_ += fmt::format(
           "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"22\" height=\"6\" rx=\"3\" fill=\"{}\"/>\n", x,
           rowY - 7, colourOf(i, rows.size()));
