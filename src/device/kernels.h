@@ -25,8 +25,8 @@ const runtime::Kernel& directWideKernel(WideReducers reducers);  // WideArgument
 const runtime::Kernel& barrierKernel();                          // BarrierArguments, one block
 const runtime::Kernel& changeWindowKernel();  // ChangeWindowArguments, one thread
 const runtime::Kernel& stampKernel();         // StampArguments, one thread
-// All kernels that a communicator of `ranks` ranks may launch.
-std::vector<const runtime::Kernel*> kernelsOf(int ranks);
+// All kernels that a communicator with `localRanks` ranks on this host may launch.
+std::vector<const runtime::Kernel*> kernelsOf(int localRanks);
 // Host tasks that one block of sendReceiveKernel or messagesKernel needs.
 inline constexpr int kSendReceiveGroups = 2;
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
 #include "base/error.h"
 #include "device/collective/collective.h"
 #include "device/collective/direct_group.h"
@@ -311,9 +313,14 @@ struct DirectKernels {
 #endif
   }
 
+  // By the number of ranks; directReductionCudaFunction() knows which share their kernels.
   static const DirectKernels& of(int ranks) {
-    static const DirectKernels two(2), four(4), any(kDirectMaxRanks);
-    return ranks == 2 ? two : ranks == 4 ? four : any;
+    static const std::vector<DirectKernels> kernels = [] {
+      std::vector<DirectKernels> all;
+      for (int r = 0; r <= kDirectMaxRanks; r++) all.emplace_back(r);
+      return all;
+    }();
+    return kernels[static_cast<size_t>(ranks)];
   }
 };
 
@@ -337,15 +344,15 @@ const runtime::Kernel& directKernel(const DirectArguments& arguments) {
       .reduction[static_cast<int>(work.reduction.type)][static_cast<int>(work.reduction.reduction)];
 }
 
-std::vector<const runtime::Kernel*> kernelsOf(int ranks) {
+std::vector<const runtime::Kernel*> kernelsOf(int localRanks) {
   std::vector<const runtime::Kernel*> kernels{&sendReceiveKernel(), &messagesKernel(),
                                               &changeWindowKernel(), &stampKernel(),
                                               &barrierKernel()};
   forEachCollectiveKernel([&]<Algorithm kAlgorithm, Protocol kProtocol, bool kCopies>() {
     kernels.push_back(&collectiveKernelOf<kAlgorithm, kProtocol, kCopies>());
   });
-  if (ranks < 2 || ranks > kDirectMaxRanks) return kernels;
-  const DirectKernels& direct = DirectKernels::of(ranks);
+  if (localRanks < 2 || localRanks > kDirectMaxRanks) return kernels;
+  const DirectKernels& direct = DirectKernels::of(localRanks);
   kernels.push_back(&direct.copy);
   kernels.push_back(&directGroupKernel());
   for (const auto reducers : {WideReducers::none, WideReducers::own, WideReducers::shared}) {
