@@ -51,7 +51,7 @@ enum class FrameKind : uint32_t {
 
 // The version of all messages that ranks exchange to set up a communicator, those of `comm`
 // included. Ranks whose versions differ are refused by the root.
-inline constexpr uint32_t kProtocolVersion = 24;
+inline constexpr uint32_t kProtocolVersion = 25;
 
 // Every message is this header and `length` bytes of payload. Little-endian, as are all machines
 // that this library is built for.

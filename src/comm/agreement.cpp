@@ -22,7 +22,7 @@ using transport::TransportKind;
 
 // Ranks with facts of different sizes cannot exchange them, so the root of the rendezvous must
 // refuse them before: it compares the version of the protocol.
-static_assert(sizeof(RankFacts) == 984 && bootstrap::kProtocolVersion == 24,
+static_assert(sizeof(RankFacts) == 984 && bootstrap::kProtocolVersion == 25,
               "After a change of what ranks exchange, raise kProtocolVersion and adapt this line");
 
 namespace {

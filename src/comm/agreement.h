@@ -21,7 +21,9 @@ namespace unisono::comm {
 
 // How a rank reaches the others. Plain data.
 struct Reach {
-  int32_t peers;        // 1: its device reaches the memory of all others directly
+  int16_t peers;  // 1: its device reaches the memory of all others directly, as far as is known
+  int16_t
+      sees;  // 1: the process sees the devices of all ranks of its host, so that this is certain
   uint32_t transports;  // bit k: TransportKind k joins it to some rank of its node
 };
 
@@ -43,7 +45,8 @@ struct LinkFacts {
     int32_t remote;  // detect::NvmlSource::NvLink::Remote
     int32_t links;   // 0: none, nor in later elements
   };
-  int32_t isKnown;    // 0: the others ask their own driver
+  int16_t isKnown;    // 0: the others ask their own driver
+  int16_t index;      // of the GPU in the driver's management library
   int32_t chipLinks;  // to the CPU in one package
   int64_t chipMegabytes;
   std::array<Target, kMostTargets> targets;
@@ -89,7 +92,7 @@ struct RankFacts {
   Reach reach;  // second look
 };
 
-inline constexpr uint32_t kRankFactsLayout = 15 << 16 | sizeof(RankFacts);
+inline constexpr uint32_t kRankFactsLayout = 16 << 16 | sizeof(RankFacts);
 
 // The ranks of each host, by its hash, and how many devices all ranks use.
 struct Hosts {

@@ -9,7 +9,9 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <map>
+#include <set>
 
 #include "base/cpu_affinity.h"
 #include "base/error.h"
@@ -18,6 +20,7 @@
 #include "base/math.h"
 #include "base/stage_times.h"
 #include "base/system.h"
+#include "base/thread.h"
 #include "bootstrap/wait.h"
 #include "comm/identity.h"
 #include "comm/mapper.h"
@@ -125,6 +128,39 @@ Ports portsOf(const transport::NetworkDriver& network, const plugin::CollNet* co
   }
   return ports;
 }
+
+// Loads the kernels of a communicator in a thread of its own: the first time in a process that
+// takes tens of milliseconds, as long as the detection of the machine.
+class KernelLoading {
+ public:
+  // `runtime` must outlive this object.
+  KernelLoading(runtime::Runtime& runtime, int device, int localRanks)
+      : load_([&runtime, device, localRanks] {
+          for (const runtime::Kernel* kernel : device::kernelsOf(localRanks)) {
+            runtime.prepare(*kernel, device);
+          }
+        }),
+        loaded_(load_.get_future()) {
+    if (runtime.backend() == runtime::Backend::cuda) {
+      thread_ = startThread("unisono-load", [this] { load_(); });
+    } else {
+      load_();
+    }
+  }
+  ~KernelLoading() {
+    if (thread_.joinable()) thread_.join();
+  }
+  KernelLoading(const KernelLoading&) = delete;
+  KernelLoading& operator=(const KernelLoading&) = delete;
+
+  // Waits for the thread; throws what went wrong in it.
+  void finish() { loaded_.get(); }
+
+ private:
+  std::packaged_task<void()> load_;
+  std::future<void> loaded_;
+  std::thread thread_;
+};
 
 }  // namespace
 
@@ -236,13 +272,20 @@ RankFacts Communicator::facts() {
 void Communicator::agree(AllFacts ranks, StageTimes& times) {
   // Whether this device reaches every other one can be said only now. A device that this process
   // does not see is left to the attempt to map its memory.
-  Reach reach{.peers = 1, .transports = 0};
+  const uint64_t host = (*ranks)[static_cast<size_t>(bootstrap_->rank())].host;
+  Reach reach{.peers = 1, .sees = 1, .transports = 0};
+  std::set<std::array<std::byte, 16>> unseen;  // of this host
+  for (const RankFacts& peer : *ranks) {
+    if (peer.host == host) unseen.insert(peer.deviceUuid);
+  }
   for (int device = 0; device < runtime_.deviceCount(); device++) {
-    if (device == device_ || runtime_.canAccessPeer(device_, device)) continue;
     const auto uuid = runtime_.properties(device).uuid;
+    unseen.erase(uuid);
+    if (device == device_ || runtime_.canAccessPeer(device_, device)) continue;
     const auto isThere = [&](const RankFacts& peer) { return peer.deviceUuid == uuid; };
     if (std::ranges::any_of(*ranks, isThere)) reach.peers = 0;
   }
+  if (!unseen.empty()) reach.sees = 0;
   const auto shareReach = [&] {
     const auto all = bootstrap_->allGatherShared(reach);
     ranks = bootstrap_->share([&] {
@@ -252,6 +295,7 @@ void Communicator::agree(AllFacts ranks, StageTimes& times) {
     });
   };
   const auto hosts = bootstrap_->share([&] { return hostsOf(*ranks); });
+  KernelLoading kernels(runtime_, device_, static_cast<int>(hosts->ranks.at(host).size()));
   shareReach();
   times.end("exchange");
   // Only the node's topology shows which pairs meet on a third GPU or in host memory: they do not
@@ -332,9 +376,7 @@ void Communicator::agree(AllFacts ranks, StageTimes& times) {
         settings_.clusterBlocks >= 0 ? settings_.clusterBlocks : options_.clusterBlocks;
     clusterBlocks_ = static_cast<int>(std::clamp<int64_t>(blocks, 1, kMostClusterBlocks));
   }
-  for (const runtime::Kernel* kernel : device::kernelsOf(config_.ranks)) {
-    runtime_.prepare(*kernel, device_);
-  }
+  kernels.finish();
   times.end("kernels");
   arena_ = std::make_shared<memory::Arena>(runtime_, device_, kSlabBytes);
   replays_ = std::make_unique<Replays>(runtime_, device_, arena_);

@@ -22,17 +22,33 @@ LinkFacts packLinks(NvmlSource& driver, topology::BusId gpu) {
   const NvmlSource::ChipLink chip = driver.chipLink(gpu);
   facts.chipLinks = chip.count;
   facts.chipMegabytes = chip.megabytes;
+  const int index = driver.indexOf(gpu);
+  if (index < 0) return {};
+  facts.index = static_cast<int16_t>(index);
   facts.isKnown = 1;
   return facts;
 }
 
-const LinkFacts* NodeLinks::find(topology::BusId gpu) const {
+const NodeDevice* NodeLinks::find(topology::BusId gpu) const {
   const auto device = std::ranges::find(devices_, gpu, &NodeDevice::busId);
-  return device == devices_.end() || device->links.isKnown == 0 ? nullptr : &device->links;
+  return device == devices_.end() ? nullptr : &*device;
+}
+
+const LinkFacts* NodeLinks::linksOf(topology::BusId gpu) const {
+  const NodeDevice* device = find(gpu);
+  return device == nullptr || device->links.isKnown == 0 ? nullptr : &device->links;
+}
+
+bool NodeLinks::peerAllowed(topology::BusId a, topology::BusId b) {
+  const auto isCertain = [&](topology::BusId gpu) {
+    const NodeDevice* device = find(gpu);
+    return device != nullptr && device->reachIsCertain;
+  };
+  return (isCertain(a) && isCertain(b)) || driver_.peerAllowed(a, b);
 }
 
 std::vector<NvmlSource::NvLink> NodeLinks::nvlinks(topology::BusId gpu) {
-  const LinkFacts* facts = find(gpu);
+  const LinkFacts* facts = linksOf(gpu);
   if (facts == nullptr) return driver_.nvlinks(gpu);
   std::vector<NvLink> links;
   for (const LinkFacts::Target& target : facts->targets) {
@@ -44,7 +60,7 @@ std::vector<NvmlSource::NvLink> NodeLinks::nvlinks(topology::BusId gpu) {
 }
 
 NvmlSource::ChipLink NodeLinks::chipLink(topology::BusId gpu) {
-  const LinkFacts* facts = find(gpu);
+  const LinkFacts* facts = linksOf(gpu);
   if (facts == nullptr) return driver_.chipLink(gpu);
   return {facts->chipLinks, facts->chipMegabytes};
 }

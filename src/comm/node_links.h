@@ -9,8 +9,8 @@
 #include "comm/node_machine.h"
 #include "detect/nvml.h"
 
-// Each rank asks the driver about the NVLinks of its own GPU only: that takes several driver calls
-// for each link.
+// Each rank asks the driver's management library about its own GPU only. This takes several calls
+// for each NVLink, and the library takes milliseconds to open a GPU.
 namespace unisono::comm {
 
 // What the driver says of a GPU. Unknown if its links lead to more places than LinkFacts holds.
@@ -27,14 +27,16 @@ class NodeLinks final : public detect::NvmlSource {
   int computeCapability(topology::BusId gpu) override { return driver_.computeCapability(gpu); }
   std::vector<NvLink> nvlinks(topology::BusId gpu) override;
   ChipLink chipLink(topology::BusId gpu) override;
-  bool peerAllowed(topology::BusId a, topology::BusId b) override {
-    return driver_.peerAllowed(a, b);
-  }
+  int indexOf(topology::BusId gpu) override { return driver_.indexOf(gpu); }
+  // The driver is asked only where the runtime does not see one of the GPUs.
+  bool peerAllowed(topology::BusId a, topology::BusId b) override;
   std::optional<Fabric> fabric(topology::BusId gpu) override { return driver_.fabric(gpu); }
 
  private:
+  // Null for a GPU of no rank.
+  const NodeDevice* find(topology::BusId gpu) const;
   // Null where no rank has said anything.
-  const LinkFacts* find(topology::BusId gpu) const;
+  const LinkFacts* linksOf(topology::BusId gpu) const;
 
   detect::NvmlSource& driver_;
   const std::vector<NodeDevice>& devices_;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -80,6 +81,16 @@ detect::NvmlSource* nvml() {
   return loaded;
 }
 
+// Whether the ranks have given all devices numbers, which differ unless ranks are in containers
+// that show each its own GPUs.
+bool haveNumbers(const std::vector<NodeDevice>& devices) {
+  std::set<int> numbers;
+  for (const NodeDevice& device : devices) {
+    if (device.links.isKnown != 0) numbers.insert(device.links.index);
+  }
+  return numbers.size() == devices.size();
+}
+
 // Detects the machine around the devices, whose places stand for ranks. Machines do not change
 // while a process lives: each set of devices is looked at once. Null without nvml().
 std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
@@ -95,11 +106,13 @@ std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
   request.nvml = &links;
   request.topologyFile = settings.topologyFile;
   std::string key = settings.topologyFile;
+  const bool areNumbered = haveNumbers(devices);
   for (const NodeDevice& device : devices) {
     detect::GpuRequest gpu;
     gpu.busId = device.busId;
     gpu.sm = device.computeCapability;
     gpu.rank = static_cast<int>(request.gpus.size());
+    if (areNumbered) gpu.dev = device.links.index;
     request.gpus.push_back(gpu);
     key += fmt::format(" {:x}", device.busId);
   }
@@ -163,9 +176,8 @@ int driverDeviceOf(const std::string& busId, int otherwise) {
   if (runtime::Runtime::get().backend() == runtime::Backend::host || nvml() == nullptr) {
     return otherwise;
   }
-  const std::vector<topology::BusId> gpus = nvml()->gpus();
-  const auto found = std::ranges::find(gpus, topology::parseBusId(busId));
-  return found == gpus.end() ? otherwise : static_cast<int>(found - gpus.begin());
+  const int index = nvml()->indexOf(topology::parseBusId(busId));
+  return index < 0 ? otherwise : index;
 }
 
 void visitGpus(XmlNode& node, const std::function<void(XmlNode& pci, XmlNode& gpu)>& visit) {
@@ -190,6 +202,7 @@ std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, const
       devices.push_back({busId,
                          facts.computeCapability,
                          true,
+                         true,
                          facts.sharedMemory,
                          facts.fabric,
                          facts.links,
@@ -197,6 +210,8 @@ std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, const
       device = devices.end() - 1;
     }
     device->reachesPeers = device->reachesPeers && facts.reach.peers != 0;
+    device->reachIsCertain =
+        device->reachIsCertain && facts.reach.peers != 0 && facts.reach.sees != 0;
     device->ranks.push_back(r);
   }
   std::sort(devices.begin(), devices.end(),

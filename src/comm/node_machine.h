@@ -20,6 +20,7 @@ struct NodeDevice {
   topology::BusId busId;
   int computeCapability;
   bool reachesPeers;              // all others of the communicator directly
+  bool reachIsCertain;            // the runtime has said so of all others of the node
   uint64_t sharedMemory, fabric;  // see RankFacts
   LinkFacts links;
   std::vector<int> ranks;

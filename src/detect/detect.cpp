@@ -92,7 +92,11 @@ class Detector {
  private:
   void findGpus() {
     gpus_ = request_.gpus;
-    const std::vector<BusId> known = request_.nvml ? request_.nvml->gpus() : std::vector<BusId>();
+    // To list all GPUs, the driver opens them, which takes milliseconds for each.
+    const bool areNumbered =
+        std::ranges::none_of(gpus_, [](const auto& gpu) { return gpu.dev < 0; });
+    const bool lists = request_.nvml && (gpus_.empty() || !areNumbered);
+    const std::vector<BusId> known = lists ? request_.nvml->gpus() : std::vector<BusId>();
     if (gpus_.empty()) {
       for (const BusId id : known) gpus_.push_back({id, -1, 0, -1, {}});
     }

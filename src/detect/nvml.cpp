@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "base/fnv.h"
 
@@ -75,6 +77,7 @@ class LoadedNvml final : public NvmlSource {
     find("nvmlDeviceGetCount_v2", getCount_);
     find("nvmlDeviceGetHandleByIndex_v2", getByIndex_);
     find("nvmlDeviceGetHandleByPciBusId_v2", getByBusId_);
+    find("nvmlDeviceGetIndex", getIndex_);
     find("nvmlDeviceGetPciInfo_v3", getPciInfo_);
     find("nvmlDeviceGetNvLinkState", getLinkState_);
     find("nvmlDeviceGetNvLinkRemotePciInfo_v2", getLinkRemote_);
@@ -109,6 +112,13 @@ class LoadedNvml final : public NvmlSource {
       if (id != topology::kNoBusId) found.push_back(id);
     }
     return found;
+  }
+
+  int indexOf(topology::BusId gpu) override {
+    unsigned index = 0;
+    const NvmlDevice device = open(gpu);
+    if (!device || !getIndex_ || getIndex_(device, &index) != 0) return -1;
+    return static_cast<int>(index);
   }
 
   int computeCapability(topology::BusId gpu) override {
@@ -190,10 +200,14 @@ class LoadedNvml final : public NvmlSource {
     return std::string(std::begin(info.busId), end);
   }
 
+  // The driver searches its GPUs for each number: they are asked for once.
   NvmlDevice open(topology::BusId gpu) {
+    const std::lock_guard lock(mutex_);
+    const auto known = opened_.find(gpu);
+    if (known != opened_.end()) return known->second;
     NvmlDevice device = nullptr;
     if (getByBusId_(topology::formatBusId(gpu).c_str(), &device) != 0) return nullptr;
-    return device;
+    return opened_[gpu] = device;
   }
 
   bool field(NvmlDevice device, unsigned id, unsigned scope, unsigned& value) {
@@ -208,11 +222,14 @@ class LoadedNvml final : public NvmlSource {
 
   void* library_ = nullptr;
   bool started_ = false;
+  std::mutex mutex_;
+  std::map<topology::BusId, NvmlDevice> opened_;
   int (*init_)() = nullptr;
   int (*shutdown_)() = nullptr;
   int (*getCount_)(unsigned*) = nullptr;
   int (*getByIndex_)(unsigned, NvmlDevice*) = nullptr;
   int (*getByBusId_)(const char*, NvmlDevice*) = nullptr;
+  int (*getIndex_)(NvmlDevice, unsigned*) = nullptr;
   int (*getPciInfo_)(NvmlDevice, NvmlPciInfo*) = nullptr;
   int (*getLinkState_)(NvmlDevice, unsigned, int*) = nullptr;
   int (*getLinkRemote_)(NvmlDevice, unsigned, NvmlPciInfo*) = nullptr;

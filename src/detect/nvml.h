@@ -38,6 +38,8 @@ class NvmlSource {
   virtual ~NvmlSource() = default;
   // The GPUs that this process may see, in the driver's order.
   virtual std::vector<topology::BusId> gpus() = 0;
+  // The place of a GPU in this order; -1: unknown.
+  virtual int indexOf(topology::BusId gpu) = 0;
   virtual int computeCapability(topology::BusId gpu) = 0;  // 90 is 9.0; 0: unknown
   virtual std::vector<NvLink> nvlinks(topology::BusId gpu) = 0;
   virtual ChipLink chipLink(topology::BusId gpu) = 0;

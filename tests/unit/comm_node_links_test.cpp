@@ -37,7 +37,7 @@ FakeNvml machine() {
 std::vector<NodeDevice> devicesOf(FakeNvml& driver) {
   std::vector<NodeDevice> devices;
   for (const topology::BusId gpu : driver.order) {
-    devices.push_back({gpu, 90, true, 0, 0, packLinks(driver, gpu), {}});
+    devices.push_back({gpu, 90, true, false, 0, 0, packLinks(driver, gpu), {}});
   }
   return devices;
 }
@@ -71,6 +71,20 @@ TEST(NodeLinks, AreThoseOfTheDriverWhereNoRankKnowsThem) {
   devices.pop_back();
   NodeLinks shared(driver, devices);
   EXPECT_EQ(detected(shared), expected);
+}
+
+TEST(NodeLinks, OfGpusThatTheRuntimeSeesNeedNoDriver) {
+  FakeNvml driver = machine();
+  std::vector<NodeDevice> devices = devicesOf(driver);
+  for (size_t i = 0; i < devices.size(); i++) EXPECT_EQ(devices[i].links.index, i);
+  const topology::BusId first = driver.order[0], second = driver.order[1];
+  driver.refused = {{first, second}};
+  NodeLinks shared(driver, devices);
+  EXPECT_FALSE(shared.peerAllowed(first, second));
+  devices[0].reachIsCertain = true;
+  EXPECT_FALSE(shared.peerAllowed(second, first)) << "one of them is not seen";
+  devices[1].reachIsCertain = true;
+  EXPECT_TRUE(shared.peerAllowed(first, second)) << "the runtime has said that they are peers";
 }
 
 // A rank tells nothing rather than a part.

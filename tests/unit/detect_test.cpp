@@ -120,6 +120,23 @@ TEST(Detect, ServerWithSwitches) {
   EXPECT_EQ(machine.paths.wirePath(port, gpus[0]).type, topology::PathType::pix);
 }
 
+// To list all GPUs, the driver opens those that other processes use.
+TEST(Detect, ListsTheGpusOnlyIfNumbersAreMissing) {
+  const FakeRoot root;
+  FakeNvml nvml;
+  nvml.add("0000:01:00.0");
+  nvml.add("0000:02:00.0");
+  DetectRequest request = requestFor(root, &nvml);
+  request.gpus = {{nvml.order[1], 7, 90, 0, {}}};
+  const std::string numbered = topology::writeTopologyXml(detectMachine(request).topology);
+  EXPECT_NE(numbered.find("<gpu dev=\"7\""), std::string::npos) << numbered;
+  EXPECT_EQ(nvml.listings, 0);
+  request.gpus[0].dev = -1;
+  const std::string listed = topology::writeTopologyXml(detectMachine(request).topology);
+  EXPECT_NE(listed.find("<gpu dev=\"1\""), std::string::npos) << listed;
+  EXPECT_EQ(nvml.listings, 1);
+}
+
 // The dump of a known virtual machine: every attribute of every device.
 TEST(Detect, VirtualMachineWithHiddenBridgesAndSwitches) {
   FakeRoot root;

@@ -123,7 +123,16 @@ class FakeNvml final : public NvmlSource {
     return gpu;
   }
 
-  std::vector<topology::BusId> gpus() override { return order; }
+  int listings = 0;  // how often all GPUs were asked for
+
+  std::vector<topology::BusId> gpus() override {
+    listings++;
+    return order;
+  }
+  int indexOf(topology::BusId gpu) override {
+    const auto at = std::ranges::find(order, gpu);
+    return at == order.end() ? -1 : static_cast<int>(at - order.begin());
+  }
   int computeCapability(topology::BusId gpu) override { return known[gpu].sm; }
   std::vector<NvLink> nvlinks(topology::BusId gpu) override { return known[gpu].links; }
   ChipLink chipLink(topology::BusId gpu) override { return known[gpu].chip; }
