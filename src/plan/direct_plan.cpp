@@ -150,8 +150,11 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
   const bool multiplies = work.reduces && task.reduction.reduction == device::Reduction::preMulSum;
   const bool replaces = task.call == Call::allReduce && !arguments.twoShot;
   // The tables of windows have the ranks of all nodes.
-  const bool offers = config.nodes == nullptr &&
-                      tuning::offersBuffers(config.wide, multiplies, replaces, work.inputBytes);
+  const bool hasWindows = config.nodes == nullptr;
+  // Messages have no offers: isWideMessages() limits them.
+  const int peers = consistsOfMessages(task.call) ? 1 : localRanks(config) - 1;
+  const tuning::WideUse use{peers, work.reduces, multiplies, replaces};
+  const bool offers = hasWindows && tuning::offersBuffers(config.wide, use, work.inputBytes);
   arguments.offers = offers;
   arguments.ownInput = task.inputWindow;
   arguments.ownOutput = task.window;

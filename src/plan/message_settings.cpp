@@ -21,16 +21,19 @@ struct Defaults {
   // Of a message on one channel: between GPUs, through memory of the host, and through sockets.
   uint64_t minBytesPerPart, minHostBytesPerPart, minSocketBytesPerPart;
   uint64_t wideOfferBytes;  // shares over LL128 from which on peers' buffers are used
+  uint64_t resultBytes;     // as in CommConfig
   uint64_t remoteBytes;     // most of the slots for messages to other hosts, and from them
 };
 
 // CUDA: slices long enough that what happens between two of them does not count; lines fill a slot
 // in passes of whole blocks. Below 32 MiB of a share LL128 is faster than the exchange of buffers
-// (docs/results/2026-11-22-in-place.md). A channel through host memory is slower than one between
-// GPUs, so that smaller parts pay: 64 KB take 16.3 us instead of 19.7. One thread of a rank moves
-// all that goes through sockets, so that larger parts pay: 1 MB takes 340 us on one channel and 500
-// on 16 (docs/results/2026-11-26-h100x2.md). Host: small, so that hundreds of ranks fit. For
-// remoteBytes see docs/decisions/0020-memory-of-messages.md.
+// (docs/results/2026-11-22-in-place.md); of copies all shares count, as the exchange takes no
+// longer with more peers (4 H100: 64 MB 6 % faster, docs/results/2026-11-27-small-blocks.md). A
+// channel through host memory is slower than one between GPUs, so that smaller parts pay: 64 KB
+// take 16.3 us instead of 19.7. One thread of a rank moves all that goes through sockets, so that
+// larger parts pay: 1 MB takes 340 us on one channel and 500 on 16
+// (docs/results/2026-11-26-h100x2.md). Host: small, so that hundreds of ranks fit. For remoteBytes
+// see docs/decisions/0020-memory-of-messages.md.
 constexpr Defaults kCuda{{512 << 10, 112 << 10, 224 << 10, 4},
                          256 << 10,
                          32 << 10,
@@ -40,6 +43,7 @@ constexpr Defaults kCuda{{512 << 10, 112 << 10, 224 << 10, 4},
                          16 << 10,
                          1 << 20,
                          32 << 20,
+                         16 << 20,
                          192 << 20};
 constexpr Defaults kHost{{32 << 10, 8 << 10, 16 << 10, 8},
                          32 << 10,
@@ -50,6 +54,7 @@ constexpr Defaults kHost{{32 << 10, 8 << 10, 16 << 10, 8},
                          64 << 10,
                          64 << 10,
                          1 << 20,
+                         64 << 10,
                          4 << 20};
 
 constexpr int64_t kSlotGrain = 512;
@@ -195,6 +200,7 @@ void setMessages(const MessageFacts& facts, CommConfig& config, tuning::CommFact
   }
   setRemoteSlots(facts, defaults, config);
   config.directBytes = kOfferedBytes;
+  config.resultBytes = defaults.resultBytes;
 }
 
 }  // namespace unisono::plan

@@ -150,19 +150,17 @@ void cut(const CommConfig& config, uint64_t chunkBytes, CollectiveWork& work) {
   work.sliceElements = static_cast<uint32_t>(std::min<uint64_t>(slice, slotBytes)) / size;
 }
 
-// Says whether the receivers of a call's result offer their outputs, if the path of the call can
-// use them.
-bool offersOutput(const CommConfig& config, const Task& task) {
+// Says whether the receivers of a call's result offer their outputs to an algorithm over Simple.
+// The exchange takes 7 us with 2 ranks and 14 to 34 us with 4, which rings make up for from
+// `resultBytes` of each rank's part on, and trees earlier. Broadcasts are faster without at every
+// size (docs/results/2026-11-27-small-blocks.md).
+bool offersOutput(const CommConfig& config, const Task& task, device::Algorithm algorithm) {
+  if (task.call != Call::allReduce && task.call != Call::allGather) return false;
+  const auto ranks = static_cast<uint64_t>(config.ranks);
   const uint64_t bytes = task.count * device::elementBytes(task.reduction.type);
-  switch (task.call) {
-    case Call::allReduce:
-    case Call::broadcast:
-      return bytes >= config.directBytes;
-    case Call::allGather:
-      return bytes * static_cast<uint64_t>(config.ranks) >= config.directBytes;
-    default:
-      return false;
-  }
+  const uint64_t result = task.call == Call::allGather ? bytes * ranks : bytes;
+  if (algorithm == device::Algorithm::tree) return result >= config.resultBytes / 2;
+  return result / ranks >= config.resultBytes;
 }
 
 // A collective and what carries it.
@@ -184,7 +182,8 @@ CollectiveWork workOf(const CommConfig& config, const ChosenCall& call) {
   work.output = task.output;
   work.count = task.count;
   work.offered = config.ranks > 1 && work.protocol == device::Protocol::simple &&
-                 work.algorithm != device::Algorithm::directTree && offersOutput(config, task);
+                 work.algorithm != device::Algorithm::directTree &&
+                 offersOutput(config, task, work.algorithm);
   work.addressIsOpen = task.outputIsOpen;
   work.window = task.window;
   return work;
@@ -386,9 +385,12 @@ bool usesCopyEngines(const CommConfig& config, const Task& task) {
 OfferedBuffers buffersOffered(const CommConfig& config, const Task& task) {
   OfferedBuffers offered;
   const uint64_t bytes = shareBytes(task);
-  const bool hasResult = offersOutput(config, task);
-  if (consistsOfMessages(task.call) || (!hasResult && bytes < config.wide.offerBytes))
+  // No path offers less than these two.
+  const auto peers = static_cast<uint64_t>(config.ranks - 1);
+  if (consistsOfMessages(task.call) || (!offersOutput(config, task, device::Algorithm::tree) &&
+                                        bytes * peers < config.wide.offerBytes)) {
     return offered;
+  }
   const tuning::Choice choice = choiceOf(config, task);
   const uint64_t all = bytes * static_cast<uint64_t>(config.ranks);
   bool offersInput = false, offersResult = false;
@@ -399,8 +401,8 @@ OfferedBuffers buffersOffered(const CommConfig& config, const Task& task) {
     offersInput = work.reduces && work.to != 0;
     offersResult = (!work.reduces || launch.arguments.twoShot) && work.from != 0;
   } else if (choice.algorithm != device::Algorithm::directTree) {
-    const bool isRoot = task.call == Call::broadcast && task.peer == config.rank;
-    offersResult = hasResult && choice.protocol == device::Protocol::simple && !isRoot;
+    offersResult =
+        choice.protocol == device::Protocol::simple && offersOutput(config, task, choice.algorithm);
   }
   if (offersInput) offered.inputBytes = task.call == Call::reduceScatter ? all : bytes;
   if (offersResult) offered.outputBytes = task.call == Call::allGather ? all : bytes;

@@ -110,9 +110,12 @@ struct CommConfig {
   int remoteChannelsPerPeer = 1;       // the same between ranks of different hosts
   uint64_t minBytesPerPart = 1;        // of a message on one of its channels
   uint64_t minRemoteBytesPerPart = 1;  // the same between ranks of different hosts
-  uint64_t directBytes = 0;            // messages and results of at least this size need an offer
-  HeadShape multicast;                 // NVLS and NVLSTree
-  HeadShape collnetDirect;             // CollNet direct
+  uint64_t directBytes = 0;            // messages of at least this size need an offer
+  // So do results of which each rank reduces or sends at least this much, over rings (half of it in
+  // all, over trees).
+  uint64_t resultBytes = 0;
+  HeadShape multicast;                     // NVLS and NVLSTree
+  HeadShape collnetDirect;                 // CollNet direct
   std::shared_ptr<const NodeRanks> nodes;  // null: there is one
   // The direct family: lines of a stream between two ranks, as a power of two; 0: some ranks of a
   // node cannot map each other's memory.

@@ -228,7 +228,8 @@ DirectShape directShapeOf(const CostModel& model, const Question& question, cons
   const bool reduces = !device::isCopy(question.operation);
   const bool multiplies = reduces && question.reduction == device::Reduction::preMulSum;
   const bool replaces = question.operation == Operation::allReduce && !twoShot;
-  const bool offers = offersBuffers(model.facts.wide, multiplies, replaces, bytes);
+  const bool offers =
+      offersBuffers(model.facts.wide, {ranks - 1, reduces, multiplies, replaces}, bytes);
   const int most =
       offers ? mostBlocksInPlace(reduces, twoShot, question.type) : device::kWideMaxBlocks;
   const WideKind kind = twoShot                                          ? WideKind::twoShot

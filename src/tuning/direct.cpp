@@ -69,8 +69,9 @@ WideShape wideShape(const WideGeometry& geometry, WideKind kind, uint64_t bytes,
           static_cast<uint32_t>(passLines)};
 }
 
-bool offersBuffers(const WideGeometry& geometry, bool multiplies, bool replaces, uint64_t bytes) {
-  return bytes >= geometry.offerBytes && !multiplies && !replaces;
+bool offersBuffers(const WideGeometry& geometry, const WideUse& use, uint64_t bytes) {
+  if (use.multiplies || use.replaces) return false;
+  return bytes * (use.reduces ? 1 : static_cast<uint64_t>(use.peers)) >= geometry.offerBytes;
 }
 
 uint64_t partOfTwoShot(uint64_t bytes, int ranks) {

@@ -40,7 +40,9 @@ DirectLimits directLimits(int lineBits);
 struct WideGeometry {
   int blocks = 0;  // 0: there are none
   uint32_t slotLines = 0;
-  uint64_t offerBytes = ~uint64_t{0};  // ranks offer each other their buffers from this share on
+  // From which on ranks offer each other their buffers: of a share in a reduction, of all shares
+  // that a rank receives in a copy.
+  uint64_t offerBytes = ~uint64_t{0};
 };
 WideGeometry wideGeometry(int ranks, int mostBlocks = device::kWideMaxBlocks);
 
@@ -62,10 +64,15 @@ WideShape wideShape(const WideGeometry& geometry, WideKind kind, uint64_t bytes,
 // docs/results/2026-11-23-clusters.md). Other reductions take up to a fifth longer with 32.
 int mostBlocksInPlace(bool reduces, bool twoShot, device::DataType type);
 
-// Says whether a work whose shares have `bytes` bytes begins with an exchange of buffers. Only the
-// rank that multiplies its operands (`multiplies`) knows its factor, and in one shot the results of
-// an all-reduce may take the place of operands that others still need (`replaces`).
-bool offersBuffers(const WideGeometry& geometry, bool multiplies, bool replaces, uint64_t bytes);
+// What a work over LL128 does with its buffers. Only the rank that multiplies its operands
+// (`multiplies`) knows its factor, and in one shot the results of an all-reduce may take the place
+// of operands that others still need (`replaces`).
+struct WideUse {
+  int peers;
+  bool reduces, multiplies, replaces;
+};
+// Says whether a work whose shares have `bytes` bytes begins with an exchange of buffers.
+bool offersBuffers(const WideGeometry& geometry, const WideUse& use, uint64_t bytes);
 
 // The bytes of the part of an all-reduce in two shots that each of `ranks` ranks reduces. The last
 // parts may be shorter, or empty.

@@ -373,6 +373,7 @@ void World::makeMember(int rank, int ranks) {
                                      : geometry_.channelsPerPeer;
   config.minBytesPerPart = config.minRemoteBytesPerPart = geometry_.minBytesPerPart;
   config.directBytes = geometry_.directBytes;
+  config.resultBytes = geometry_.directBytes / static_cast<uint64_t>(ranks);
   unisono::testing::setModel(config, {.minBytesPerChannel = geometry_.minBytesPerChannel,
                                       .lowLatencyTraffic = geometry_.lowLatencyMaxBytes,
                                       .nodes = nodesOf(ranks),

@@ -655,7 +655,7 @@ TEST(DirectPlan, OffersTheBuffersThatThePathUses) {
   const auto offered = [](const char* algorithms, const char* protocols, Call call, int rank = 0,
                           device::Reduction reduction = device::Reduction::sum) {
     CommConfig config = wideConfig(rank, 4, algorithms, protocols);
-    config.directBytes = 256 << 10;
+    config.resultBytes = 64 << 10;
     config.wide.offerBytes = 128 << 10;
     Task task = taskOf(call, 1 << 20, device::DataType::uint8, 1);
     task.reduction.reduction = reduction;

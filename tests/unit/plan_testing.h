@@ -22,6 +22,7 @@ inline CommConfig configOf(int rank, int ranks, int channels = 4, int peerChanne
   config.channelsPerPeer = config.remoteChannelsPerPeer = channelsPerPeer;
   config.minBytesPerPart = config.minRemoteBytesPerPart = 4096;
   config.directBytes = 100'000;
+  config.resultBytes = config.directBytes / static_cast<uint64_t>(ranks);
   testing::setModel(config);
   return config;
 }
