@@ -90,7 +90,7 @@ RailParts railParts(const DirectLimits& limits, uint64_t bytes, int ranksPerNode
 uint64_t shareOf(Operation operation, uint64_t bytes, int ranks);
 
 // The geometry of a launch for a work of `lines` lines: a thread for each line, as far as
-// `mostBlocks` blocks have them.
+// `mostBlocks` blocks have them. Few lines have small blocks.
 struct DirectShape {
   int blocks;
   int threads;

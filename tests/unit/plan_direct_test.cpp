@@ -286,7 +286,7 @@ TEST(DirectPlan, LaunchesAreCutAtTheirArguments) {
 }
 
 TEST(DirectPlan, BlocksOfAWorkAreThoseOfTheLaunchCountedRoundAndRound) {
-  const std::vector<Task> tasks(5, taskOf(Call::allReduce, 128 << 10));
+  const std::vector<Task> tasks(5, taskOf(Call::allReduce, 64 << 10));
   CommConfig config = configOf(0, 2);
   config.directLineBits = 19;
   testing::setModel(config);
@@ -751,13 +751,32 @@ TEST(DirectPlan, PassesOverLl128SuitTheOperation) {
 }
 
 TEST(DirectPlan, GeometryHasALaneForEachLineUpToTheLimit) {
-  for (uint64_t lines : {1u, 64u, 65u, 512u, 513u, 8192u, 32768u}) {
-    const tuning::DirectShape shape = tuning::directShape(lines);
-    EXPECT_GE(shape.blocks, 1);
-    EXPECT_LE(shape.blocks, device::kDirectMaxBlocks);
-    EXPECT_EQ(shape.threads % 32, 0);
-    EXPECT_GE(static_cast<uint64_t>(shape.blocks * shape.threads), lines);
+  for (const int most : {device::kDirectMaxBlocks, 20, 1}) {
+    for (uint64_t lines : {1u, 64u, 65u, 512u, 513u, 4097u, 8192u, 32768u}) {
+      const tuning::DirectShape shape = tuning::directShape(lines, most);
+      EXPECT_GE(shape.blocks, 1);
+      EXPECT_LE(shape.blocks, most);
+      EXPECT_EQ(shape.threads % 32, 0);
+      const auto lanes = static_cast<uint64_t>(shape.blocks * shape.threads);
+      EXPECT_GE(lanes, std::min<uint64_t>(lines, most * device::kDirectMaxThreads));
+    }
   }
+}
+
+TEST(DirectPlan, GeometryHasSmallBlocksForFewLines) {
+  using Shape = std::pair<int, int>;
+  const auto shapeOf = [](uint64_t lines) {
+    const tuning::DirectShape shape = tuning::directShape(lines);
+    return Shape(shape.blocks, shape.threads);
+  };
+  EXPECT_EQ(shapeOf(1), Shape(1, 64));
+  EXPECT_EQ(shapeOf(128), Shape(1, 128));
+  EXPECT_EQ(shapeOf(512), Shape(4, 128));
+  EXPECT_EQ(shapeOf(4096), Shape(32, 128));
+  EXPECT_EQ(shapeOf(8192), Shape(32, 256));
+  EXPECT_EQ(shapeOf(16384), Shape(64, 256));
+  EXPECT_EQ(shapeOf(16385), Shape(33, 512));
+  EXPECT_EQ(shapeOf(32768), Shape(64, 512));
 }
 
 }  // namespace
