@@ -249,6 +249,11 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
   const auto p = static_cast<size_t>(choice.protocol);
   const uint64_t traffic = trafficOf(model, question, choice.algorithm);
   int channels = model.facts.channels, workers = model.maxThreads[a][p];
+  constexpr uint64_t kSmallReduction = 8 << 20;
+  const bool isSmall = device::isCopy(question.operation) || question.bytes <= kSmallReduction;
+  if (choice.algorithm == Algorithm::ring && choice.protocol == Protocol::simple && isSmall) {
+    workers = model.smallRingThreads;
+  }
   const auto perThread = static_cast<uint64_t>(model.bytesPerThread[a][p]);
   // One thread of a rank takes the data out of all lines that go through sockets, so that further
   // channels cost it time: an all-reduce of 16 KB takes 51 us with one and 67 with several

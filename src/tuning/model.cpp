@@ -474,6 +474,11 @@ Estimate estimateOf(const ModelInput& input, const Formulas& formulas, Operation
   return estimate;
 }
 
+// Blocks of half the threads begin and take turns sooner. With them broadcasts and all-gathers over
+// rings are as fast at every size and up to a quarter faster when small, reductions up to 8 MiB (2
+// and 4 H100, docs/results/2026-11-27-small-blocks.md).
+constexpr int kSmallRingThreads = 256;
+
 // A number of threads that the user may have set.
 int threadsOf(int64_t wanted, int lowest, int highest, int automatic) {
   if (wanted <= 0) return automatic;
@@ -509,6 +514,8 @@ void setThreads(const ModelInput& input, CostModel& model) {
       bytes[p] = bytes[at(Protocol::simple)];
     }
   }
+  const int ofRings = model.maxThreads[at(Algorithm::ring)][at(Protocol::simple)];
+  model.smallRingThreads = wanted > 0 ? ofRings : std::min(ofRings, kSmallRingThreads);
   for (int i = 0; i < TuningSettings::kThresholds; i++) {
     const int64_t value = input.settings.thresholds[static_cast<size_t>(i)];
     // Trees first, then rings, as device::Algorithm numbers them.
@@ -691,6 +698,7 @@ uint64_t hashOf(const CostModel& model) {
       hash.add(static_cast<uint64_t>(model.bytesPerThread[a][p]));
     }
   }
+  hash.add(static_cast<uint64_t>(model.smallRingThreads));
   for (const Exclusion exclusion : model.messages) hash.add(static_cast<uint64_t>(exclusion));
   for (const uint64_t bytes : model.facts.direct.shareBytes) hash.add(bytes);
   hash.add(model.facts.direct.messageBytes);

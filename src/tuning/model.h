@@ -128,6 +128,7 @@ struct CostModel {
              kCollectives>
       estimates;
   int maxThreads[device::kAlgorithms][device::kProtocols] = {};  // that move data
+  int smallRingThreads = 0;  // those of rings over Simple in copies and small reductions
   int64_t bytesPerThread[device::kAlgorithms][device::kProtocols] = {};
   Allowed allowed;
   bool formulasOnly = false;  // of NCCL: its choices, with all their steps

@@ -119,13 +119,13 @@ int blocksOf(const std::vector<Task>& tasks) {
 // of every rank.
 TEST(Plan, ChannelsFollowTheTrafficOfTheCall) {
   constexpr uint64_t kBytes = 65536;
-  EXPECT_EQ(blocksOf({taskOf(Call::broadcast, kBytes)}), 4);
-  EXPECT_EQ(blocksOf({taskOf(Call::reduce, kBytes)}), 4);
-  EXPECT_EQ(blocksOf({taskOf(Call::allReduce, kBytes)}), 8);
-  EXPECT_EQ(blocksOf({taskOf(Call::allGather, kBytes)}), 16);
-  EXPECT_EQ(blocksOf({taskOf(Call::reduceScatter, kBytes)}), 16);
-  EXPECT_EQ(blocksOf({taskOf(Call::broadcast, kBytes, DataType::float32)}), 16);
-  EXPECT_EQ(blocksOf({taskOf(Call::broadcast, kBytes), taskOf(Call::allReduce, kBytes)}), 12);
+  EXPECT_EQ(blocksOf({taskOf(Call::broadcast, kBytes)}), 8);
+  EXPECT_EQ(blocksOf({taskOf(Call::reduce, kBytes)}), 8);
+  EXPECT_EQ(blocksOf({taskOf(Call::allReduce, kBytes)}), 16);
+  EXPECT_EQ(blocksOf({taskOf(Call::allGather, kBytes)}), 32);
+  EXPECT_EQ(blocksOf({taskOf(Call::reduceScatter, kBytes)}), 32);
+  EXPECT_EQ(blocksOf({taskOf(Call::broadcast, kBytes, DataType::float32)}), 32);
+  EXPECT_EQ(blocksOf({taskOf(Call::broadcast, kBytes), taskOf(Call::allReduce, kBytes)}), 24);
 }
 
 // Calls of one launch share its channels in proportion to their traffic.

@@ -237,18 +237,26 @@ TEST(Choice, ChannelsAndThreadsGrowWithTheBytes) {
   ModelInput input = inputOf("hgx-h200x8", 1);
   input.allowed = parseAllowed("ring", "simple");
   const CostModel model = makeModel(input);
-  const auto shape = [&](uint64_t bytes) {
-    const Choice choice = choose(model, {Operation::broadcast, bytes});
+  const auto shape = [&](uint64_t bytes, Operation operation = Operation::broadcast) {
+    const Choice choice = choose(model, {operation, bytes});
     return std::pair(choice.channels, choice.threads);
   };
   EXPECT_EQ(shape(0), std::pair(1, 64 + 64)) << "two warps, one that waits and one that posts";
+  EXPECT_EQ(shape(8 * kKilo), std::pair(1, 128 + 64));
   EXPECT_EQ(shape(16 * kKilo), std::pair(1, 256 + 64));
-  EXPECT_EQ(shape(32 * kKilo), std::pair(1, 512 + 64));
-  EXPECT_EQ(shape(96 * kKilo), std::pair(3, 512 + 64));
-  EXPECT_EQ(shape(kGiga), std::pair(model.facts.channels, 512 + 64));
+  EXPECT_EQ(shape(32 * kKilo), std::pair(2, 256 + 64));
+  EXPECT_EQ(shape(96 * kKilo), std::pair(6, 256 + 64));
+  EXPECT_EQ(shape(kGiga), std::pair(model.facts.channels, 256 + 64));
   EXPECT_EQ(shape(~uint64_t{0}).first, model.facts.channels);
   // All-reduce moves each byte twice around the ring.
-  EXPECT_EQ(choose(model, allReduceOf(96 * kKilo)).channels, 6);
+  EXPECT_EQ(choose(model, allReduceOf(96 * kKilo)).channels, 12);
+  // Reductions are bound by their threads when they are large.
+  EXPECT_EQ(shape(8 << 20, Operation::reduce), std::pair(model.facts.channels, 256 + 64));
+  EXPECT_EQ(shape((8 << 20) + 1, Operation::reduce), std::pair(model.facts.channels, 512 + 64));
+  // What the user sets counts.
+  input.settings.threads = 512;
+  const Choice set = choose(makeModel(input), {Operation::broadcast, kGiga});
+  EXPECT_EQ(set.threads, 512 + 64);
 }
 
 TEST(Choice, MeasuredTimesReplaceThoseOfTheModel) {
