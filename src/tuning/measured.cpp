@@ -252,7 +252,8 @@ const MeasuredTable& builtinMeasurements() {
   // docs/results/2026-11-21-h200.md (256 KB from the ratio to NCCL there), and the others in
   // 2026-11-22-direct.md; over LL128 in 2026-11-22-wide.md, and from 64 MB on in
   // 2026-11-23-steps.md (bfloat16, the library's own choice), but all-reduce in one shot in
-  // 2026-11-22-in-place.md. 4 H100: 2026-11-27-h100x4.md, from 256 MB on bfloat16.
+  // 2026-11-22-in-place.md. 4 H100: 2026-11-27-h100x4.md, from 256 MB on bfloat16; over
+  // LL, and over LL128 up to 1 MB, 2026-11-27-small-blocks.md.
   struct Times {
     Operation operation;
     Algorithm algorithm;
@@ -262,15 +263,15 @@ const MeasuredTable& builtinMeasurements() {
   constexpr Algorithm kDirect = Algorithm::direct, kTwoShot = Algorithm::twoShot;
   static const Times kLowLatency[] = {
       {Operation::allReduce, kDirect, 2, {2.12, 2.40, 2.53, 2.82, 4.10}},
-      {Operation::allReduce, kDirect, 4, {2.892, 3.414, 3.634, 4.408, 7.813}},
+      {Operation::allReduce, kDirect, 4, {2.561, 2.779, 2.992, 3.944, 7.628}},
       {Operation::allGather, kDirect, 2, {2.64, 2.89, 3.27, 3.12, 3.59}},
       {Operation::reduceScatter, kDirect, 2, {2.61, 2.86, 3.24, 3.08, 3.59}},
       {Operation::broadcast, kDirect, 2, {2.28, 2.83, 2.83, 2.69, 3.06}},
       {Operation::reduce, kDirect, 2, {2.20, 2.69, 2.69, 2.55, 3.08}},
-      {Operation::allGather, kDirect, 4, {2.868, 2.923, 3.523, 3.727, 4.456, 7.851}},
-      {Operation::reduceScatter, kDirect, 4, {3.103, 3.232, 3.738, 3.947, 4.714, 8.187}},
-      {Operation::broadcast, kDirect, 4, {2.483, 2.866, 3.004, 3.193, 6.414}},
-      {Operation::reduce, kDirect, 4, {2.321, 2.647, 2.749, 2.894, 4.67}},
+      {Operation::allGather, kDirect, 4, {2.685, 2.767, 3.015, 3.276, 4.328, 7.795}},
+      {Operation::reduceScatter, kDirect, 4, {2.591, 2.625, 2.792, 3.041, 4.01, 7.616}},
+      {Operation::broadcast, kDirect, 4, {2.182, 2.266, 2.314, 2.597, 5.995}},
+      {Operation::reduce, kDirect, 4, {2.013, 2.095, 2.103, 2.464, 4.462}},
   };
   static const Times kLowLatency128[] = {
       {Operation::allReduce, kDirect, 2, {4.148, 4.534, 7.152, 19.63, 62.23, 233.6, 923.9}},
@@ -282,12 +283,12 @@ const MeasuredTable& builtinMeasurements() {
        {4.191, 4.247, 5.057, 12.59, 33.57, 122.3, 418.9, 1617}},
       {Operation::broadcast, kDirect, 2, {3.264, 3.279, 5.364, 16.05, 54.63, 194, 734.9, 2906}},
       {Operation::reduce, kDirect, 2, {3.656, 3.699, 5.003, 14.38, 51.96, 188.9, 738.4, 2901}},
-      {Operation::allReduce, kDirect, 4, {6.174, 6.984, 17.36, 50.57, 169.8, 636.7}},
-      {Operation::allReduce, kTwoShot, 4, {6.869, 7.347, 9.485, 23.69, 84.05, 316.4, 1343, 5082}},
-      {Operation::allGather, kDirect, 4, {4.49, 4.731, 6.551, 14.87, 45.47, 166.4, 597, 2288}},
-      {Operation::reduceScatter, kDirect, 4, {5.339, 5.634, 7.295, 16.56, 47.11, 171.1, 634, 2441}},
-      {Operation::broadcast, kDirect, 4, {3.879, 5.001, 12.86, 40.74, 151.8, 559, 2208, 8842}},
-      {Operation::reduce, kDirect, 4, {4.263, 4.409, 9.364, 36.34, 151.2, 557.2, 2178, 8598}},
+      {Operation::allReduce, kDirect, 4, {6.155, 6.834, 16.98, 50.57, 169.8, 636.7}},
+      {Operation::allReduce, kTwoShot, 4, {6.482, 6.956, 9.059, 23.69, 84.05, 316.4, 1343, 5082}},
+      {Operation::allGather, kDirect, 4, {3.885, 4.319, 6.011, 14.87, 45.37, 155.3, 581.9, 2278}},
+      {Operation::reduceScatter, kDirect, 4, {4.928, 5.241, 6.899, 16.56, 47.11, 171.1, 634, 2441}},
+      {Operation::broadcast, kDirect, 4, {3.324, 4.657, 12.21, 40.74, 151.8, 559, 2208, 8842}},
+      {Operation::reduce, kDirect, 4, {4.527, 4.64, 9.173, 36.34, 151.2, 557.2, 2178, 8598}},
   };
   // Never destroyed: the process may exit while another thread makes a communicator.
   static const MeasuredTable& table = *[] {
@@ -321,45 +322,46 @@ std::vector<MeasuredPoint> fifoPoints(Operation operation, Algorithm algorithm, 
                                         4 << 20, 32 << 20, 256 << 20, 1 << 30};
   constexpr Algorithm kRing = Algorithm::ring, kTree = Algorithm::tree;
   constexpr Protocol kLl = Protocol::ll, kLl128 = Protocol::ll128, kSimple = Protocol::simple;
-  // As above, on 2 GPUs (docs/results/2026-11-23-steps.md) and on 4.
+  // As above, on 2 GPUs (docs/results/2026-11-23-steps.md) and on 4. Simple up to 4 MB, and
+  // broadcast over Simple from there on: docs/results/2026-11-27-small-blocks.md, 2 and 4 H100.
   // clang-format off
   static constexpr Times kTimes[] = {
       {Operation::allReduce, kRing, kLl, 2, {6.24, 6.621, 8.952, 12.89, 34.42, 226.1, 1643, 6507}},
       {Operation::allReduce, kRing, kLl128, 2, {6.99, 7.381, 7.688, 9.044, 20.64, 130.5, 847, 3216}},
-      {Operation::allReduce, kRing, kSimple, 2, {12.13, 14.58, 19.66, 20.07, 34.91, 112.8, 788.6, 3030}},
+      {Operation::allReduce, kRing, kSimple, 2, {12.13, 14.58, 17.12, 18.01, 32.07, 112.8, 788.6, 3030}},
       {Operation::allReduce, kTree, kLl, 2, {7.415, 8.236, 13.05, 17.02, 43.3, 261.5, 1997, 7947}},
       {Operation::allReduce, kTree, kLl128, 2, {7.029, 7.452, 9.747, 11.98, 24.12, 143.5, 1171, 4704}},
       {Operation::allReduce, kTree, kSimple, 2, {15.04, 18.11, 18.97, 20.2, 30.39, 119.9, 794.8, 3068}},
       {Operation::allGather, kRing, kLl, 2, {4.827, 5.186, 6.931, 9.258, 22.44, 128.7, 920, 3637}},
       {Operation::allGather, kRing, kLl128, 2, {5.265, 5.575, 5.92, 6.99, 14.43, 82.02, 541, 2086}},
-      {Operation::allGather, kRing, kSimple, 2, {7.829, 10.86, 16.11, 16.11, 25.28, 66.12, 423.5, 1624}},
+      {Operation::allGather, kRing, kSimple, 2, {7.829, 10.86, 11.92, 12.22, 19.7, 66.12, 423.5, 1624}},
       {Operation::reduceScatter, kRing, kLl, 2, {4.919, 5.285, 7.04, 9.562, 23.22, 143.9, 1037, 4104}},
       {Operation::reduceScatter, kRing, kLl128, 2, {5.464, 5.788, 5.984, 7.008, 14.89, 85.94, 513.7, 1939}},
-      {Operation::reduceScatter, kRing, kSimple, 2, {8.416, 10.6, 11.75, 13, 21.4, 79.57, 530.8, 1941}},
+      {Operation::reduceScatter, kRing, kSimple, 2, {8.416, 10.6, 11.65, 12.71, 20.9, 79.57, 530.8, 1941}},
       {Operation::broadcast, kRing, kLl, 2, {3.645, 3.923, 5.902, 9.02, 27.23, 189, 1475, 5870}},
       {Operation::broadcast, kRing, kLl128, 2, {3.822, 4.096, 4.979, 6.849, 16.42, 102.7, 784.4, 3127}},
-      {Operation::broadcast, kRing, kSimple, 2, {5.11, 8.247, 14.54, 15.98, 26.66, 106.4, 747.7, 2929}},
+      {Operation::broadcast, kRing, kSimple, 2, {5.11, 7.239, 7.711, 9.932, 19.53, 102.1, 738.4, 2905}},
       {Operation::reduce, kRing, kLl, 2, {3.838, 4.138, 5.852, 8.956, 27, 187.3, 1495, 5992}},
       {Operation::reduce, kRing, kLl128, 2, {3.839, 4.13, 4.728, 6.69, 15.82, 100.1, 775.1, 3095}},
-      {Operation::reduce, kRing, kSimple, 2, {5.333, 7.893, 8.624, 10.19, 19.1, 98.65, 728.1, 2884}},
+      {Operation::reduce, kRing, kSimple, 2, {5.333, 7.019, 8.174, 9.083, 18.51, 98.65, 728.1, 2884}},
       {Operation::allReduce, kRing, kLl, 4, {12.6, 12.69, 15.16, 18.73, 43.65, 311.1}},
       {Operation::allReduce, kRing, kLl128, 4, {14.58, 14.76, 15.09, 16.17, 32.39, 182.3, 1337, 5218}},
-      {Operation::allReduce, kRing, kSimple, 4, {32, 39.27, 51.12, 52.56, 63.3, 175, 1127, 4411}},
+      {Operation::allReduce, kRing, kSimple, 4, {32, 36.26, 37.5, 38.02, 50.6, 166, 1127, 4411}},
       {Operation::allReduce, kTree, kLl, 4, {14.14, 14.5, 22.45, 27.89, 63.75, 450.5}},
       {Operation::allReduce, kTree, kLl128, 4, {12.01, 12.34, 16.7, 19.08, 34.42, 236.4}},
       {Operation::allReduce, kTree, kSimple, 4, {35.69, 42.67, 48.36, 50.87, 70.91, 211.5, 1314, 5000}},
       {Operation::allGather, kRing, kLl, 4, {7.617, 8.623, 9.704, 11.77, 25.85, 171.5}},
       {Operation::allGather, kRing, kLl128, 4, {8.476, 8.494, 8.65, 9.113, 16.49, 91.19, 648.8, 2440}},
-      {Operation::allGather, kRing, kSimple, 4, {18.52, 22.1, 35.52, 35.52, 42.13, 104, 597.8, 2271}},
+      {Operation::allGather, kRing, kSimple, 4, {18.52, 20.17, 22.4, 22.97, 29.26, 93.06, 590.2, 2263}},
       {Operation::reduceScatter, kRing, kLl, 4, {8.109, 9.111, 10.16, 12.23, 27.07, 184.3}},
       {Operation::reduceScatter, kRing, kLl128, 4, {9.934, 10.06, 10.25, 10.59, 19.32, 102.8, 718.1, 2731}},
-      {Operation::reduceScatter, kRing, kSimple, 4, {18.08, 21.22, 24.32, 24.35, 30.62, 95.02, 645.9, 2403}},
+      {Operation::reduceScatter, kRing, kSimple, 4, {18.08, 20.72, 21.5, 21.71, 29.58, 95.02, 645.9, 2403}},
       {Operation::broadcast, kRing, kLl, 4, {4.272, 5.084, 6.884, 9.654, 29.28, 193.4}},
       {Operation::broadcast, kRing, kLl128, 4, {3.97, 3.998, 4.786, 6.49, 16.27, 104.6, 790.4, 3124}},
-      {Operation::broadcast, kRing, kSimple, 4, {8.178, 11.17, 24.95, 27.65, 45.99, 151.3, 790.8, 2980}},
+      {Operation::broadcast, kRing, kSimple, 4, {8.178, 9.03, 10.5, 11.78, 23.84, 107.4, 753.1, 2952}},
       {Operation::reduce, kRing, kLl, 4, {4.311, 5.052, 7.218, 10.04, 30.1, 194.8}},
       {Operation::reduce, kRing, kLl128, 4, {4.39, 4.435, 5.216, 7.271, 16.76, 107.3, 809.2, 3200}},
-      {Operation::reduce, kRing, kSimple, 4, {8.155, 10.8, 11.49, 13.35, 25.59, 105.4, 745.5, 2925}},
+      {Operation::reduce, kRing, kSimple, 4, {8.155, 9.302, 10.7, 11.78, 23.29, 105.4, 745.5, 2925}},
   };
   // clang-format on
   MeasuredTable curves;
