@@ -757,8 +757,9 @@ TEST(DirectPlan, GeometryHasALaneForEachLineUpToTheLimit) {
       EXPECT_GE(shape.blocks, 1);
       EXPECT_LE(shape.blocks, most);
       EXPECT_EQ(shape.threads % 32, 0);
-      const auto lanes = static_cast<uint64_t>(shape.blocks * shape.threads);
-      EXPECT_GE(lanes, std::min<uint64_t>(lines, most * device::kDirectMaxThreads));
+      const auto lanes = static_cast<uint64_t>(shape.blocks) * static_cast<uint64_t>(shape.threads);
+      const uint64_t mostLanes = static_cast<uint64_t>(most) * device::kDirectMaxThreads;
+      EXPECT_GE(lanes, std::min(lines, mostLanes));
     }
   }
 }
