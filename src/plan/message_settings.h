@@ -9,8 +9,7 @@
 // The shape of messages and FIFOs, from what the ranks told each other. Pure.
 namespace unisono::plan {
 
-// Messages and results below this go through the FIFO: waiting for an offer would cost more than a
-// copy.
+// Messages below this go through the FIFO: waiting for an offer would cost more than a copy.
 inline constexpr uint64_t kOfferedBytes = 256 << 10;
 
 // Of the FIFOs of collectives.
