@@ -21,9 +21,8 @@ namespace unisono::comm {
 
 // How a rank reaches the others. Plain data.
 struct Reach {
-  int16_t peers;  // 1: its device reaches the memory of all others directly, as far as is known
-  int16_t
-      sees;  // 1: the process sees the devices of all ranks of its host, so that this is certain
+  int16_t peers;  // 1: its device reaches all others directly, as far as its process sees them
+  int16_t sees;   // 1: its process sees the devices of all ranks of its host
   uint32_t transports;  // bit k: TransportKind k joins it to some rank of its node
 };
 

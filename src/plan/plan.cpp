@@ -151,7 +151,7 @@ void cut(const CommConfig& config, uint64_t chunkBytes, CollectiveWork& work) {
 }
 
 // Says whether the receivers of a call's result offer their outputs to an algorithm over Simple.
-// The exchange takes 7 us with 2 ranks and 14 to 34 us with 4, which rings make up for from
+// The exchange takes 7 us with 2 ranks and 9 to 34 us with 4, which rings make up for from
 // `resultBytes` of each rank's part on, and trees earlier. Broadcasts are faster without at every
 // size (docs/results/2026-11-27-small-blocks.md).
 bool offersOutput(const CommConfig& config, const Task& task, device::Algorithm algorithm) {

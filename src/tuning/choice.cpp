@@ -249,6 +249,7 @@ void setShape(const CostModel& model, const Question& question, Choice& choice) 
   const auto p = static_cast<size_t>(choice.protocol);
   const uint64_t traffic = trafficOf(model, question, choice.algorithm);
   int channels = model.facts.channels, workers = model.maxThreads[a][p];
+  // Larger reductions are bound by what their threads can sum.
   constexpr uint64_t kSmallReduction = 8 << 20;
   const bool isSmall = device::isCopy(question.operation) || question.bytes <= kSmallReduction;
   if (choice.algorithm == Algorithm::ring && choice.protocol == Protocol::simple && isSmall) {
