@@ -28,7 +28,7 @@ struct RingRole {
   int firstOutput;   // the first step that stores in the output
   int finish;        // the step that completes a reduction, or -1
   bool prepares;     // the input is a contribution to a reduction
-  bool isResult;     // from step `firstOutput` on the data are part of the result of all ranks
+  bool isResult;     // a receiver may offer its output for the data of step `firstOutput` and later
 
   UNISONO_DEVICE explicit RingRole(const Block& block) {
     const CollectiveWork& work = block.work;
@@ -64,6 +64,7 @@ struct RingRole {
         firstOutput = 0;
         finish = -1;
         prepares = false;
+        isResult = false;
         break;
       case Operation::reduce:
         steps = 1;
@@ -102,7 +103,7 @@ class RingCollective {
     uint32_t chunk = block_.work.chunkElements;
     const uint64_t round = all ? chunk * static_cast<uint64_t>(ranks_) : chunk;
     const int first = all ? block_.ring.position : 0;
-    mover_.begin(role_.isResult && role_.firstReceive < role_.steps ? kPrevious : kNobody);
+    mover_.begin(role_.isResult ? kPrevious : kNobody);
     for (uint64_t done = 0; done < part.count; done += round) {
       const uint64_t left = part.count - done;
       if (all && left < round) chunk = part.lastChunk;
