@@ -290,6 +290,7 @@ transport::LaunchContext Communicator::launchContext() const {
           windows_ == nullptr ? nullptr : windows_->table(),
           {},
           clusterBlocks_,
+          startsEarly_,
           copyEngines_.get()};
 }
 

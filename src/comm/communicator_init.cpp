@@ -371,7 +371,9 @@ void Communicator::agree(AllFacts ranks, StageTimes& times) {
   // GPU holds fewer of them at once, as a cluster does not extend over parts of it (GPCs), and
   // ranks that share a GPU wait for each other's blocks.
   const bool shareDevices = static_cast<size_t>(hosts->devices) < ranks->size();
-  if (runtime_.properties(device_).computeCapability >= 90 && !shareDevices) {
+  const bool isHopperOrLater = runtime_.properties(device_).computeCapability >= 90;
+  startsEarly_ = isHopperOrLater && settings_.earlyLaunch;
+  if (isHopperOrLater && !shareDevices) {
     const int64_t blocks =
         settings_.clusterBlocks >= 0 ? settings_.clusterBlocks : options_.clusterBlocks;
     clusterBlocks_ = static_cast<int>(std::clamp<int64_t>(blocks, 1, kMostClusterBlocks));

@@ -13,6 +13,7 @@ using namespace cuda_target;
 template <Algorithm kAlgorithm, Protocol kProtocol, bool kCopies>
 __global__ void __launch_bounds__(maxChannelThreads(kProtocol), 1)
     collective(const __grid_constant__ CollectiveArguments arguments) {
+  awaitEarlierKernels();
   constexpr int kGroups = groupsOf(kAlgorithm);
   constexpr Service kService = hasServiceWarps(kProtocol) ? Service::warps : Service::none;
   __shared__ Block blocks[kGroups];
@@ -35,6 +36,7 @@ __global__ void __launch_bounds__(maxChannelThreads(kProtocol), 1)
 
 __global__ void __launch_bounds__(kChannelThreads, 1)
     collNetDirect(const __grid_constant__ CollectiveArguments arguments) {
+  awaitEarlierKernels();
   __shared__ MulticastBlock blocks[kMulticastGroups];
   constexpr int kWarps = kChannelThreads / kWarpSize / kMulticastGroups;
   const int index = static_cast<int>(threadIdx.x) / (kWarps * kWarpSize);

@@ -11,6 +11,7 @@ using namespace cuda_target;
 
 __global__ void __launch_bounds__(kChannelThreads, 1)
     sendReceive(const __grid_constant__ SendReceiveArguments arguments) {
+  awaitEarlierKernels();
   __shared__ Block blocks[2];
   constexpr int kSendWarps = kChannelThreads / kWarpSize / 2;
   constexpr int kReceiveWarps = kChannelThreads / kWarpSize - kSendWarps;
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(kChannelThreads, 1)
 
 __global__ void __launch_bounds__(kBarrierThreads, 1)
     barrier(const __grid_constant__ BarrierArguments arguments) {
+  awaitEarlierKernels();
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) markStart(arguments.mark, 0, 0);
   if (thread < arguments.ranks - 1) {

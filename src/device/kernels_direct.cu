@@ -21,17 +21,20 @@ __device__ __forceinline__ void runCall(const DirectCallArguments& arguments) {
 template <typename Ranks, typename R>
 __global__ void __launch_bounds__(kDirectMaxThreads, 1)
     directReduction(const __grid_constant__ DirectCallArguments arguments) {
+  awaitEarlierKernels();
   runCall<Ranks, R>(arguments);
 }
 
 template <typename Ranks>
 __global__ void __launch_bounds__(kDirectMaxThreads, 1)
     directCopy(const __grid_constant__ DirectCallArguments arguments) {
+  awaitEarlierKernels();
   runCall<Ranks, DirectCopy>(arguments);
 }
 
 __global__ void __launch_bounds__(kDirectMaxThreads, 1)
     directWorks(const __grid_constant__ DirectArguments arguments) {
+  awaitEarlierKernels();
   directGroup(
       arguments, thisLane(), [&] { return *arguments.launchFlag != 0; }, [] { __syncthreads(); });
 }

@@ -47,6 +47,7 @@ __device__ __forceinline__ void run(ThreadGroup& group, int groupThreads, int fi
 
 __global__ void __launch_bounds__(kChannelThreads, 1)
     messages(const __grid_constant__ MessagesArguments arguments) {
+  awaitEarlierKernels();
   const int wideBlock = static_cast<int>(blockIdx.x) - arguments.firstWideBlock();
   if (wideBlock >= 0) {
     runTeam(arguments, wideBlock, arguments.firstWideBlock());
@@ -66,6 +67,7 @@ __global__ void __launch_bounds__(kChannelThreads, 1)
 
 __global__ void __launch_bounds__(kMaxWideMessageThreads, 1)
     wideMessages(const __grid_constant__ WideMessagesArguments arguments) {
+  awaitEarlierKernels();
   runTeam(arguments, static_cast<int>(blockIdx.x), 0);
 }
 

@@ -9,6 +9,7 @@ using namespace cuda_target;
 
 __global__ void __launch_bounds__(kChannelThreads, 1)
     multicast(const __grid_constant__ CollectiveArguments arguments) {
+  awaitEarlierKernels();
   __shared__ MulticastBlock blocks[kMulticastGroups];
   constexpr int kWarps = kChannelThreads / kWarpSize / kMulticastGroups;
   const int index = static_cast<int>(threadIdx.x) / (kWarps * kWarpSize);

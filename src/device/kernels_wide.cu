@@ -10,6 +10,7 @@ using namespace cuda_target;
 template <WideReducers kReducers>
 __global__ void __launch_bounds__(kDirectMaxThreads, 1)
     directWideWork(const __grid_constant__ WideArguments arguments) {
+  awaitEarlierKernels();
   __shared__ PeerBuffers buffers[kDirectMaxPeers];
   directWide<kReducers>(
       arguments, thisLane(), buffers, [&] { return *arguments.launchFlag != 0; },

@@ -196,7 +196,10 @@ struct LaunchShape {
   int blocks = 1;
   int threadsPerBlock = 32;  // CUDA
   int clusterBlocks = 1;     // CUDA: most blocks of a thread block cluster
-  int groupsPerBlock = 1;    // host: tasks of each block, each may wait on other ranks
+  // CUDA, compute capability 9.0: the kernel waits for the earlier ones of its stream itself, so
+  // that it may be launched while they end (programmatic dependent launch).
+  bool startsEarly = false;
+  int groupsPerBlock = 1;  // host: tasks of each block, each may wait on other ranks
   size_t argumentBytes = 0;
   size_t sharedBytes = 0;  // host: block-shared storage (CUDA kernels declare theirs)
 };

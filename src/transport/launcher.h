@@ -19,6 +19,7 @@ struct LaunchContext {
   device::MappedWindow* windows = nullptr;  // of peers
   device::LaunchMark mark{};
   int clusterBlocks = 1;                      // most blocks of a cluster
+  bool startsEarly = false;                   // kernels, while those before them end
   runtime::ParallelCopies* copies = nullptr;  // null: no launch copies
 };
 

@@ -98,6 +98,15 @@ class ThreadGroup {
   volatile int* aborted_;
 };
 
+// Waits until the kernels before this one in its stream have ended and what they stored is visible.
+// By every thread, before anything else, of kernels that runtime::LaunchShape::startsEarly may be
+// set for. Does nothing in other launches.
+UNISONO_DEVICE void awaitEarlierKernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 UNISONO_DEVICE uint32_t loadRelaxed(const uint32_t* address) {
   uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

@@ -270,15 +270,22 @@ void CudaRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const v
   config.blockDimX = static_cast<unsigned>(shape.threadsPerBlock);
   config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
   config.hStream = cudaStream(stream);
+  CUlaunchAttribute attributes[3];
+  config.attrs = attributes;
+  const auto addAttribute = [&](CUlaunchAttributeID id) -> CUlaunchAttributeValue& {
+    attributes[config.numAttrs].id = id;
+    return attributes[config.numAttrs++].value;
+  };
   // Clusters divide the blocks of a launch.
-  CUlaunchAttribute attributes[2];
   if (const int blocks = std::gcd(shape.blocks, shape.clusterBlocks); blocks > 1) {
-    attributes[0].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    attributes[0].value.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-    attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE;
-    attributes[1].value.clusterSchedulingPolicyPreference = CU_CLUSTER_SCHEDULING_POLICY_SPREAD;
-    config.attrs = attributes;
-    config.numAttrs = 2;
+    addAttribute(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION).clusterDim = {static_cast<unsigned>(blocks),
+                                                                      1, 1};
+    addAttribute(CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)
+        .clusterSchedulingPolicyPreference = CU_CLUSTER_SCHEDULING_POLICY_SPREAD;
+  }
+  if (shape.startsEarly) {
+    addAttribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+        .programmaticStreamSerializationAllowed = 1;
   }
   void* parameters[1] = {const_cast<void*>(arguments)};
   const CUresult result =
