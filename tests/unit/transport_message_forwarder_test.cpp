@@ -250,13 +250,15 @@ class MessageForwarders : public ::testing::Test {
       std::this_thread::sleep_for(1ms);
     }
   }
-  // Waits for the connection, and sends something over it.
-  void expectConnected(int receiver, int forwarder) {
+  void awaitConnection(int receiver, int forwarder) {
     auto borrowed = std::async(std::launch::async, [&] { sender().borrow(receiver, forwarder); });
     if (borrowed.wait_for(10s) != std::future_status::ready) {
       member(forwarder).bootstrap->fail("The sender waits for ever");
     }
     borrowed.get();
+  }
+  // Sends something over a connection.
+  void expectToSend(int receiver, int forwarder) {
     const std::string text = fmt::format("to rank {} through rank {}", receiver, forwarder);
     sender().put(receiver, forwarder, text);
     const auto arrived = [&] {
@@ -264,6 +266,25 @@ class MessageForwarders : public ::testing::Test {
     };
     waitUntil("nothing arrives", [&] { return !arrived().empty(); });
     EXPECT_EQ(arrived(), text);
+  }
+  void expectConnected(int receiver, int forwarder) {
+    awaitConnection(receiver, forwarder);
+    expectToSend(receiver, forwarder);
+  }
+  // Waits until the proxy of a rank has done all that it was woken for.
+  static void waitUntilAsleep(int rank) {
+    const auto sleeps = std::make_shared<std::atomic<int>>(0);
+    Proxy& proxy = Proxy::ofDevice(rank);
+    const uint64_t client = proxy.add({[] { return true; },
+                                       [](const Error&) {},
+                                       {},
+                                       [sleeps](ProxyActivity activity) {
+                                         if (activity == ProxyActivity::sleeps) ++*sleeps;
+                                       }});
+    const int before = *sleeps;
+    proxy.wake();
+    waitUntil("the proxy stays awake", [&] { return *sleeps > before; });
+    proxy.remove(client);
   }
 
   Air air_;
@@ -301,9 +322,9 @@ TEST_F(MessageForwarders, AreWokenForASenderWhoseKernelsRunAlready) {
   expectConnected(4, 1);
   ask(4, 2);
   member(4).tell(2);
-  waitUntil("no attempt", [&] { return attempts(4) > 1; });
-  std::this_thread::sleep_for(100ms);  // until its proxy sleeps
-  expectConnected(4, 2);
+  awaitConnection(4, 2);
+  waitUntilAsleep(2);
+  expectToSend(4, 2);
 }
 
 TEST_F(MessageForwarders, EndWithTheProcessOfTheSender) {
