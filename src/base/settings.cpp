@@ -216,8 +216,9 @@ constexpr Row kRows[] = {
      "ncclConfig_t.cgaClusterSize, or 4",
      "most thread blocks of a cluster, on GPUs of compute capability 9.0 and more; 0: no clusters"},
     {"UNISONO_EARLY_LAUNCH", Flag{&S::earlyLaunch}, "0",
-     "1: kernels are launched while those before them in the stream end (programmatic dependent "
-     "launch), on GPUs of compute capability 9.0 and more; not measured yet"},
+     "experimental, has not run on GPUs yet; 1: kernels are launched while those before them in "
+     "the "
+     "stream end (programmatic dependent launch), on GPUs of compute capability 9.0 and more"},
     {"NCCL_MIN_P2P_NCHANNELS", Number{&S::minPeerChannels, 1, kMaxChannels, OutOfRange::clamp},
      "automatic",
      "minimum number of channels that send and receive use for all peers together; rounded up to a "

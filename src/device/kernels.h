@@ -8,7 +8,9 @@
 #include "device/work.h"
 #include "runtime/runtime.h"
 
-// The kernels, in the form that runtime::Runtime::launch takes. Each has one by-value argument.
+// The kernels, in the form that runtime::Runtime::launch takes. Each has one by-value argument. On
+// CUDA, those of plans begin with awaitEarlierKernels(), because they may be launched early:
+// without it they would read what earlier kernels have yet to store.
 namespace unisono::device {
 
 // CollectiveArguments, one block for each channel. `copies`: works that reduce nothing.
