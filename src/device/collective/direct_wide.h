@@ -16,9 +16,6 @@ class WideExchange : WideFifos {
  public:
   // Sums need registers for the accumulators of each word.
   using ReduceFormat = WideLinesFormat<kLinesPerReduction, VectorPlace>;
-  // Operands that a lane waits for together. Accumulators of narrow elements leave few registers.
-  template <typename R>
-  static constexpr int kBatchOf = sizeof(typename R::Element) == 1 ? 2 : 4;
 
   // `buffers`: of the block, by peer.
   UNISONO_DEVICE WideExchange(const WideArguments& arguments, const DirectLane& at,
@@ -221,62 +218,20 @@ class WideExchange : WideFifos {
       for (uint32_t q = 0; q * CopyFormat::passWords(team_.lanes) < part.words(); q++) {
         const CopyFormat::Place place(q, team_.lane, team_.lanes);
         uint64_t word[CopyFormat::kWords] = {};
-        if (!awaitLines(rank, from, place, part, step, word)) return false;
+        if (!awaitLines<CopyFormat>(rank, from, place, part, step, word)) return false;
         to.store(place, word);
       }
     }
     return true;
   }
-  UNISONO_DEVICE bool awaitLines(int rank, const std::byte* from, CopyFormat::Place place,
+  template <typename Format>
+  UNISONO_DEVICE bool awaitLines(int rank, const std::byte* from, typename Format::Place place,
                                  const Part& part, uint64_t step,
-                                 uint64_t (&word)[CopyFormat::kWords]) const {
-    CopyFormat::Loaded lines{};
-    return waitForLines<CopyFormat>(
-        arguments_.abortFlag, {"lines of its peers", me_, rank, at_.block}, from, place,
-        part.words(), CopyFormat::flagOf(step), word, false, lines, false);
-  }
-
-  // The lines of some peers that a lane waits for together, so that their loads overlap.
-  template <int kBatch>
-  struct Operands {
-    const std::byte* from[kBatch];  // null: of this rank, or beyond the last
-    uint64_t flag[kBatch];
-    ReduceFormat::Loaded lines[kBatch];
-
-    UNISONO_DEVICE bool take(int i, ReduceFormat::Place place, uint32_t words,
-                             uint64_t (&word)[ReduceFormat::kWords]) const {
-      return ReduceFormat::take(lines[i], place, words, flag[i], word);
-    }
-  };
-  // Waits for those of the ranks from `first` on. False after an abort.
-  template <int kBatch>
-  UNISONO_DEVICE bool awaitOperands(int first, ReduceFormat::Place place, uint32_t words,
-                                    uint64_t steps, Operands<kBatch>& operands) const {
-    UNISONO_UNROLL
-    for (int i = 0; i < kBatch; i++) {
-      const int rank = first + i;
-      if (rank > peers_ || rank == me_) continue;
-      const int peer = peerOfRank(rank, me_);
-      const uint64_t step = receivedFrom(peer) + steps;
-      operands.from[i] = slotFrom(peer, step);
-      operands.flag[i] = ReduceFormat::flagOf(step);
-    }
-    return ReduceFormat::wait(
-        arguments_.abortFlag, {"lines of its peers", me_, -1, at_.block}, [&] {
-          UNISONO_UNROLL
-          for (int i = 0; i < kBatch; i++) {
-            if (operands.from[i] == nullptr) continue;
-            ReduceFormat::load(operands.from[i], place, words, false, operands.lines[i]);
-          }
-          bool here = true;
-          UNISONO_UNROLL
-          for (int i = 0; i < kBatch; i++) {
-            uint64_t word[ReduceFormat::kWords];
-            const bool isHere = operands.take(i, place, words, word);
-            here = here && (operands.from[i] == nullptr || isHere);
-          }
-          return here;
-        });
+                                 uint64_t (&word)[Format::kWords]) const {
+    typename Format::Loaded lines{};
+    return waitForLines<Format>(arguments_.abortFlag, {"lines of its peers", me_, rank, at_.block},
+                                from, place, part.words(), Format::flagOf(step), word, false, lines,
+                                false);
   }
 
   // Reduces a pass of the own share in the order of the ranks. In two shots it sends the result to
@@ -296,7 +251,6 @@ class WideExchange : WideFifos {
   template <typename R>
   UNISONO_DEVICE bool reduceShares(uint32_t pass, uint64_t steps) const {
     using Format = ReduceFormat;
-    constexpr int kBatch = kBatchOf<R>;
     const R reducer(work_.reduction);
     const Part part = partOf(me_, work_.inputStride, pass);
     const UserWords from = input(me_, part), to = output(me_, part);
@@ -309,20 +263,19 @@ class WideExchange : WideFifos {
       for (int k = 0; k < Format::kWords; k++) own[k] = preparePack(reducer, own[k]);
       PackReduction<R, kAnyOperands, Format::kWords> sum;
       UNISONO_NO_UNROLL
-      for (int first = 0; first <= peers_; first += kBatch) {
-        Operands<kBatch> operands{};
-        if (!awaitOperands(first, place, words, steps, operands)) return false;
-        UNISONO_UNROLL
-        for (int i = 0; i < kBatch; i++) {
-          if (first + i > peers_) break;
-          uint64_t word[Format::kWords] = {};
-          operands.take(i, place, words, word);
+      for (int rank = 0; rank <= peers_; rank++) {
+        uint64_t word[Format::kWords] = {};
+        if (rank == me_) {
           UNISONO_UNROLL
-          for (int k = 0; k < Format::kWords; k++) {
-            if (first + i == me_) word[k] = own[k];
+          for (int k = 0; k < Format::kWords; k++) word[k] = own[k];
+        } else {
+          const int peer = peerOfRank(rank, me_);
+          const uint64_t step = receivedFrom(peer) + steps;
+          if (!awaitLines<Format>(rank, slotFrom(peer, step), place, part, step, word)) {
+            return false;
           }
-          sum.add(reducer, word, first + i == 0);
         }
+        sum.add(reducer, word, rank == 0);
       }
       sum.result(reducer, true, own);
       to.store(place, own);
