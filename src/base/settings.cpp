@@ -215,10 +215,9 @@ constexpr Row kRows[] = {
     {"NCCL_CGA_CLUSTER_SIZE", Number{&S::clusterBlocks, -1, 8, OutOfRange::clamp},
      "ncclConfig_t.cgaClusterSize, or 4",
      "most thread blocks of a cluster, on GPUs of compute capability 9.0 and more; 0: no clusters"},
-    {"UNISONO_EARLY_LAUNCH", Flag{&S::earlyLaunch}, "0",
-     "experimental, has not run on GPUs yet; 1: kernels are launched while those before them in "
-     "the "
-     "stream end (programmatic dependent launch), on GPUs of compute capability 9.0 and more"},
+    {"UNISONO_EARLY_LAUNCH", Flag{&S::earlyLaunch}, "1",
+     "1: kernels are launched while those before them in the stream end (programmatic dependent "
+     "launch), on GPUs of compute capability 9.0 and more; 0: after them"},
     {"NCCL_MIN_P2P_NCHANNELS", Number{&S::minPeerChannels, 1, kMaxChannels, OutOfRange::clamp},
      "automatic",
      "minimum number of channels that send and receive use for all peers together; rounded up to a "

@@ -225,8 +225,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   AbortSignal* abort_;  // of health_
   Settings settings_;
   Options options_;
-  int clusterBlocks_ = 1;     // of launches
-  bool startsEarly_ = false;  // launches, see runtime::LaunchShape
+  int clusterBlocks_ = 1;  // of launches
   int device_;
   std::string cpuAffinity_, portAffinity_;  // cores near the GPU and its port; may be empty
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;

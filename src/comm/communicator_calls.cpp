@@ -290,7 +290,7 @@ transport::LaunchContext Communicator::launchContext() const {
           windows_ == nullptr ? nullptr : windows_->table(),
           {},
           clusterBlocks_,
-          startsEarly_,
+          settings_.earlyLaunch,
           copyEngines_.get()};
 }
 

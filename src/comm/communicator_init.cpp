@@ -372,7 +372,6 @@ void Communicator::agree(AllFacts ranks, StageTimes& times) {
   // ranks that share a GPU wait for each other's blocks.
   const bool shareDevices = static_cast<size_t>(hosts->devices) < ranks->size();
   const bool isHopperOrLater = runtime_.properties(device_).computeCapability >= 90;
-  startsEarly_ = isHopperOrLater && settings_.earlyLaunch;
   if (isHopperOrLater && !shareDevices) {
     const int64_t blocks =
         settings_.clusterBlocks >= 0 ? settings_.clusterBlocks : options_.clusterBlocks;

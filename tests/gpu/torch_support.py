@@ -70,6 +70,8 @@ def barrier(rank, device):
 
 def _rank_main(rank, world, device, eager, rendezvous, function, arguments):
     try:
+        # Threads of all ranks on all cores would take ten times as long.
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
         keywords = {}
         if device == "cuda":
             torch.cuda.set_device(gpu_of(rank))

@@ -242,22 +242,25 @@ void CudaRuntime::prepare(const Kernel& kernel, int device) {
   }
 }
 
-// What the driver takes for a __global__ function, on every device. Launches and other calls that
-// every eager collective makes go to the driver: through the CUDA runtime each takes 0.05 to 0.2 us
-// longer.
-CUfunction driverFunction(const void* function) {
-  struct Known {
-    const void* function = nullptr;
-    cudaKernel_t kernel = nullptr;
-  };
-  thread_local std::array<Known, 16> table;
-  Known& known = table[reinterpret_cast<uintptr_t>(function) / 16 % table.size()];
+// A __global__ function as the driver takes it, on every device. Launches and other calls that every
+// eager collective makes go to the driver: through the CUDA runtime each takes 0.05 to 0.2 us longer.
+struct DriverFunction {
+  const void* function = nullptr;
+  CUfunction handle = nullptr;
+  bool awaitsEarlierKernels = false;  // see device/simt/cuda.h
+};
+const DriverFunction& driverFunction(const void* function) {
+  thread_local std::array<DriverFunction, 16> table;
+  DriverFunction& known = table[reinterpret_cast<uintptr_t>(function) / 16 % table.size()];
   if (known.function != function) [[unlikely]] {
     cudaKernel_t kernel = nullptr;
     check(cudaGetKernel(&kernel, function), "cudaGetKernel");
-    known = {function, kernel};
+    // Code for older GPUs cannot wait, even if it was compiled for this one from PTX.
+    cudaFuncAttributes attributes;
+    check(cudaFuncGetAttributes(&attributes, function), "cudaFuncGetAttributes");
+    known = {function, reinterpret_cast<CUfunction>(kernel), attributes.ptxVersion >= 90};
   }
-  return reinterpret_cast<CUfunction>(known.kernel);
+  return known;
 }
 
 void CudaRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const void* arguments,
@@ -283,13 +286,14 @@ void CudaRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const v
     addAttribute(CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)
         .clusterSchedulingPolicyPreference = CU_CLUSTER_SCHEDULING_POLICY_SPREAD;
   }
-  if (shape.startsEarly) {
+  const DriverFunction& function = driverFunction(kernel.cudaFunction);
+  if (shape.startsEarly && function.awaitsEarlierKernels) {
     addAttribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
         .programmaticStreamSerializationAllowed = 1;
   }
   void* parameters[1] = {const_cast<void*>(arguments)};
   const CUresult result =
-      driver().launchKernel(&config, driverFunction(kernel.cudaFunction), parameters, nullptr);
+      driver().launchKernel(&config, function.handle, parameters, nullptr);
   if (result != CUDA_SUCCESS) [[unlikely]] {
     throw cudaFailure(result, fmt::format("Launch of kernel {}", kernel.name).c_str(), -1);
   }
