@@ -70,7 +70,7 @@ def barrier(rank, device):
 
 def _rank_main(rank, world, device, eager, rendezvous, function, arguments):
     try:
-        # Threads of all ranks on all cores would take ten times as long.
+        # With threads for all cores in every rank, expected results take several times as long.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
         keywords = {}
         if device == "cuda":
