@@ -196,8 +196,9 @@ struct LaunchShape {
   int blocks = 1;
   int threadsPerBlock = 32;  // CUDA
   int clusterBlocks = 1;     // CUDA: most blocks of a thread block cluster
-  // CUDA: the kernel waits for the earlier ones of its stream itself, if it was compiled for compute
-  // capability 9.0 or more, and may then be launched while they end (programmatic dependent launch).
+  // CUDA: the kernel waits for the earlier ones of its stream itself, if it was compiled for
+  // compute capability 9.0 or more, and may then be launched while they end (programmatic dependent
+  // launch).
   bool startsEarly = false;
   int groupsPerBlock = 1;  // host: tasks of each block, each may wait on other ranks
   size_t argumentBytes = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of the library that start while an earlier kernel of the stream still computes their input
-// (UNISONO_EARLY_LAUNCH): each has to wait for it before it reads anything.
+// Kernels of the library that start while an earlier kernel of the stream still computes their
+// input (UNISONO_EARLY_LAUNCH): each has to wait for it before it reads anything.
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>
