@@ -8,22 +8,18 @@
 #include <vector>
 
 #include "cuda_graph.h"
+#include "device_clock.cuh"
 #include "testing.h"
 
 namespace unisono::system_test {
 namespace {
 
 using test::CudaGraph;
+using test::deviceNs;
 
 constexpr int kRanks = 2;
 constexpr int kRounds = 20;
 constexpr unsigned long long kDelayNs = 200'000;
-
-__device__ unsigned long long deviceNs() {
-  unsigned long long now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
 
 // Lets the next kernel start at once, and increments the buffer late.
 __global__ void incrementLate(int* buffer, size_t count) {
@@ -98,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Of, EarlyLaunch,
                                            Call{"TreeLl128", "Tree", "LL128", 40'000, false},
                                            Call{"SmallMessage", "", "", 300, true},
                                            Call{"LargeMessage", "", "", 400'000, true},
-                                           Call{"MessageOfCopies", "", "", 3'000'000, true}),
+                                           Call{"MessageOverFifos", "", "", 3'000'000, true}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

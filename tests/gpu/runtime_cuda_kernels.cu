@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime_cuda_kernels.h"
 
+#include "device_clock.cuh"
+
 namespace unisono::runtime::test {
 namespace {
 
-__device__ unsigned long long deviceNs() {
-  unsigned long long now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
+using unisono::test::deviceNs;
 
 __global__ void fill(FillArguments arguments) {
   if (arguments.delayNs != 0) {
