@@ -249,15 +249,6 @@ struct WideArguments {
 };
 static_assert(sizeof(WideArguments) <= kMaxArgumentBytes);
 
-// What a kernel for such works can reduce: nothing, the pairs with loops of their own, or all
-// others. One for all of these has fewer registers for each.
-enum class WideReducers : uint8_t { none, own, shared };
-constexpr WideReducers reducersOf(const DirectWork& work) {
-  if (!work.reduces) return WideReducers::none;
-  return hasOwnLoops(work.reduction.type, work.reduction.reduction) ? WideReducers::own
-                                                                    : WideReducers::shared;
-}
-
 // A message to or from a peer: over LL, of at most the lines that a launch may move, or over LL128.
 // Passes over LL128 are dealt to the first `blocks` blocks, as those of a work are, so that both
 // ends know from the size of a message which steps of which FIFOs it takes.

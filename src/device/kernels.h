@@ -21,10 +21,10 @@ const runtime::Kernel& headKernel(Algorithm algorithm);
 const runtime::Kernel& sendReceiveKernel();  // SendReceiveArguments, one block for each channel
 // The first works of DirectArguments, as many as there are.
 const runtime::Kernel& directKernel(const DirectArguments& arguments);
-const runtime::Kernel& messagesKernel();                         // MessagesArguments
-const runtime::Kernel& wideMessagesKernel();                     // WideMessagesArguments
-const runtime::Kernel& directWideKernel(WideReducers reducers);  // WideArguments
-const runtime::Kernel& barrierKernel();                          // BarrierArguments, one block
+const runtime::Kernel& messagesKernel();                          // MessagesArguments
+const runtime::Kernel& wideMessagesKernel();                      // WideMessagesArguments
+const runtime::Kernel& directWideKernel(const DirectWork& work);  // WideArguments
+const runtime::Kernel& barrierKernel();                           // BarrierArguments, one block
 const runtime::Kernel& changeWindowKernel();  // ChangeWindowArguments, one thread
 const runtime::Kernel& stampKernel();         // StampArguments, one thread
 // All kernels that a communicator with `localRanks` ranks on this host may launch.
@@ -46,9 +46,10 @@ const void* stampCudaFunction();
 const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec);
 const void* directCopyCudaFunction(int ranks);
 const void* directGroupCudaFunction();
-const void* messagesCudaFunction();                         // in kernels_messages.cu
-const void* wideMessagesCudaFunction();                     // in kernels_messages.cu
-const void* directWideCudaFunction(WideReducers reducers);  // in kernels_wide.cu
+const void* messagesCudaFunction();      // in kernels_messages.cu
+const void* wideMessagesCudaFunction();  // in kernels_messages.cu
+const void* directWideReductionCudaFunction(const ReductionSpec& spec);  // in kernels_wide.cu
+const void* directWideCopyCudaFunction();                                // in kernels_wide.cu
 #endif
 
 }  // namespace unisono::device

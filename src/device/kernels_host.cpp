@@ -62,9 +62,9 @@ class DirectBlock {
         arguments, at_.block, sends, at_, [this] { return group_.aborted(); },
         [this] { group_.syncAll(); });
   }
-  template <WideReducers kReducers>
+  template <typename R>
   void runWide(const WideArguments& arguments) {
-    directWide<kReducers>(
+    directWide<R>(
         arguments, at_, arguments.memory.buffers + at_.block * (arguments.ranks - 1),
         [this] { return group_.aborted(); }, [this] { group_.syncAll(); });
   }
@@ -140,10 +140,10 @@ void wideMessages(const void* arguments, const runtime::HostGroupContext& contex
   DirectBlock(launch.launchFlag, context).runTeam(launch, context, 0);
 }
 
-template <WideReducers kReducers>
+template <typename R>
 void directWideWork(const void* arguments, const runtime::HostGroupContext& context) {
   const auto& launch = *static_cast<const WideArguments*>(arguments);
-  DirectBlock(launch.launchFlag, context).runWide<kReducers>(launch);
+  DirectBlock(launch.launchFlag, context).runWide<R>(launch);
 }
 
 void barrier(const void* arguments, const runtime::HostGroupContext& context) {
@@ -238,29 +238,46 @@ const runtime::Kernel& wideMessagesKernel() {
 
 namespace {
 
-template <WideReducers kReducers>
-const runtime::Kernel& directWideKernelOf() {
-#ifdef UNISONO_CUDA
-  static const runtime::Kernel kernel{"direct", directWideCudaFunction(kReducers),
-                                      directWideWork<kReducers>};
-#else
-  static const runtime::Kernel kernel{"direct", nullptr, directWideWork<kReducers>};
-#endif
-  return kernel;
+using KernelTable = runtime::Kernel[kDataTypes][kReductions];
+
+const runtime::Kernel& kernelOf(const KernelTable& table, const ReductionSpec& spec) {
+  return table[static_cast<int>(spec.type)][static_cast<int>(spec.reduction)];
 }
+
+// The kernels of launches over LL128.
+struct WideKernels {
+  runtime::Kernel copy{"direct", nullptr, directWideWork<DirectCopy>};
+  KernelTable reduction;
+
+  WideKernels() {
+    using Body = void (*)(const void*, const runtime::HostGroupContext&);
+    static constexpr auto kBodies =
+        makeReductionTable<Body>([]<typename R>() -> Body { return directWideWork<R>; });
+#ifdef UNISONO_CUDA
+    copy.cudaFunction = directWideCopyCudaFunction();
+#endif
+    for (int t = 0; t < kDataTypes; t++) {
+      for (int r = 0; r < kReductions; r++) {
+        const ReductionSpec spec{static_cast<DataType>(t), static_cast<Reduction>(r), false, 0};
+        reduction[t][r] = {"direct", nullptr, kBodies.of(spec)};
+#ifdef UNISONO_CUDA
+        reduction[t][r].cudaFunction = directWideReductionCudaFunction(spec);
+#endif
+      }
+    }
+  }
+
+  static const WideKernels& instance() {
+    static const WideKernels kernels;
+    return kernels;
+  }
+};
 
 }  // namespace
 
-const runtime::Kernel& directWideKernel(WideReducers reducers) {
-  switch (reducers) {
-    case WideReducers::none:
-      return directWideKernelOf<WideReducers::none>();
-    case WideReducers::own:
-      return directWideKernelOf<WideReducers::own>();
-    case WideReducers::shared:
-      return directWideKernelOf<WideReducers::shared>();
-  }
-  throw internalError("A work has reducers without a kernel");
+const runtime::Kernel& directWideKernel(const DirectWork& work) {
+  const WideKernels& kernels = WideKernels::instance();
+  return work.reduces ? kernelOf(kernels.reduction, work.reduction) : kernels.copy;
 }
 
 const runtime::Kernel& barrierKernel() {
@@ -295,7 +312,7 @@ namespace {
 // The kernels of launches of one work, for some number of ranks.
 struct DirectKernels {
   runtime::Kernel copy{"direct", nullptr, direct};
-  runtime::Kernel reduction[kDataTypes][kReductions];
+  KernelTable reduction;
 
   explicit DirectKernels(int ranks) {
     (void)ranks;
@@ -339,9 +356,7 @@ const runtime::Kernel& directKernel(const DirectArguments& arguments) {
   if (arguments.works > 1) return directGroupKernel();
   const DirectKernels& kernels = DirectKernels::of(arguments.ranks);
   const DirectWork& work = arguments.work[0];
-  if (!work.reduces) return kernels.copy;
-  return kernels
-      .reduction[static_cast<int>(work.reduction.type)][static_cast<int>(work.reduction.reduction)];
+  return work.reduces ? kernelOf(kernels.reduction, work.reduction) : kernels.copy;
 }
 
 std::vector<const runtime::Kernel*> kernelsOf(int localRanks) {
@@ -355,14 +370,14 @@ std::vector<const runtime::Kernel*> kernelsOf(int localRanks) {
   const DirectKernels& direct = DirectKernels::of(localRanks);
   kernels.push_back(&direct.copy);
   kernels.push_back(&directGroupKernel());
-  for (const auto reducers : {WideReducers::none, WideReducers::own, WideReducers::shared}) {
-    kernels.push_back(&directWideKernel(reducers));
-  }
+  const WideKernels& wide = WideKernels::instance();
+  kernels.push_back(&wide.copy);
   kernels.push_back(&wideMessagesKernel());
   for (int t = 0; t < kDataTypes; t++) {
     for (int r = 0; r < kReductions; r++) {
       if (isReduction(static_cast<DataType>(t), static_cast<Reduction>(r))) {
         kernels.push_back(&direct.reduction[t][r]);
+        kernels.push_back(&wide.reduction[t][r]);
       }
     }
   }

@@ -7,28 +7,33 @@ namespace {
 
 using namespace cuda_target;
 
-template <WideReducers kReducers>
+// One for each reducer: a kernel for all of them would have fewer registers for each.
+template <typename R>
 __global__ void __launch_bounds__(kDirectMaxThreads, 1)
     directWideWork(const __grid_constant__ WideArguments arguments) {
   awaitEarlierKernels();
   __shared__ PeerBuffers buffers[kDirectMaxPeers];
-  directWide<kReducers>(
+  directWide<R>(
       arguments, thisLane(), buffers, [&] { return *arguments.launchFlag != 0; },
       [] { __syncthreads(); });
 }
 
+struct MakeWideKernel {
+  template <typename R>
+  constexpr auto operator()() const {
+    return &directWideWork<R>;
+  }
+};
+
 }  // namespace
 
-const void* directWideCudaFunction(WideReducers reducers) {
-  switch (reducers) {
-    case WideReducers::none:
-      return reinterpret_cast<const void*>(&directWideWork<WideReducers::none>);
-    case WideReducers::own:
-      return reinterpret_cast<const void*>(&directWideWork<WideReducers::own>);
-    case WideReducers::shared:
-      return reinterpret_cast<const void*>(&directWideWork<WideReducers::shared>);
-  }
-  return nullptr;
+const void* directWideReductionCudaFunction(const ReductionSpec& spec) {
+  static constexpr auto kKernels =
+      makeReductionTable<void (*)(WideArguments)>(MakeWideKernel{});
+  return reinterpret_cast<const void*>(kKernels.of(spec));
+}
+const void* directWideCopyCudaFunction() {
+  return reinterpret_cast<const void*>(&directWideWork<DirectCopy>);
 }
 
 }  // namespace unisono::device

@@ -116,7 +116,7 @@ Prepared prepare(const LaunchContext& context, plan::WideLaunch& launch) {
   arguments.abortFlag = context.abortFlag;
   arguments.launchFlag = context.launchFlag;
   arguments.mark = context.mark;
-  return {device::directWideKernel(device::reducersOf(arguments.work)),
+  return {device::directWideKernel(arguments.work),
           {.blocks = launch.blocks,
            .threadsPerBlock = device::kDirectMaxThreads,
            .argumentBytes = sizeof(arguments)},

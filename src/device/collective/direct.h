@@ -92,6 +92,14 @@ struct Streams {
   uint32_t taken[kBatch];  // of what was sent, as far as the peer has acknowledged
 };
 
+// Where a rank's own operand comes among those of `count` peers from `first` on: before the peer
+// with its number, or last. Beyond `count` if it comes among those of other peers.
+UNISONO_DEVICE int ownPlaceIn(int first, int count, int me, int peers) {
+  const int place = me - first;
+  const bool isHere = place >= 0 && (place < count || (place == count && first + count == peers));
+  return isHere ? place : count + 1;
+}
+
 // One launch of the direct family on one rank, from the view of one lane.
 template <typename Ranks, typename Arguments>
 class DirectLaunch {
@@ -520,15 +528,12 @@ class DirectLaunch {
         const Batch batch = first == 0 ? firstBatch : loadFor(w, first);
         uint64_t pack[kBatch];
         if (!awaitLines(work, batch, first, index, pack)) return false;
-        // The own pack comes before the one of the peer with this rank's number, or last.
         const int count = kBatch < peers_ - first ? kBatch : peers_ - first;
-        int ownPlace = me_ - first;
-        const bool hasOwn = isOneBatch() || (ownPlace >= 0 && ownPlace <= count &&
-                                             (ownPlace < kBatch || first + kBatch >= peers_));
-        if (!hasOwn) ownPlace = kBatch + 1;
+        const int ownPlace = ownPlaceIn(first, count, me_, peers_);
+        const int end = count + (ownPlace <= count ? 1 : 0);
         UNISONO_UNROLL
         for (int i = 0; i <= kBatch; i++) {
-          if (i >= count + (hasOwn ? 1 : 0)) break;
+          if (i >= end) break;
           const uint64_t of = i > ownPlace ? pack[i > 0 ? i - 1 : 0] : pack[i < kBatch ? i : 0];
           sum.add(reducer, {i == ownPlace ? own : of}, first + i == 0);
         }

@@ -105,19 +105,6 @@ UNISONO_DEVICE_CALL void reduceBuffers(const DirectLane& at, int me, int peers,
   }
 }
 
-// A function for each reducer, called through a table, as in reduce/reduce_copy.h.
-using ReduceBuffers = void (*)(const DirectLane&, int, int, const PeerBuffers*, uint64_t,
-                               DirectPeers, const ReductionSpec&, const BufferRange&);
-struct MakeReduceBuffers {
-  template <typename R>
-  constexpr ReduceBuffers operator()() const {
-    if constexpr (std::is_same_v<R, AnyReducer>) return nullptr;  // in a kernel of its own
-    return &reduceBuffers<R>;
-  }
-};
-UNISONO_DEVICE_TABLE ReductionTable<ReduceBuffers> kReduceBuffers =
-    makeReductionTable<ReduceBuffers>(MakeReduceBuffers{});
-
 // Stores the range in the own output, if there is one, and in those of the peers `to`.
 UNISONO_DEVICE_CALL void copyBuffers(const DirectLane& at, int me, int peers,
                                      const PeerBuffers* buffers, DirectPeers to,
@@ -157,10 +144,8 @@ UNISONO_DEVICE_CALL void copyBuffers(const DirectLane& at, int me, int peers,
 // peers uses their buffers at once, without waiting for anyone, and answers. If it is not offered
 // what it needs, or cannot use it, it answers that it uses lines. So the words of one launch are
 // free before the next one. Each lane takes care of some of the buffers.
-template <WideReducers kReducers>
+template <bool kReduces>
 class BufferExchange {
-  static constexpr bool kReduces = kReducers != WideReducers::none;
-
  public:
   // `buffers`: of the block, by peer.
   UNISONO_DEVICE BufferExchange(const WideArguments& arguments, const DirectLane& at,
@@ -176,9 +161,9 @@ class BufferExchange {
         usesInput_(kReduces),
         usesOutput_(!kReduces || arguments.twoShot) {}
 
-  // Moves `bytes` bytes of the own share from `begin` on. False after an abort.
-  template <typename SyncBlock>
-  UNISONO_DEVICE bool run(uint64_t begin, uint64_t bytes, SyncBlock syncBlock) {
+  // Calls move(peers) if this rank can use the buffers of some peers. False after an abort.
+  template <typename Move, typename SyncBlock>
+  UNISONO_DEVICE bool run(Move move, SyncBlock syncBlock) {
     forEachBuffer([&](int peer, int buffer) { offer(peer, buffer); });
     // Who has taken an offer must not wait for another one.
     if (peers_ > 1) {
@@ -189,7 +174,7 @@ class BufferExchange {
     syncBlock();
     used_ = usablePeers();
     if (used_ != 0) {
-      move(begin, bytes);
+      move(used_);
       syncBlock();  // every lane has moved its part
     }
     if (usesOutput_ && used_ != 0) releaseStores();
@@ -356,28 +341,6 @@ class BufferExchange {
       any = any || buffers_[peer].taken[buffer] != 0;
     }
     return any;
-  }
-
-  UNISONO_DEVICE void move(uint64_t begin, uint64_t bytes) const {
-    const auto me = static_cast<uint64_t>(me_);
-    const uint64_t inputPlace = me * work_.inputStride + begin;
-    const uint64_t outputPlace = me * work_.outputStride + begin;
-    // A copy's input is the same for all peers.
-    BufferRange range{work_.input + (kReduces ? inputPlace : begin), work_.output + outputPlace,
-                      outputPlace, bytes};
-    if constexpr (kReduces) {
-      ReduceBuffers reduce = nullptr;
-      if constexpr (kReducers == WideReducers::own) {
-        reduce = kReduceBuffers.of(work_.reduction);
-      } else {
-        reduce = &reduceBuffers<AnyReducer>;
-      }
-      reduce(at_, me_, peers_, buffers_, inputPlace, arguments_.twoShot ? used_ : DirectPeers{0},
-             work_.reduction, range);
-    } else {
-      if (!work_.own) range.output = nullptr;
-      copyBuffers(at_, me_, peers_, buffers_, used_, range);
-    }
   }
 
   // After an abort no peer uses the buffers any more.

@@ -8,14 +8,17 @@
 // all-reduce in two.
 namespace unisono::device::UNISONO_TARGET {
 
-// One launch on one rank, from the view of one lane.
-template <WideReducers kReducers>
+// One launch on one rank, from the view of one lane. `R`: the reducer, or DirectCopy.
+template <typename R>
 class WideExchange : WideFifos {
-  static constexpr bool kReduces = kReducers != WideReducers::none;
+  static constexpr bool kReduces = !std::is_same_v<R, DirectCopy>;
 
  public:
   // Sums need registers for the accumulators of each word.
   using ReduceFormat = WideLinesFormat<kLinesPerReduction, VectorPlace>;
+  // The accumulators of narrow elements leave registers for few operands.
+  static constexpr bool kIsNarrow = sizeof(typename R::Element) == 1;
+  using AnyRanks = DirectRanks<kIsNarrow ? 3 : 5, false>;
 
   // `buffers`: of the block, by peer.
   UNISONO_DEVICE WideExchange(const WideArguments& arguments, const DirectLane& at,
@@ -47,11 +50,11 @@ class WideExchange : WideFifos {
     uint32_t done = 0;
     UNISONO_NO_UNROLL
     for (uint32_t pass = range.first; pass < range.end; pass += range.step) {
+      if (going) acknowledge(done);
       if (range.end - pass > range.step) going = going && sendShares(pass + range.step, done + 1);
       going = going && receive(pass, done);
       done++;
       syncBlock();  // every lane has taken its lines
-      if (going) acknowledge(done);
     }
     advance(done);
   }
@@ -80,9 +83,9 @@ class WideExchange : WideFifos {
       const uint64_t offset = uint64_t{pass} * passWords_ * 8;
       return offset < share ? offset : share;
     };
-    BufferExchange<kReducers> exchange(arguments_, at_, buffers_);
-    const uint64_t begin = place(range.first);
-    if (!exchange.run(begin, place(range.end) - begin, syncBlock)) {
+    BufferExchange<kReduces> exchange(arguments_, at_, buffers_);
+    const uint64_t begin = place(range.first), bytes = place(range.end) - begin;
+    if (!exchange.run([&](DirectPeers peers) { moveShare(peers, begin, bytes); }, syncBlock)) {
       return false;
     }
     const DirectPeers used = exchange.used(), usedBy = exchange.usedBy();
@@ -94,6 +97,22 @@ class WideExchange : WideFifos {
     resultsFrom_ = without(resultsFrom_, usedBy);
     if (!kReduces && used != 0) copiesOwn_ = false;
     return (operandsTo_ | operandsFrom_ | resultsTo_ | resultsFrom_) != 0 || copiesOwn_;
+  }
+  // Moves `bytes` bytes of the own share from `begin` on by the buffers of the peers `used`.
+  UNISONO_DEVICE void moveShare(DirectPeers used, uint64_t begin, uint64_t bytes) const {
+    const auto me = static_cast<uint64_t>(me_);
+    const uint64_t inputPlace = me * work_.inputStride + begin;
+    const uint64_t outputPlace = me * work_.outputStride + begin;
+    // A copy's input is the same for all peers.
+    BufferRange range{work_.input + (kReduces ? inputPlace : begin), work_.output + outputPlace,
+                      outputPlace, bytes};
+    if constexpr (kReduces) {
+      reduceBuffers<R>(at_, me_, peers_, buffers_, inputPlace,
+                       arguments_.twoShot ? used : DirectPeers{0}, work_.reduction, range);
+    } else {
+      if (!work_.own) range.output = nullptr;
+      copyBuffers(at_, me_, peers_, buffers_, used, range);
+    }
   }
   UNISONO_DEVICE static DirectPeers without(DirectPeers all, DirectPeers some) {
     return static_cast<DirectPeers>(all & ~some);
@@ -136,7 +155,7 @@ class WideExchange : WideFifos {
   // Sends a pass of the share of each peer; it is number `done` of this block. False after an
   // abort.
   UNISONO_DEVICE bool sendShares(uint32_t pass, uint32_t done) const {
-    const bool prepares = kReduces && work_.reduction.reduction == Reduction::preMulSum;
+    const R reducer(work_.reduction);
     UNISONO_NO_UNROLL
     for (int i = team_.first; i < peers_; i += team_.step) {
       const int peer = peerFrom(me_, i, peers_), rank = rankOf(peer);
@@ -154,45 +173,31 @@ class WideExchange : WideFifos {
         from.load(place, word);
         if (!hasSlot && !awaitSlot(peer, step, taken)) return false;
         hasSlot = true;
-        if (prepares) visit(PrepareWords{work_.reduction, word});
+        if constexpr (R::kPrepares) {
+          UNISONO_UNROLL
+          for (uint64_t& one : word) one = preparePack(reducer, one);
+        }
         CopyFormat::store(to, place, part.words(), CopyFormat::flagOf(step), word, false);
       }
     }
     return true;
   }
 
-  struct PrepareWords {
-    const ReductionSpec& spec;
-    uint64_t (&word)[CopyFormat::kWords];
-    template <typename R>
-    UNISONO_DEVICE void run() const {
-      const R reducer(spec);
-      UNISONO_UNROLL
-      for (uint64_t& one : word) one = preparePack(reducer, one);
-    }
-  };
-
-  template <typename Visit>
-  UNISONO_DEVICE void visit(const Visit& visitor) const {
-    if constexpr (kReducers == WideReducers::own) {
-      visitPair<PairsWithLoops>(reducedPairOf(work_.reduction), visitor);
-    } else if constexpr (kReducers == WideReducers::shared) {
-      visitor.template run<AnyReducer>();
-    }
-  }
-
   // False after an abort.
   UNISONO_DEVICE bool receive(uint32_t pass, uint32_t done) const {
-    if constexpr (!kReduces) {
+    if constexpr (kReduces) {
+      const uint64_t steps = uint64_t{done} * stepsPerPass_;
+      if (operandsFrom_ != 0 && !reduceShares(pass, steps)) return false;
+      return !arguments_.twoShot || receiveShares(resultsFrom_, pass, steps + 1);
+    } else {
       if (copiesOwn_) copyOwn(pass);
       return receiveShares(operandsFrom_, pass, uint64_t{done});
     }
-    bool going = true;
-    if (operandsFrom_ != 0) {
-      visit(ReduceShares{*this, pass, uint64_t{done} * stepsPerPass_, going});
-    }
-    if (!arguments_.twoShot) return going;
-    return going && receiveShares(resultsFrom_, pass, uint64_t{done} * 2 + 1);
+  }
+  UNISONO_DEVICE bool reduceShares(uint32_t pass, uint64_t steps) const {
+    if (peers_ == 1) return reduceSharesOf<DirectRanks<2, true>>(pass, steps);
+    if (!kIsNarrow && peers_ == 3) return reduceSharesOf<DirectRanks<4, true>>(pass, steps);
+    return reduceSharesOf<AnyRanks>(pass, steps);
   }
 
   UNISONO_DEVICE void copyOwn(uint32_t pass) const {
@@ -218,39 +223,69 @@ class WideExchange : WideFifos {
       for (uint32_t q = 0; q * CopyFormat::passWords(team_.lanes) < part.words(); q++) {
         const CopyFormat::Place place(q, team_.lane, team_.lanes);
         uint64_t word[CopyFormat::kWords] = {};
-        if (!awaitLines<CopyFormat>(rank, from, place, part, step, word)) return false;
+        if (!awaitLines(rank, from, place, part, step, word)) return false;
         to.store(place, word);
       }
     }
     return true;
   }
-  template <typename Format>
-  UNISONO_DEVICE bool awaitLines(int rank, const std::byte* from, typename Format::Place place,
+  UNISONO_DEVICE bool awaitLines(int rank, const std::byte* from, CopyFormat::Place place,
                                  const Part& part, uint64_t step,
-                                 uint64_t (&word)[Format::kWords]) const {
-    typename Format::Loaded lines{};
-    return waitForLines<Format>(arguments_.abortFlag, {"lines of its peers", me_, rank, at_.block},
-                                from, place, part.words(), Format::flagOf(step), word, false, lines,
-                                false);
+                                 uint64_t (&word)[CopyFormat::kWords]) const {
+    CopyFormat::Loaded lines{};
+    return waitForLines<CopyFormat>(
+        arguments_.abortFlag, {"lines of its peers", me_, rank, at_.block}, from, place,
+        part.words(), CopyFormat::flagOf(step), word, false, lines, false);
+  }
+
+  // The lines of some peers that a lane waits for together, so that their loads overlap.
+  template <int kBatch>
+  struct Operands {
+    const std::byte* from[kBatch];
+    uint64_t flag[kBatch];
+    ReduceFormat::Loaded lines[kBatch];
+  };
+  // Waits for those of `count` peers from `first` on. False after an abort.
+  template <int kBatch>
+  UNISONO_DEVICE bool awaitOperands(int first, int count, ReduceFormat::Place place,
+                                    uint32_t words, uint64_t steps,
+                                    Operands<kBatch>& operands) const {
+    UNISONO_UNROLL
+    for (int i = 0; i < kBatch; i++) {
+      if (i >= count) break;
+      const uint64_t step = receivedFrom(first + i) + steps;
+      operands.from[i] = slotFrom(first + i, step);
+      operands.flag[i] = ReduceFormat::flagOf(step);
+    }
+    const int rank = count == 1 ? rankOf(first) : -1;
+    return ReduceFormat::wait(
+        arguments_.abortFlag, {"lines of its peers", me_, rank, at_.block}, [&] {
+          UNISONO_UNROLL
+          for (int i = 0; i < kBatch; i++) {
+            if (i >= count) break;
+            ReduceFormat::load(operands.from[i], place, words, false, operands.lines[i]);
+          }
+          bool here = true;
+          UNISONO_UNROLL
+          for (int i = 0; i < kBatch; i++) {
+            if (i >= count) break;
+            uint64_t word[ReduceFormat::kWords];
+            const bool isHere =
+                ReduceFormat::take(operands.lines[i], place, words, operands.flag[i], word);
+            here = here && isHere;
+          }
+          return here;
+        });
   }
 
   // Reduces a pass of the own share in the order of the ranks. In two shots it sends the result to
   // all peers, with the next step. There is room for it: each peer has sent its operand of this
   // pass, so that it has taken all steps of the pass before the last and of earlier launches.
-  struct ReduceShares {
-    const WideExchange& launch;
-    uint32_t pass;
-    uint64_t steps;
-    bool& going;
-
-    template <typename R>
-    UNISONO_DEVICE void run() const {
-      going = launch.reduceShares<R>(pass, steps);
-    }
-  };
-  template <typename R>
-  UNISONO_DEVICE bool reduceShares(uint32_t pass, uint64_t steps) const {
+  template <typename Ranks>
+  UNISONO_DEVICE bool reduceSharesOf(uint32_t pass, uint64_t steps) const {
     using Format = ReduceFormat;
+    constexpr int kBatch = Ranks::kBatch;
+    const int peers = Ranks::of(peers_ + 1) - 1;
     const R reducer(work_.reduction);
     const Part part = partOf(me_, work_.inputStride, pass);
     const UserWords from = input(me_, part), to = output(me_, part);
@@ -263,26 +298,36 @@ class WideExchange : WideFifos {
       for (int k = 0; k < Format::kWords; k++) own[k] = preparePack(reducer, own[k]);
       PackReduction<R, kAnyOperands, Format::kWords> sum;
       UNISONO_NO_UNROLL
-      for (int rank = 0; rank <= peers_; rank++) {
-        uint64_t word[Format::kWords] = {};
-        if (rank == me_) {
-          UNISONO_UNROLL
-          for (int k = 0; k < Format::kWords; k++) word[k] = own[k];
-        } else {
-          const int peer = peerOfRank(rank, me_);
-          const uint64_t step = receivedFrom(peer) + steps;
-          if (!awaitLines<Format>(rank, slotFrom(peer, step), place, part, step, word)) {
-            return false;
+      for (int first = 0; first < peers; first += kBatch) {
+        const int count = Ranks::kIsExact || peers - first > kBatch ? kBatch : peers - first;
+        Operands<kBatch> operands{};
+        if (!awaitOperands(first, count, place, words, steps, operands)) return false;
+        const int ownPlace = ownPlaceIn(first, count, me_, peers);
+        const int end = count + (ownPlace <= count ? 1 : 0);
+        UNISONO_UNROLL
+        for (int i = 0; i <= kBatch; i++) {
+          if (i >= end) break;
+          // The lines of the peer before, if the own operand was among the ones before.
+          uint64_t word[Format::kWords] = {};
+          const int last = i < kBatch ? i : kBatch - 1;
+          Format::take(operands.lines[last], place, words, operands.flag[last], word);
+          if (i > 0) {
+            uint64_t before[Format::kWords] = {};
+            Format::take(operands.lines[i - 1], place, words, operands.flag[i - 1], before);
+            UNISONO_UNROLL
+            for (int k = 0; k < Format::kWords; k++) word[k] = i > ownPlace ? before[k] : word[k];
           }
+          UNISONO_UNROLL
+          for (int k = 0; k < Format::kWords; k++) word[k] = i == ownPlace ? own[k] : word[k];
+          sum.add(reducer, word, first + i == 0);
         }
-        sum.add(reducer, word, rank == 0);
       }
       sum.result(reducer, true, own);
       to.store(place, own);
       if (!arguments_.twoShot) continue;
       UNISONO_NO_UNROLL
-      for (int i = 0; i < peers_; i++) {
-        const int peer = peerFrom(me_, i, peers_);
+      for (int i = 0; i < peers; i++) {
+        const int peer = peerFrom(me_, i, peers);
         const uint64_t step = sentTo(peer) + steps + 1;
         Format::store(slotTo(peer, step), place, words, Format::flagOf(step), own, false);
       }
@@ -290,8 +335,9 @@ class WideExchange : WideFifos {
     return true;
   }
 
-  // Tells the peers how many steps this block has taken. Relaxed: the lanes have used what they
-  // loaded before the barrier.
+  // Tells the peers how many steps this block has taken before the pass number `done`. What it takes
+  // last the next launch tells: at the end of this one, the kernel would not end before the peers'
+  // memory has the number. Relaxed: the lanes have used what they loaded before the barrier.
   UNISONO_DEVICE void acknowledge(uint32_t done) const {
     for (int peer = at_.lane; peer < peers_; peer += at_.lanes) {
       if (!covers(linesFrom(), peer)) continue;
@@ -322,12 +368,12 @@ class WideExchange : WideFifos {
   bool copiesOwn_;
 };
 
-template <WideReducers kReducers, typename Stopped, typename SyncBlock>
+template <typename R, typename Stopped, typename SyncBlock>
 UNISONO_DEVICE void directWide(const WideArguments& arguments, const DirectLane& at,
                                PeerBuffers* buffers, Stopped stopped, SyncBlock syncBlock) {
   if (stopped()) return;
   if (at.lane == 0) markStart(arguments.mark, at.block, 0);
-  WideExchange<kReducers>(arguments, at, buffers).run(syncBlock);
+  WideExchange<R>(arguments, at, buffers).run(syncBlock);
   if (at.lane == 0) markEnd(arguments.mark, at.block, 0);
 }
 

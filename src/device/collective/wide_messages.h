@@ -101,18 +101,19 @@ class WideStream : WideFifos {
     });
   }
 
-  // Returns each step as soon as all lanes have taken it. Relaxed: they have used what they loaded
-  // before the barrier.
+  // Before each pass, tells the sender that the ones before have been taken; the last one of a launch
+  // is told by the next, as in collectives. Relaxed: the lanes have used what they loaded before the
+  // barrier.
   template <typename SyncTeam>
   UNISONO_DEVICE void receive(SyncTeam syncTeam) const {
     uint64_t step = receivedFrom(peer_);
     bool going = true, any = false;
     forEachPass(false, [&](const Pass& pass) {
+      if (going && at_.lane == 0) storeRelaxed(takenFrom(peer_), step);
       going = going && receivePass(pass, step);
       step++;
       any = true;
       syncTeam();  // every lane has taken its lines
-      if (going && at_.lane == 0) storeRelaxed(takenFrom(peer_), step);
     });
     if (!any || at_.lane != 0) return;
     noteWrite(&stepsOf(peer_)->received, sizeof(step));
