@@ -199,34 +199,35 @@ struct WideMemory {
   DirectPeers byAddress, byWindow;
 };
 
-// The teams that the warps of a block are dealt to. Each takes care of some of the peers.
-struct WarpTeams {
+// What numbers of warps are divided by, without a division, which takes kernels a tenth of a
+// microsecond.
+struct WarpDivisor {
   uint16_t count = 1;
   uint16_t reciprocal = 1024;  // 1024 / count, rounded up
 
-  static constexpr WarpTeams of(int count) {
+  static constexpr WarpDivisor of(int count) {
     return {static_cast<uint16_t>(count), static_cast<uint16_t>((1023 + count) / count)};
   }
-  // The quotient of up to twice as many warps as a block has and the count: a division takes
-  // kernels a tenth of a microsecond.
+  // Of up to twice as many warps as a block of the direct family has.
   constexpr int divide(int warps) const { return warps * reciprocal >> 10; }
 };
 static_assert([] {
   for (int count = 1; count <= kDirectMaxPeers; count++) {
     for (int warps = 0; warps < 2 * kDirectMaxThreads / kWarpThreads; warps++) {
-      if (WarpTeams::of(count).divide(warps) != warps / count) return false;
+      if (WarpDivisor::of(count).divide(warps) != warps / count) return false;
     }
   }
   return true;
 }());
 
 // One work over LL128. Share r of a buffer begins at r times its stride, and ends at `endBytes` at
-// the latest. Passes of `passLines` lines of each share are dealt to the blocks.
+// the latest. `passes` passes of `passLines` lines of each share are dealt to the blocks.
 // `twoShot`: an all-reduce whose shares are the parts of the buffer, as many as there are ranks:
 // rank r reduces part r and sends the result to all peers.
 // `offers`: ranks may use each other's buffers instead of lines (collective/direct_buffers.h); all
 // ranks agree on this.
-// `teams`: one for each peer, so that no lane sends to one peer after another, unless the output
+// `teams`: the number of teams that the warps of a block are dealt to; each takes care of some of
+// the peers. One for each peer, so that no lane sends to one peer after another, unless the output
 // may take the place of an input that goes to all peers: a lane then reads what it overwrites.
 struct WideArguments {
   WideMemory memory;
@@ -237,10 +238,10 @@ struct WideArguments {
   int32_t ranks;
   int32_t blocks;  // of the window; a launch may have fewer
   uint32_t slotLines;
-  uint32_t passLines;
+  uint32_t passLines, passes;
   bool twoShot;
   bool offers;
-  WarpTeams teams;
+  WarpDivisor teams;
   uint64_t endBytes;
   MappedWindow* windows;                // of peers; null: none
   WindowReference ownInput, ownOutput;  // offered to peers of other processes
@@ -270,7 +271,8 @@ inline constexpr uint32_t kMaxPassLines = 256;
 // it.
 inline constexpr int kMaxStreams = 2 * kDirectMaxPeers + 1;
 inline constexpr int kMaxTeams = kChannelThreads / kWarpThreads;  // of a block of the launch
-inline constexpr int kMaxTeamWarps = 16;
+static_assert(kMaxStreams <= 2 * kMaxTeams);
+inline constexpr int kMaxTeamWarps = 8;
 inline constexpr int kTeamBarriers = 15;  // for teams of several warps, besides that of the block
 struct WideStreams {
   WideMemory memory;
@@ -278,21 +280,17 @@ struct WideStreams {
   uint32_t slotLines;
   int32_t blocks;  // that the messages use
   int32_t streams;
+  WarpDivisor teamWarps;        // by it
   uint8_t stream[kMaxStreams];  // twice the peer, plus 1 if it sends
 
   constexpr int teams() const { return streams < kMaxTeams ? streams : kMaxTeams; }
-  // Of a team in a block of `warps` warps.
-  constexpr int teamWarps(int warps) const {
-    if (teams() > kTeamBarriers) return 1;
-    return warps / teams() < kMaxTeamWarps ? warps / teams() : kMaxTeamWarps;
-  }
   // Of the launch: where there are many streams, two for each block of the FIFOs.
   constexpr int launchBlocks() const { return blocks * ((streams + kMaxTeams - 1) / kMaxTeams); }
 };
 
 // A launch of few messages over LL128 and nothing else.
 inline constexpr int kMaxWideMessages = 32;
-inline constexpr int kMaxWideMessageThreads = 2 * kMaxTeamWarps * kWarpThreads;
+inline constexpr int kMaxWideMessageThreads = 3 * kMaxTeamWarps * kWarpThreads;
 struct WideMessagesArguments {
   WideStreams wide;
   const uint32_t* abortFlag;
@@ -304,9 +302,7 @@ struct WideMessagesArguments {
   DirectMessage message[kMaxWideMessages];
 
   // Of a block.
-  constexpr int threads() const {
-    return wide.teamWarps(kMaxWideMessageThreads / kWarpThreads) * wide.teams() * kWarpThreads;
-  }
+  constexpr int threads() const { return wide.teamWarps.count * wide.teams() * kWarpThreads; }
 };
 static_assert(sizeof(WideMessagesArguments) <= kMaxArgumentBytes);
 

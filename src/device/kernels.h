@@ -46,8 +46,8 @@ const void* stampCudaFunction();
 const void* directReductionCudaFunction(int ranks, const ReductionSpec& spec);
 const void* directCopyCudaFunction(int ranks);
 const void* directGroupCudaFunction();
-const void* messagesCudaFunction();      // in kernels_messages.cu
-const void* wideMessagesCudaFunction();  // in kernels_messages.cu
+const void* messagesCudaFunction();                                      // in kernels_messages.cu
+const void* wideMessagesCudaFunction();                                  // in kernels_messages.cu
 const void* directWideReductionCudaFunction(const ReductionSpec& spec);  // in kernels_wide.cu
 const void* directWideCopyCudaFunction();                                // in kernels_wide.cu
 #endif

@@ -12,14 +12,13 @@ using namespace cuda_target;
 // By all threads of a block.
 template <typename Arguments>
 __device__ __forceinline__ void runTeam(const Arguments& arguments, int block, int firstBlock) {
-  const int threads =
-      arguments.wide.teamWarps(static_cast<int>(blockDim.x) / kWarpSize) * kWarpSize;
-  const int team = static_cast<int>(threadIdx.x) / threads;
-  const DirectLane at{block, 0, static_cast<int>(threadIdx.x) % threads, threads};
+  const int teamWarps = arguments.wide.teamWarps.count, threads = teamWarps * kWarpSize;
+  const int team = arguments.wide.teamWarps.divide(static_cast<int>(threadIdx.x) / kWarpSize);
+  const DirectLane at{block, 0, static_cast<int>(threadIdx.x) - team * threads, threads};
   wideTeam(
       arguments, at, team, firstBlock, [&] { return *arguments.launchFlag != 0; },
       [&] {
-        if (threads == kWarpSize) {
+        if (teamWarps == 1) {
           syncWarp();
         } else {
           syncThreads(1 + team, threads);

@@ -28,8 +28,7 @@ struct MakeWideKernel {
 }  // namespace
 
 const void* directWideReductionCudaFunction(const ReductionSpec& spec) {
-  static constexpr auto kKernels =
-      makeReductionTable<void (*)(WideArguments)>(MakeWideKernel{});
+  static constexpr auto kKernels = makeReductionTable<void (*)(WideArguments)>(MakeWideKernel{});
   return reinterpret_cast<const void*>(kKernels.of(spec));
 }
 const void* directWideCopyCudaFunction() {

@@ -38,8 +38,7 @@ struct Describe {
   void operator()(const WideLaunch& launch) const {
     const bool twoShot = launch.arguments.twoShot;
     lines.push_back(fmt::format("a call with {} LL128, blocks: {}, threads: {}",
-                                twoShot ? "TwoShot" : "Direct", launch.blocks,
-                                device::kDirectMaxThreads));
+                                twoShot ? "TwoShot" : "Direct", launch.blocks, launch.threads));
   }
   void operator()(const MessagesLaunch& launch) const {
     const device::MessagesArguments& arguments = *launch.arguments;

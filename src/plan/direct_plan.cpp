@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/math.h"
 #include "plan/message_choice.h"
 
 namespace unisono::plan {
@@ -173,8 +174,12 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
   arguments.blocks = config.wide.blocks;
   arguments.slotLines = config.wide.slotLines;
   arguments.passLines = shape.passLines;
+  const uint64_t lines = ceilDivide(uint64_t{work.inputBytes}, uint64_t{device::kWideLineData});
+  arguments.passes = static_cast<uint32_t>(ceilDivide(lines, uint64_t{shape.passLines}));
   const bool replacesInput = work.reduces && work.inputStride == 0;
-  arguments.teams = device::WarpTeams::of(replacesInput ? 1 : arguments.ranks - 1);
+  const int teams = replacesInput ? 1 : arguments.ranks - 1;
+  arguments.teams = device::WarpDivisor::of(teams);
+  launch.threads = tuning::wideThreads(shape.passLines, work.reduces, teams);
   return launch;
 }
 
@@ -239,7 +244,7 @@ device::DirectMessage wideMessage(const CommConfig& config, int peer, bool sends
 }
 
 device::WideStreams wideStreamsOf(const CommConfig& config,
-                                  std::span<const device::DirectMessage> messages) {
+                                  std::span<const device::DirectMessage> messages, int threads) {
   device::WideStreams streams{};
   streams.windowBlocks = config.wide.blocks;
   streams.slotLines = config.wide.slotLines;
@@ -252,6 +257,9 @@ device::WideStreams wideStreamsOf(const CommConfig& config,
     if (std::find(streams.stream, end, stream) != end) continue;
     streams.stream[streams.streams++] = stream;
   }
+  const int teams = std::max(streams.teams(), 1);
+  const int warps = std::min(threads / device::kWarpThreads / teams, device::kMaxTeamWarps);
+  streams.teamWarps = device::WarpDivisor::of(teams > device::kTeamBarriers ? 1 : warps);
   return streams;
 }
 

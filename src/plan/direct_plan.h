@@ -64,9 +64,9 @@ class DirectPacker {
 // A message over LL128. `peer`: see device::WideStreams.
 device::DirectMessage wideMessage(const CommConfig& config, int peer, bool sends, std::byte* buffer,
                                   uint64_t bytes);
-// The streams of messages over LL128 among `messages`.
+// The streams of messages over LL128 among `messages`, for blocks of at most `threads` threads.
 device::WideStreams wideStreamsOf(const CommConfig& config,
-                                  std::span<const device::DirectMessage> messages);
+                                  std::span<const device::DirectMessage> messages, int threads);
 
 // What `launches`, which copy only, do: as messages for launches in which none waits for one of
 // another peer or direction, after launches of calls in place and of what ranks send to themselves.

@@ -207,6 +207,7 @@ struct WideMessagesLaunch {
 };
 struct WideLaunch {
   int blocks = 0;
+  int threads = 0;
   device::WideArguments arguments;
 };
 struct Copy {

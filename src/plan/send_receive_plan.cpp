@@ -345,7 +345,7 @@ std::vector<MessagesLaunch> launchesOf(const CommConfig& config,
     std::ranges::copy(taken, arguments.message);
     arguments.messages = static_cast<int32_t>(count);
     arguments.peers = std::ranges::any_of(taken, isOverLl) ? localRanks(config) - 1 : 0;
-    arguments.wide = wideStreamsOf(config, taken);
+    arguments.wide = wideStreamsOf(config, taken, device::kChannelThreads);
     messages = messages.subspan(count);
   }
   return launches;
@@ -355,7 +355,7 @@ WideMessagesLaunch wideMessagesLaunch(const CommConfig& config,
                                       std::span<const device::DirectMessage> messages) {
   WideMessagesLaunch launch{};
   device::WideMessagesArguments& arguments = launch.arguments;
-  arguments.wide = wideStreamsOf(config, messages);
+  arguments.wide = wideStreamsOf(config, messages, device::kMaxWideMessageThreads);
   arguments.rank = localRank(config);
   arguments.ranks = localRanks(config);
   arguments.messages = static_cast<int32_t>(messages.size());

@@ -118,7 +118,7 @@ Prepared prepare(const LaunchContext& context, plan::WideLaunch& launch) {
   arguments.mark = context.mark;
   return {device::directWideKernel(arguments.work),
           {.blocks = launch.blocks,
-           .threadsPerBlock = device::kDirectMaxThreads,
+           .threadsPerBlock = launch.threads,
            .argumentBytes = sizeof(arguments)},
           &arguments};
 }

@@ -235,7 +235,9 @@ DirectShape directShapeOf(const CostModel& model, const Question& question, cons
   const WideKind kind = twoShot                                          ? WideKind::twoShot
                         : question.operation == Operation::reduceScatter ? WideKind::reduceScatter
                                                                          : WideKind::other;
-  return {wideShape(model.facts.wide, kind, bytes, most).blocks, device::kDirectMaxThreads};
+  const WideShape shape = wideShape(model.facts.wide, kind, bytes, most);
+  const bool replacesInput = replaces || question.operation == Operation::reduce;
+  return {shape.blocks, wideThreads(shape.passLines, reduces, replacesInput ? 1 : ranks - 1)};
 }
 
 void setShape(const CostModel& model, const Question& question, Choice& choice) {

@@ -46,11 +46,13 @@ int mostBlocksInPlace(bool reduces, bool twoShot, device::DataType type) {
 }
 
 WideShape wideShape(const WideGeometry& geometry, WideKind kind, uint64_t bytes, int mostBlocks) {
-  constexpr uint64_t kLinesPerWarp = 4;
+  // Blocks with few lines need few threads; 61 lines in each of 9 blocks took 5 % longer (4 H200,
+  // docs/results/2026-11-28-wide-kernels.md).
+  constexpr uint64_t kLinesPerWarp = 4, kLinesPerBlock = 16;
   const uint64_t lines = std::max<uint64_t>(ceilDivide(bytes, uint64_t{device::kWideLineData}), 1);
   uint64_t most = geometry.slotLines;
   const auto limit = static_cast<uint64_t>(std::min(geometry.blocks, mostBlocks));
-  uint64_t blocks = std::min(ceilDivide(lines, std::min(kWideLinesPerRow, most)), limit);
+  uint64_t blocks = std::min(ceilDivide(lines, std::min(kLinesPerBlock, most)), limit);
   // The rest of the multiprocessors helps where each block then has one pass instead of two, or
   // half of one in two shots. A reduce-scatter of a few passes gains by shorter ones instead. Both
   // on 2 H100 (docs/results/2026-11-26-h100x2.md).
@@ -68,6 +70,16 @@ WideShape wideShape(const WideGeometry& geometry, WideKind kind, uint64_t bytes,
       std::min(roundUp(ceilDivide(lines, blocks * passes), std::min(kLinesPerWarp, most)), most);
   return {static_cast<int>(std::min(blocks, ceilDivide(lines, passLines))),
           static_cast<uint32_t>(passLines)};
+}
+
+int wideThreads(uint32_t passLines, bool reduces, int teams) {
+  // Where the lines of a lane are in two pairs for copies, and in one for reductions. Blocks of 256
+  // threads instead of 512 begin 0.13 us earlier (docs/results/2026-11-28-wide-kernels.md).
+  constexpr int kLanesPerCopiedLine = 2, kLanesPerReducedLine = 4, kLeast = 256, kGrain = 128;
+  const int lines = static_cast<int>(passLines);
+  const int lanes =
+      std::max(kLanesPerCopiedLine * lines * teams, reduces ? kLanesPerReducedLine * lines : 0);
+  return std::clamp(roundUp(lanes, kGrain), kLeast, device::kDirectMaxThreads);
 }
 
 bool offersBuffers(const WideGeometry& geometry, const WideUse& use, uint64_t bytes) {

@@ -57,6 +57,9 @@ struct WideShape {
 };
 WideShape wideShape(const WideGeometry& geometry, WideKind kind, uint64_t bytes,
                     int mostBlocks = device::kWideMaxBlocks);
+// The threads of a block: as few as move a pass of `passLines` lines of each share at once, where
+// `teams` teams (device::WideArguments) copy, or all threads reduce.
+int wideThreads(uint32_t passLines, bool reduces, int teams);
 
 // The most blocks of a work that begins with an exchange of buffers. Copies, and all-reduces in two
 // shots of elements of two bytes and more, are bound by the links: 32 blocks have the speed of 64,

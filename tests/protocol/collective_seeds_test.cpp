@@ -132,6 +132,22 @@ TEST(Seeds, MessagesOfAllSizes) {
   });
 }
 
+// More streams than a block has teams: each block of the FIFOs is two of the launch.
+static_assert(2 * kMostRanks - 1 > device::kMaxTeams);
+TEST(Seeds, MessagesOfManyPeers) {
+  forEachSeed(30, "many peers", [](uint64_t seed, Random& random) {
+    World& world = worldOf(kMessages, kMostRanks);
+    world.reset(random);
+    setSchedule(seed);
+    ScenarioOptions options;
+    options.first = Call::allToAll;
+    options.mostBytes = 1999;
+    options.mostCalls = 2;
+    Scenario scenario(world, memories(), random, options);
+    return describe(world, scenario, scenario.run());
+  });
+}
+
 // What a rank sends and receives in one group its peers receive and send one by one, in any order
 // of the two directions.
 TEST(Seeds, MessagesOfAllSizesWaitForNoOrder) {

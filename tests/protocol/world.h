@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -37,12 +38,13 @@ class Random {
   uint64_t state_;
 };
 
-// Between 0 and `end` - 1.
+// Between 0 and `end` - 1. Throws std::invalid_argument if that is nothing.
 inline uint64_t below(Random& random, uint64_t end) {
+  if (end == 0) throw std::invalid_argument("below: the end is 0");
   return random() % end;
 }
 
-inline constexpr int kMostRanks = 8;
+inline constexpr int kMostRanks = 10;
 
 struct Geometry {
   const char* name;

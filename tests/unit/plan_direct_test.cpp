@@ -410,7 +410,8 @@ CommConfig wideConfig(int rank, int ranks, const char* algorithms, const char* p
   return config;
 }
 
-// Messages to several peers share the links of a rank.
+// LL carries messages as long as it is faster than LL128: those to several peers share the links of
+// a rank.
 TEST(DirectPlan, LlCarriesShorterMessagesToSeveralPeers) {
   CommConfig config = wideConfig(2, 4, "", "");
   config.directLineBits = 17;
@@ -551,8 +552,8 @@ TEST(DirectPlan, EndsOfAMessageOverLl128Agree) {
       EXPECT_LE(message->passBytes(), sender.wide.slotLines * device::kWideLineData);
       EXPECT_EQ(sender.wide.blocks, sender.message[0].blocks);
       EXPECT_EQ(receiver.wide.streams, ranks == 2 ? 2 : 3);
-      EXPECT_EQ(sender.threads(), 512);
-      EXPECT_EQ(receiver.threads(), ranks == 2 ? 1024 : 960);
+      EXPECT_EQ(sender.threads(), 256);
+      EXPECT_EQ(receiver.threads(), ranks == 2 ? 512 : 768);
     }
   }
 }
@@ -748,6 +749,30 @@ TEST(DirectPlan, PassesOverLl128SuitTheOperation) {
   EXPECT_EQ(shapeOf(reduceScatter, kMega), Shape(63, 1));
   EXPECT_EQ(shapeOf(reduceScatter, 2 * kMega), Shape(64, 3)) << "shorter passes";
   EXPECT_EQ(shapeOf(reduceScatter, 16 * kMega), Shape(64, 9)) << "no longer";
+}
+
+// The passes of a launch are those of its shares, and its blocks have no more threads than these
+// need.
+TEST(DirectPlan, LaunchesOverLl128HaveTheirPassesAndThreads) {
+  const auto launchOf = [](int ranks, Call call, uint64_t bytes, const char* algorithm) {
+    const Plan plan = makePlan(wideConfig(0, ranks, algorithm, "LL128"),
+                               {taskOf(call, bytes, device::DataType::uint8)});
+    return std::get<WideLaunch>(plan.launches.at(0));
+  };
+  for (uint64_t bytes = 1; bytes < 64 << 20; bytes = 3 * bytes + 7) {
+    const device::WideArguments arguments = launchOf(4, Call::allGather, bytes, "direct").arguments;
+    const uint64_t passBytes = uint64_t{arguments.passLines} * device::kWideLineData;
+    EXPECT_EQ(arguments.passes, ceilDivide(bytes, passBytes)) << bytes << " bytes";
+  }
+  constexpr uint64_t kKilo = 1 << 10, kMega = 1 << 20;
+  EXPECT_EQ(launchOf(2, Call::allGather, 64 * kKilo, "direct").threads, 256);
+  EXPECT_EQ(launchOf(2, Call::allGather, kMega, "direct").threads, 384) << "137 lines in a pass";
+  EXPECT_EQ(launchOf(2, Call::allGather, 8 * kMega, "direct").threads, 512);
+  EXPECT_EQ(launchOf(4, Call::allGather, 64 * kKilo, "direct").threads, 256);
+  EXPECT_EQ(launchOf(4, Call::allGather, 400 * kKilo, "direct").threads, 384) << "3 teams";
+  EXPECT_EQ(launchOf(4, Call::allReduce, 64 * kKilo, "direct").threads, 256) << "one team";
+  EXPECT_EQ(launchOf(2, Call::reduceScatter, kMega / 2, "direct").threads, 384)
+      << "one pair for each lane";
 }
 
 TEST(DirectPlan, GeometryHasALaneForEachLineUpToTheLimit) {

@@ -31,7 +31,6 @@ class WideExchange : WideFifos {
         team_(teamLaneOf(arguments.teams, at)),
         buffers_(buffers),
         passWords_(arguments.passLines * (kLineWords - 1)),
-        passes_(((work_.inputBytes + 7) / 8 + passWords_ - 1) / passWords_),
         stepsPerPass_(arguments.twoShot ? 2 : 1),
         operandsTo_(work_.to),
         operandsFrom_(work_.from),
@@ -43,7 +42,7 @@ class WideExchange : WideFifos {
   // rank waits for others. Two passes of two steps each fill the slots.
   template <typename SyncBlock>
   UNISONO_DEVICE void run(SyncBlock syncBlock) {
-    const PassRange range = passesOf(at_, passes_, arguments_.offers);
+    const PassRange range = passesOf(at_, arguments_.passes, arguments_.offers);
     if (range.first >= range.end) return;
     if (arguments_.offers && !useBuffers(range, syncBlock)) return;
     bool going = sendShares(range.first, 0);
@@ -66,7 +65,7 @@ class WideExchange : WideFifos {
     int first, step;  // of the peers
     int lane, lanes;  // of the team
   };
-  UNISONO_DEVICE static TeamLane teamLaneOf(const WarpTeams& teams, const DirectLane& at) {
+  UNISONO_DEVICE static TeamLane teamLaneOf(const WarpDivisor& teams, const DirectLane& at) {
     const int warps = at.lanes / kWarpSize, warp = at.lane / kWarpSize;
     const int place = teams.divide(warp), team = warp - place * teams.count;
     return {team, teams.count < warps ? teams.count : warps,
@@ -77,10 +76,9 @@ class WideExchange : WideFifos {
   // Returns whether anything is left for lines.
   template <typename SyncBlock>
   UNISONO_DEVICE bool useBuffers(const PassRange& range, SyncBlock syncBlock) {
-    const uint64_t stride = kReduces ? work_.inputStride : work_.outputStride;
-    const uint64_t share = shareOf(me_, stride);
-    const auto place = [&](uint32_t pass) {
-      const uint64_t offset = uint64_t{pass} * passWords_ * 8;
+    const uint32_t share = shareOf(me_, kReduces ? work_.inputStride : work_.outputStride);
+    const auto place = [&](uint32_t pass) -> uint64_t {
+      const uint32_t offset = pass * passWords_ * 8;
       return offset < share ? offset : share;
     };
     BufferExchange<kReduces> exchange(arguments_, at_, buffers_);
@@ -100,6 +98,8 @@ class WideExchange : WideFifos {
   }
   // Moves `bytes` bytes of the own share from `begin` on by the buffers of the peers `used`.
   UNISONO_DEVICE void moveShare(DirectPeers used, uint64_t begin, uint64_t bytes) const {
+    // A copy, because the calls below take its address: this object stays in registers.
+    const DirectLane at = at_;
     const auto me = static_cast<uint64_t>(me_);
     const uint64_t inputPlace = me * work_.inputStride + begin;
     const uint64_t outputPlace = me * work_.outputStride + begin;
@@ -107,11 +107,11 @@ class WideExchange : WideFifos {
     BufferRange range{work_.input + (kReduces ? inputPlace : begin), work_.output + outputPlace,
                       outputPlace, bytes};
     if constexpr (kReduces) {
-      reduceBuffers<R>(at_, me_, peers_, buffers_, inputPlace,
+      reduceBuffers<R>(at, me_, peers_, buffers_, inputPlace,
                        arguments_.twoShot ? used : DirectPeers{0}, work_.reduction, range);
     } else {
       if (!work_.own) range.output = nullptr;
-      copyBuffers(at_, me_, peers_, buffers_, used, range);
+      copyBuffers(at, me_, peers_, buffers_, used, range);
     }
   }
   UNISONO_DEVICE static DirectPeers without(DirectPeers all, DirectPeers some) {
@@ -124,24 +124,23 @@ class WideExchange : WideFifos {
     return static_cast<DirectPeers>(operandsFrom_ | resultsFrom_);
   }
 
-  // The part of a share that a pass moves.
+  // The part of a rank's share that a pass moves.
   struct Part {
-    uint64_t offset;  // in the share
+    uint32_t offset;  // in the share
     uint32_t bytes;
     UNISONO_DEVICE uint32_t words() const { return (bytes + 7) / 8; }
   };
   // The bytes of a rank's share. In two shots the last ones may be short.
-  UNISONO_DEVICE uint64_t shareOf(int rank, uint64_t stride) const {
-    const uint64_t begin = static_cast<uint64_t>(rank) * stride, end = arguments_.endBytes;
-    if (begin + work_.inputBytes <= end) return work_.inputBytes;
-    return begin < end ? end - begin : 0;
+  UNISONO_DEVICE uint32_t shareOf(int rank, uint64_t stride) const {
+    const uint64_t begin = static_cast<uint64_t>(rank) * stride;
+    const uint64_t left = begin < arguments_.endBytes ? arguments_.endBytes - begin : 0;
+    return left < work_.inputBytes ? static_cast<uint32_t>(left) : work_.inputBytes;
   }
   UNISONO_DEVICE Part partOf(int rank, uint64_t stride, uint32_t pass) const {
-    const uint64_t offset = uint64_t{pass} * passWords_ * 8;
-    const uint64_t share = shareOf(rank, stride);
-    const uint64_t left = offset < share ? share - offset : 0;
-    const uint64_t whole = uint64_t{passWords_} * 8;
-    return {offset, static_cast<uint32_t>(left < whole ? left : whole)};
+    const uint32_t share = shareOf(rank, stride);
+    const uint32_t whole = passWords_ * 8, offset = pass * whole;
+    const uint32_t left = offset < share ? share - offset : 0;
+    return {offset, left < whole ? left : whole};
   }
   UNISONO_DEVICE UserWords input(int rank, const Part& part) const {
     return {work_.input + static_cast<uint64_t>(rank) * work_.inputStride + part.offset, part.bytes,
@@ -167,7 +166,7 @@ class WideExchange : WideFifos {
       const UserWords from = input(rank, part);
       std::byte* to = slotTo(peer, step);
       bool hasSlot = false;
-      for (uint32_t q = 0; q * CopyFormat::passWords(team_.lanes) < part.words(); q++) {
+      for (uint32_t q = 0; CopyFormat::hasPart(q, team_.lane, team_.lanes, part.words()); q++) {
         const CopyFormat::Place place(q, team_.lane, team_.lanes);
         uint64_t word[CopyFormat::kWords] = {};
         from.load(place, word);
@@ -203,7 +202,7 @@ class WideExchange : WideFifos {
   UNISONO_DEVICE void copyOwn(uint32_t pass) const {
     const Part part = partOf(me_, work_.outputStride, pass);
     const UserWords from = input(me_, part), to = output(me_, part);
-    for (uint32_t q = 0; q * CopyFormat::passWords(at_.lanes) < part.words(); q++) {
+    for (uint32_t q = 0; CopyFormat::hasPart(q, at_.lane, at_.lanes, part.words()); q++) {
       const CopyFormat::Place place(q, at_.lane, at_.lanes);
       uint64_t word[CopyFormat::kWords] = {};
       from.load(place, word);
@@ -220,7 +219,7 @@ class WideExchange : WideFifos {
       const Part part = partOf(rank, work_.outputStride, pass);
       const UserWords to = output(rank, part);
       const std::byte* from = slotFrom(peer, step);
-      for (uint32_t q = 0; q * CopyFormat::passWords(team_.lanes) < part.words(); q++) {
+      for (uint32_t q = 0; CopyFormat::hasPart(q, team_.lane, team_.lanes, part.words()); q++) {
         const CopyFormat::Place place(q, team_.lane, team_.lanes);
         uint64_t word[CopyFormat::kWords] = {};
         if (!awaitLines(rank, from, place, part, step, word)) return false;
@@ -247,9 +246,8 @@ class WideExchange : WideFifos {
   };
   // Waits for those of `count` peers from `first` on. False after an abort.
   template <int kBatch>
-  UNISONO_DEVICE bool awaitOperands(int first, int count, ReduceFormat::Place place,
-                                    uint32_t words, uint64_t steps,
-                                    Operands<kBatch>& operands) const {
+  UNISONO_DEVICE bool awaitOperands(int first, int count, ReduceFormat::Place place, uint32_t words,
+                                    uint64_t steps, Operands<kBatch>& operands) const {
     UNISONO_UNROLL
     for (int i = 0; i < kBatch; i++) {
       if (i >= count) break;
@@ -290,7 +288,7 @@ class WideExchange : WideFifos {
     const Part part = partOf(me_, work_.inputStride, pass);
     const UserWords from = input(me_, part), to = output(me_, part);
     const uint32_t words = part.words();
-    for (uint32_t q = 0; q * Format::passWords(at_.lanes) < words; q++) {
+    for (uint32_t q = 0; Format::hasPart(q, at_.lane, at_.lanes, words); q++) {
       const Format::Place place(q, at_.lane, at_.lanes);
       uint64_t own[Format::kWords] = {};
       from.load(place, own);
@@ -335,10 +333,11 @@ class WideExchange : WideFifos {
     return true;
   }
 
-  // Tells the peers how many steps this block has taken before the pass number `done`. What it takes
-  // last the next launch tells: at the end of this one, the kernel would not end before the peers'
-  // memory has the number. Relaxed: the lanes have used what they loaded before the barrier.
+  // Tells the peers how many steps this block has taken before the pass number `done`. What it
+  // takes last the next launch tells: at the end of this one, the kernel would not end before the
+  // peers' memory has the number. Relaxed: the lanes have used what they loaded before the barrier.
   UNISONO_DEVICE void acknowledge(uint32_t done) const {
+    UNISONO_NO_UNROLL
     for (int peer = at_.lane; peer < peers_; peer += at_.lanes) {
       if (!covers(linesFrom(), peer)) continue;
       storeRelaxed(takenFrom(peer), receivedFrom(peer) + uint64_t{done} * stepsPerPass_);
@@ -347,6 +346,7 @@ class WideExchange : WideFifos {
   // By the lanes that acknowledge; the others have read the steps before the last barrier.
   UNISONO_DEVICE void advance(uint32_t done) const {
     const uint64_t steps = uint64_t{done} * stepsPerPass_;
+    UNISONO_NO_UNROLL
     for (int peer = at_.lane; peer < peers_; peer += at_.lanes) {
       noteRead(stepsOf(peer), sizeof(WideSteps));
       WideSteps after = *stepsOf(peer);
@@ -362,7 +362,7 @@ class WideExchange : WideFifos {
   DirectLane at_;
   TeamLane team_;
   PeerBuffers* buffers_;
-  uint32_t passWords_, passes_, stepsPerPass_;
+  uint32_t passWords_, stepsPerPass_;
   // With whom lines are exchanged. Results: in two shots, after operands.
   DirectPeers operandsTo_, operandsFrom_, resultsTo_, resultsFrom_;
   bool copiesOwn_;

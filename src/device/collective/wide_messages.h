@@ -62,7 +62,7 @@ class WideStream : WideFifos {
   // Calls visit(place, word) for the words of each pass of the lanes.
   template <typename Visit>
   UNISONO_DEVICE bool forEachPlace(const Pass& pass, Visit visit) const {
-    for (uint32_t q = 0; q * CopyFormat::passWords(at_.lanes) < pass.words(); q++) {
+    for (uint32_t q = 0; CopyFormat::hasPart(q, at_.lane, at_.lanes, pass.words()); q++) {
       uint64_t word[CopyFormat::kWords] = {};
       if (!visit(CopyFormat::Place(q, at_.lane, at_.lanes), word)) return false;
     }
@@ -101,9 +101,9 @@ class WideStream : WideFifos {
     });
   }
 
-  // Before each pass, tells the sender that the ones before have been taken; the last one of a launch
-  // is told by the next, as in collectives. Relaxed: the lanes have used what they loaded before the
-  // barrier.
+  // Before each pass, tells the sender that the ones before have been taken; the last one of a
+  // launch is told by the next, as in collectives. Relaxed: the lanes have used what they loaded
+  // before the barrier.
   template <typename SyncTeam>
   UNISONO_DEVICE void receive(SyncTeam syncTeam) const {
     uint64_t step = receivedFrom(peer_);
@@ -161,8 +161,12 @@ UNISONO_DEVICE void wideTeam(const Arguments& arguments, DirectLane at, int team
   const WideStreams& wide = arguments.wide;
   const int block = firstBlock + at.block;
   if (team == 0 && at.lane == 0) markStart(arguments.mark, block, 0);
-  const int index = at.block / wide.blocks * kMaxTeams + team;
-  at.block %= wide.blocks;
+  // The second block of those of the FIFOs has the streams that the first has no teams for.
+  int index = team;
+  if (at.block >= wide.blocks) {
+    at.block -= wide.blocks;
+    index += kMaxTeams;
+  }
   if (team < kMaxTeams && index < wide.streams && !stopped()) {
     const int stream = wide.stream[index];
     WideStream<Arguments>(arguments, at, stream / 2).run(stream % 2 != 0, syncTeam);

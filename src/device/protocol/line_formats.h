@@ -193,6 +193,11 @@ struct WideLinesFormat {
   UNISONO_DEVICE static uint32_t passWords(int lanes) {
     return static_cast<uint32_t>(lanes / kLineLanes) * kLines * kData;
   }
+  // Says whether the warp of a lane has a part of `words` words in a pass. One that has none must
+  // not take instruction slots from the others.
+  UNISONO_DEVICE static bool hasPart(uint32_t pass, int lane, int lanes, uint32_t words) {
+    return Place(pass, lane / kWarpSize * kWarpSize, lanes).first() < words;
+  }
 
   UNISONO_DEVICE static uint64_t flagOf(uint64_t step) { return step + 1; }
   UNISONO_DEVICE static void store(std::byte* slot, Place place, uint32_t words, uint64_t flag,
