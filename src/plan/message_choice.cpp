@@ -41,13 +41,21 @@ uint64_t mostWideBytes(const CommConfig& config) {
   return std::min(kMaxWideMessageBytes, config.wide.offerBytes - 1);
 }
 
-// The largest message over LL of a call that has messages with all peers. What a rank sends to all
-// of them shares its links, and lines of LL have twice the bytes of their data. The messages of a
-// gather may be twice as long. Measured on 2 and 4 H100 (docs/results/2026-11-27-h100x4.md).
-uint64_t mostBytesToEachPeer(const CommConfig& config, Call call) {
+// The largest message of a call that LL carries faster than LL128. What a rank sends to several
+// peers shares its links, and lines of LL have twice the bytes of their data. Measured on 2, 3 and
+// 4 H200 (docs/results/2026-11-28-wide-kernels.md).
+uint64_t mostBytesOverLl(const CommConfig& config, Call call) {
   constexpr uint64_t kMost = 256 << 10;
   const auto peers = static_cast<uint64_t>(std::max(config.ranks - 1, 1));
-  return call == Call::gather ? std::min(2 * kMost / peers, kMost) : kMost / peers;
+  if (!hasOwnLaunch(config, call)) return peers == 1 ? kMost : kMost / 2;
+  switch (call) {
+    case Call::allToAll:
+      return kMost * 3 / 4 / (peers * peers);
+    case Call::gather:
+      return std::min(kMost * 3 / 2 / peers, kMost);
+    default:
+      return kMost / peers;
+  }
 }
 
 MessageExclusion directExclusion(const CommConfig& config, Protocol protocol,
@@ -66,10 +74,9 @@ MessageExclusion directExclusion(const CommConfig& config, Protocol protocol,
   if (bytes > direct.fasterBytes(protocol)) return MessageExclusion::slower;
   const bool fits = isWide ? bytes <= mostWideBytes(config) : direct.fits(protocol, bytes);
   if (!fits) return MessageExclusion::tooLarge;
-  const bool isLong = !isWide && hasOwnLaunch(config, question.call) &&
-                      bytes > mostBytesToEachPeer(config, question.call);
+  const bool isLong = !isWide && bytes > mostBytesOverLl(config, question.call);
   return isLong && directExclusion(config, Protocol::ll128, question) == MessageExclusion::none
-             ? MessageExclusion::severalPeers
+             ? MessageExclusion::fasterByLl128
              : MessageExclusion::none;
 }
 
@@ -163,9 +170,9 @@ std::string reasonOf(const CommConfig& config, MessagePath path, const MessageQu
       return fmt::format("more than {} bytes", path == MessagePath::directLl
                                                    ? direct.shareBytes[indexOf(Protocol::ll)]
                                                    : mostWideBytes(config));
-    case MessageExclusion::severalPeers:
-      return fmt::format("more than {} bytes to each of several peers, which LL128 carries faster",
-                         mostBytesToEachPeer(config, question.call));
+    case MessageExclusion::fasterByLl128:
+      return fmt::format("more than {} bytes, which LL128 carries faster",
+                         mostBytesOverLl(config, question.call));
     case MessageExclusion::noLines:
       return "only through memory of the host or networks, and if NCCL_PROTO allows LL";
   }

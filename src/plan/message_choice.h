@@ -25,8 +25,8 @@ enum class MessageExclusion : uint8_t {
   slower,     // UNISONO_TUNING_FILE says that the next path is faster
   tooSmall,
   tooLarge,
-  severalPeers,  // all peers together get so much that LL128 is faster
-  noLines,       // the connection has no FIFO over LL
+  fasterByLl128,
+  noLines,  // the connection has no FIFO over LL
 };
 
 // A message of a call between two ranks.

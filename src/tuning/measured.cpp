@@ -248,12 +248,9 @@ double linkTraffic(Operation operation, Algorithm algorithm, int ranks) {
 }
 
 const MeasuredTable& builtinMeasurements() {
-  // CUDA graphs, float sum, one process per GPU. 2 H200: over LL, all-reduce in
-  // docs/results/2026-11-21-h200.md (256 KB from the ratio to NCCL there), and the others in
-  // 2026-11-22-direct.md; over LL128 in 2026-11-22-wide.md, and from 64 MB on in
-  // 2026-11-23-steps.md (bfloat16, the library's own choice), but all-reduce in one shot in
-  // 2026-11-22-in-place.md. 4 H100: 2026-11-27-h100x4.md, from 256 MB on bfloat16; over
-  // LL, and over LL128 up to 1 MB, 2026-11-27-small-blocks.md.
+  // CUDA graphs, float sum, one process per GPU, 2 and 4 H200:
+  // docs/results/2026-11-28-wide-kernels.md. From 256 MB on bfloat16, and by the library's own
+  // choice: 2 H200 in 2026-11-23-steps.md, 4 H100 in 2026-11-27-h100x4.md.
   struct Times {
     Operation operation;
     Algorithm algorithm;
@@ -262,33 +259,30 @@ const MeasuredTable& builtinMeasurements() {
   };
   constexpr Algorithm kDirect = Algorithm::direct, kTwoShot = Algorithm::twoShot;
   static const Times kLowLatency[] = {
-      {Operation::allReduce, kDirect, 2, {2.12, 2.40, 2.53, 2.82, 4.10}},
-      {Operation::allReduce, kDirect, 4, {2.561, 2.779, 2.992, 3.944, 7.628}},
-      {Operation::allGather, kDirect, 2, {2.64, 2.89, 3.27, 3.12, 3.59}},
-      {Operation::reduceScatter, kDirect, 2, {2.61, 2.86, 3.24, 3.08, 3.59}},
-      {Operation::broadcast, kDirect, 2, {2.28, 2.83, 2.83, 2.69, 3.06}},
-      {Operation::reduce, kDirect, 2, {2.20, 2.69, 2.69, 2.55, 3.08}},
-      {Operation::allGather, kDirect, 4, {2.685, 2.767, 3.015, 3.276, 4.328, 7.795}},
-      {Operation::reduceScatter, kDirect, 4, {2.591, 2.625, 2.792, 3.041, 4.01, 7.616}},
-      {Operation::broadcast, kDirect, 4, {2.182, 2.266, 2.314, 2.597, 5.995}},
-      {Operation::reduce, kDirect, 4, {2.013, 2.095, 2.103, 2.464, 4.462}},
+      {Operation::allReduce, kDirect, 2, {1.97, 2.15, 2.31, 2.59, 3.75}},
+      {Operation::allReduce, kDirect, 4, {2.28, 2.49, 2.76, 3.76, 7.27}},
+      {Operation::allGather, kDirect, 2, {1.94, 2.02, 2.13, 2.38, 2.95}},
+      {Operation::reduceScatter, kDirect, 2, {1.95, 2.04, 2.18, 2.40, 2.97}},
+      {Operation::broadcast, kDirect, 2, {1.57, 1.69, 1.76, 1.84, 2.52}},
+      {Operation::reduce, kDirect, 2, {1.53, 1.65, 1.73, 1.89, 2.53}},
+      {Operation::allGather, kDirect, 4, {2.41, 2.48, 2.72, 3.03, 4.03, 7.53}},
+      {Operation::reduceScatter, kDirect, 4, {2.23, 2.31, 2.53, 2.83, 3.81, 7.39}},
+      {Operation::broadcast, kDirect, 4, {1.90, 1.98, 2.04, 2.30, 5.54}},
+      {Operation::reduce, kDirect, 4, {1.68, 1.77, 1.81, 2.22, 4.49}},
   };
   static const Times kLowLatency128[] = {
-      {Operation::allReduce, kDirect, 2, {4.148, 4.534, 7.152, 19.63, 62.23, 233.6, 923.9}},
-      {Operation::allReduce, kTwoShot, 2, {5.504, 6.299, 6.922, 18.21, 57.14, 222.5, 809.3, 3186}},
-      {Operation::allGather, kDirect, 2, {3.916, 4.43, 4.994, 10.88, 32.47, 109.9, 378.9, 1479}},
-      {Operation::reduceScatter,
-       kDirect,
-       2,
-       {4.191, 4.247, 5.057, 12.59, 33.57, 122.3, 418.9, 1617}},
-      {Operation::broadcast, kDirect, 2, {3.264, 3.279, 5.364, 16.05, 54.63, 194, 734.9, 2906}},
-      {Operation::reduce, kDirect, 2, {3.656, 3.699, 5.003, 14.38, 51.96, 188.9, 738.4, 2901}},
-      {Operation::allReduce, kDirect, 4, {6.155, 6.834, 16.98, 50.57, 169.8, 636.7}},
-      {Operation::allReduce, kTwoShot, 4, {6.482, 6.956, 9.059, 23.69, 84.05, 316.4, 1343, 5082}},
-      {Operation::allGather, kDirect, 4, {3.885, 4.319, 6.011, 14.87, 45.37, 155.3, 581.9, 2278}},
-      {Operation::reduceScatter, kDirect, 4, {4.928, 5.241, 6.899, 16.56, 47.11, 171.1, 634, 2441}},
-      {Operation::broadcast, kDirect, 4, {3.324, 4.657, 12.21, 40.74, 151.8, 559, 2208, 8842}},
-      {Operation::reduce, kDirect, 4, {4.527, 4.64, 9.173, 36.34, 151.2, 557.2, 2178, 8598}},
+      {Operation::allReduce, kDirect, 2, {3.07, 3.65, 6.42, 16.45, 55.41, 212.0}},
+      {Operation::allReduce, kTwoShot, 2, {3.98, 4.34, 6.03, 15.29, 54.87, 211.6, 809.3, 3186}},
+      {Operation::allGather, kDirect, 2, {2.92, 3.25, 4.44, 9.14, 29.82, 103.0, 378.9, 1479}},
+      {Operation::reduceScatter, kDirect, 2, {2.97, 3.26, 4.52, 9.80, 30.08, 113.2, 418.9, 1617}},
+      {Operation::broadcast, kDirect, 2, {2.42, 2.49, 4.73, 15.05, 52.73, 190.3, 734.9, 2906}},
+      {Operation::reduce, kDirect, 2, {2.56, 2.61, 4.65, 13.78, 50.68, 192.6, 738.4, 2901}},
+      {Operation::allReduce, kDirect, 4, {4.36, 5.74, 14.58, 46.34, 166.4, 628.6}},
+      {Operation::allReduce, kTwoShot, 4, {4.61, 5.32, 8.19, 22.27, 83.07, 317.8, 1343, 5082}},
+      {Operation::allGather, kDirect, 4, {3.02, 3.51, 5.48, 13.56, 44.95, 155.4, 581.9, 2278}},
+      {Operation::reduceScatter, kDirect, 4, {3.46, 3.96, 5.79, 14.07, 44.48, 166.6, 634, 2441}},
+      {Operation::broadcast, kDirect, 4, {2.61, 3.86, 11.56, 40.22, 146.0, 560.5, 2208, 8842}},
+      {Operation::reduce, kDirect, 4, {3.07, 3.11, 9.13, 35.98, 150.2, 549.2, 2178, 8598}},
   };
   // Never destroyed: the process may exit while another thread makes a communicator.
   static const MeasuredTable& table = *[] {

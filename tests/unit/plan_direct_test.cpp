@@ -419,16 +419,15 @@ TEST(DirectPlan, LlCarriesShorterMessagesToSeveralPeers) {
   const auto carriesLl = [&](Call call, uint64_t bytes) {
     return carries(config, MessagePath::directLl, bytes, call);
   };
-  constexpr uint64_t kToEach = (256 << 10) / 3;
-  for (const Call call : {Call::allToAll, Call::scatter}) {
-    EXPECT_TRUE(carriesLl(call, kToEach));
-    EXPECT_FALSE(carriesLl(call, kToEach + 1));
-    EXPECT_TRUE(carries(config, MessagePath::directLl128, kToEach + 1, call));
+  constexpr uint64_t kKilo = 1 << 10;
+  for (const auto& [call, most] :
+       {std::pair(Call::allToAll, 192 * kKilo / 9), std::pair(Call::scatter, 256 * kKilo / 3),
+        std::pair(Call::gather, 128 * kKilo), std::pair(Call::send, 128 * kKilo)}) {
+    EXPECT_TRUE(carriesLl(call, most)) << static_cast<int>(call);
+    EXPECT_FALSE(carriesLl(call, most + 1)) << static_cast<int>(call);
+    EXPECT_TRUE(carries(config, MessagePath::directLl128, most + 1, call))
+        << static_cast<int>(call);
   }
-  EXPECT_TRUE(carriesLl(Call::gather, 2 * kToEach));
-  EXPECT_FALSE(carriesLl(Call::gather, 2 * kToEach + 2));
-  EXPECT_TRUE(carriesLl(Call::send, 256 << 10));
-  EXPECT_FALSE(carriesLl(Call::send, (256 << 10) + 1));
   testing::setModel(config, {.protocols = "ll"});
   EXPECT_TRUE(carriesLl(Call::allToAll, 256 << 10)) << "where LL128 is excluded";
 }

@@ -188,10 +188,10 @@ TEST_F(ExplainProgram, RunsTheCallOnSimulatedGpus) {
 }
 
 TEST_F(ExplainProgram, ExplainsMessages) {
-  const Run run = explain("alltoall --preset hgx-h200x8 -s 256K");
+  const Run run = explain("alltoall --preset hgx-h200x8 -s 16K");
   ASSERT_EQ(run.status, 0) << run.err;
-  EXPECT_THAT(run.out, HasSubstr("alltoall of 256 KiB (8192 float) by 8 ranks on 1 node"));
-  EXPECT_THAT(run.out, HasSubstr("Each message has 32 KiB."));
+  EXPECT_THAT(run.out, HasSubstr("alltoall of 16 KiB (512 float) by 8 ranks on 1 node"));
+  EXPECT_THAT(run.out, HasSubstr("Each message has 2 KiB."));
   EXPECT_THAT(run.out, HasSubstr("\nPredicted: "));
   EXPECT_THAT(run.out, HasSubstr("Messages inside a node (as from rank 0 to rank 1)"));
   EXPECT_THAT(run.out, HasSubstr("\nChoice: Direct LL, "));
@@ -201,7 +201,7 @@ TEST_F(ExplainProgram, ExplainsMessages) {
 
   const Run larger = explain("alltoall --preset hgx-h200x8 -s 512K");
   EXPECT_THAT(larger.out, HasSubstr("\nChoice: Direct LL128, "));
-  EXPECT_THAT(larger.out, HasSubstr("more than 37449 bytes to each of several peers"));
+  EXPECT_THAT(larger.out, HasSubstr("more than 4012 bytes, which LL128 carries faster"));
 
   const json nothing = explainJson("sendrecv --preset hgx-h200x8 -s 0 -b 0 -e 8");
   EXPECT_EQ(nothing["routes"][0]["candidates"][1]["reason"], "there is nothing to send");
@@ -223,14 +223,14 @@ TEST_F(ExplainProgram, ExplainsMessages) {
     next = range["last_bytes"].get<uint64_t>() + 1;
   }
   EXPECT_EQ(next, (uint64_t{1} << 30) + 1);
-  EXPECT_DOUBLE_EQ(ranges[1]["last_us"], 31.4);
+  EXPECT_DOUBLE_EQ(ranges[1]["last_us"], 28.97);
   EXPECT_DOUBLE_EQ(ranges[2]["last_us"], 2959);
 }
 
 TEST_F(ExplainProgram, PredictsMessages) {
   const json report = explainJson("sendrecv --preset hgx-h200x8 --ranks 2 -s 1M");
-  EXPECT_DOUBLE_EQ(report["predicted_us"], 7.647);
-  EXPECT_NEAR(report["gb_per_second"], 137.12, 0.01);
+  EXPECT_DOUBLE_EQ(report["predicted_us"], 6.33);
+  EXPECT_NEAR(report["gb_per_second"], 165.65, 0.01);
   EXPECT_EQ(report["bus_gb_per_second"], report["gb_per_second"]);
   for (const json& row : report["routes"][0]["candidates"]) {
     const bool known = row["path"] != "CopyEngines";

@@ -36,7 +36,7 @@ TEST(Choice, SmallAllReducesGoDirectWhereThatIsPossible) {
   ModelInput input = inputOf("hgx-h200x8", 1);
   const CostModel model = makeModel(input);
   EXPECT_EQ(namesOf(choose(model, allReduceOf(8))), "Direct LL");
-  EXPECT_EQ(namesOf(choose(model, allReduceOf(64 * kKilo))), "Direct LL");
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(16 * kKilo))), "Direct LL");
   EXPECT_EQ(namesOf(choose(model, allReduceOf(kMega))), "TwoShot LL128");
   EXPECT_EQ(namesOf(choose(model, allReduceOf(kGiga))), "Ring Simple");
   EXPECT_EQ(namesOf(choose(model, {Operation::allGather, 8})), "Direct LL");
@@ -263,13 +263,13 @@ TEST(Choice, MeasuredTimesReplaceThoseOfTheModel) {
   ModelInput input = inputOf("hgx-h200x8", 1);
   input.measured =
       replaceCurves(builtinMeasurements(), parseMeasurements("AllReduce Ring Simple 1 8 1024 1.0\n"
-                                                             "AllReduce Ring Simple 1 8 65536 64.0",
+                                                             "AllReduce Ring Simple 1 8 16384 16.0",
                                                              "file")
                                                .collectives);
   const CostModel model = makeModel(input);
   EXPECT_EQ(namesOf(choose(model, allReduceOf(kKilo))), "Ring Simple");
   EXPECT_EQ(choose(model, allReduceOf(kKilo)).timeUs, 1.0);
-  EXPECT_EQ(namesOf(choose(model, allReduceOf(64 * kKilo))), "Direct LL");
+  EXPECT_EQ(namesOf(choose(model, allReduceOf(16 * kKilo))), "Direct LL");
 }
 
 TEST(Choice, WhatIsOnlyForcedIsChosenWhereItWasMeasured) {

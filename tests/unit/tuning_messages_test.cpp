@@ -35,13 +35,13 @@ double timeOf(const MessageLink& link, MessagePath path, const MessageLoad& load
 
 TEST(MessageCost, InsideANodeTheTimesWereMeasured) {
   const MessageTime small = messageTime({}, nvlink(), MessagePath::directLl, exchange(4 * kKilo));
-  EXPECT_DOUBLE_EQ(small.us, 2.675);
+  EXPECT_DOUBLE_EQ(small.us, 2.12);
   EXPECT_TRUE(small.measured);
-  EXPECT_DOUBLE_EQ(timeOf(nvlink(), MessagePath::directLl128, exchange(kMega)), 7.647);
+  EXPECT_DOUBLE_EQ(timeOf(nvlink(), MessagePath::directLl128, exchange(kMega)), 6.33);
   EXPECT_DOUBLE_EQ(timeOf(nvlink(), MessagePath::fifoSimple, exchange(16 * kMega)), 56.13);
   // A block of each rank: 1 MiB in all.
   const MessageLoad blocks = loadOf(MessageOperation::allToAll, 2, 512 * kKilo);
-  EXPECT_DOUBLE_EQ(timeOf(nvlink(), MessagePath::directLl128, blocks), 5.556);
+  EXPECT_DOUBLE_EQ(timeOf(nvlink(), MessagePath::directLl128, blocks), 4.4);
   EXPECT_EQ(timeOf(nvlink(), MessagePath::copyEngines, blocks), 0) << "never measured";
   // Where some ranks are joined by a network, also the others send small messages over FIFOs.
   EXPECT_DOUBLE_EQ(timeOf(nvlink(), MessagePath::fifoLl, exchange(kKilo)), 3.645);
@@ -51,7 +51,7 @@ TEST(MessageCost, InsideANodeTheTimesWereMeasured) {
 
 // The paths are tried in the order of their built-in times.
 TEST(MessageCost, EachPathIsTheFastestWhereItIsTaken) {
-  for (const uint64_t bytes : {kKilo, 64 * kKilo, 256 * kKilo}) {
+  for (const uint64_t bytes : {kKilo, 64 * kKilo, 128 * kKilo}) {
     const double lines = timeOf(nvlink(), MessagePath::directLl, exchange(bytes));
     EXPECT_LT(lines, timeOf(nvlink(), MessagePath::directLl128, exchange(bytes)));
   }
@@ -173,7 +173,7 @@ TEST(MessageCost, WhatTheUserMeasuredComesFirst) {
   EXPECT_DOUBLE_EQ(at(nvlink(), MessagePath::directLl, loadOf(MessageOperation::gather, 3, 512)).us,
                    9.17)
       << "derived from what was measured here";
-  EXPECT_DOUBLE_EQ(at(nvlink(), MessagePath::directLl128, exchange(kMega)).us, 7.647);
+  EXPECT_DOUBLE_EQ(at(nvlink(), MessagePath::directLl128, exchange(kMega)).us, 6.33);
   const MessageLink port{.kind = Kind::network, .gigabytes = 48, .rankGigabytes = 48};
   const MessageLoad gather = loadOf(MessageOperation::gather, 16, 64 * kKilo, 2);
   EXPECT_DOUBLE_EQ(at(port, MessagePath::fifoSimple, gather).us, 77);
