@@ -280,7 +280,7 @@ struct WideStreams {
   uint32_t slotLines;
   int32_t blocks;  // that the messages use
   int32_t streams;
-  WarpDivisor teamWarps;        // by it
+  WarpDivisor teamWarps;        // of a team
   uint8_t stream[kMaxStreams];  // twice the peer, plus 1 if it sends
 
   constexpr int teams() const { return streams < kMaxTeams ? streams : kMaxTeams; }
