@@ -333,9 +333,9 @@ class WideExchange : WideFifos {
     return true;
   }
 
-  // Tells the peers how many steps this block has taken before the pass number `done`. What it
-  // takes last the next launch tells: at the end of this one, the kernel would not end before the
-  // peers' memory has the number. Relaxed: the lanes have used what they loaded before the barrier.
+  // Tells the peers how many steps this block has taken before the pass number `done`. The steps of
+  // the last pass are returned by the next launch, because a kernel ends only when its stores have
+  // arrived. Relaxed: the lanes have used what they loaded before the barrier.
   UNISONO_DEVICE void acknowledge(uint32_t done) const {
     UNISONO_NO_UNROLL
     for (int peer = at_.lane; peer < peers_; peer += at_.lanes) {

@@ -101,9 +101,9 @@ class WideStream : WideFifos {
     });
   }
 
-  // Before each pass, tells the sender that the ones before have been taken; the last one of a
-  // launch is told by the next, as in collectives. Relaxed: the lanes have used what they loaded
-  // before the barrier.
+  // Before each pass, tells the sender that the ones before have been taken. The last one of a
+  // launch is returned by the next launch, as in collectives. Relaxed: the lanes have
+  // used what they loaded before the barrier.
   template <typename SyncTeam>
   UNISONO_DEVICE void receive(SyncTeam syncTeam) const {
     uint64_t step = receivedFrom(peer_);
