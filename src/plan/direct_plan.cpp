@@ -148,27 +148,22 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
         tuning::partOfTwoShot(arguments.endBytes, localRanks(config));
     work.inputBytes = work.outputBytes = static_cast<uint32_t>(work.inputStride);
   }
-  const bool multiplies = work.reduces && task.reduction.reduction == device::Reduction::preMulSum;
-  const bool replaces = task.call == Call::allReduce && !arguments.twoShot;
-  // The tables of windows have the ranks of all nodes.
-  const bool hasWindows = config.nodes == nullptr;
-  // Messages have no offers: isWideMessages() limits them.
-  const int peers = consistsOfMessages(task.call) ? 1 : localRanks(config) - 1;
-  const tuning::WideUse use{peers, work.reduces, multiplies, replaces};
-  const bool offers = hasWindows && tuning::offersBuffers(config.wide, use, work.inputBytes);
-  arguments.offers = offers;
+  const bool isMessages = consistsOfMessages(task.call);
+  const tuning::WideCallShape shape = tuning::wideCallShape(
+      config.wide,
+      {.kind = isMessages ? tuning::WideKind::message
+                          : tuning::wideKindOf(operationOf(task.call), arguments.twoShot),
+       .ranks = localRanks(config),
+       .bytes = work.inputBytes,
+       .type = work.reduction.type,
+       .multiplies = task.reduction.reduction == device::Reduction::preMulSum,
+       // The tables of windows have the ranks of all nodes.
+       .hasWindows = config.nodes == nullptr});
+  arguments.offers = shape.offers;
   arguments.ownInput = task.inputWindow;
   arguments.ownOutput = task.window;
   arguments.inputIsOpen = task.inputIsOpen;
   arguments.outputIsOpen = task.outputIsOpen;
-  const int most =
-      offers ? tuning::mostBlocksInPlace(work.reduces, arguments.twoShot, work.reduction.type)
-             : device::kWideMaxBlocks;
-  const tuning::WideKind kind = arguments.twoShot                  ? tuning::WideKind::twoShot
-                                : task.call == Call::reduceScatter ? tuning::WideKind::reduceScatter
-                                                                   : tuning::WideKind::other;
-  const tuning::WideShape shape = tuning::wideShape(config.wide, kind, work.inputBytes, most);
-  launch.blocks = shape.blocks;
   arguments.rank = localRank(config);
   arguments.ranks = localRanks(config);
   arguments.blocks = config.wide.blocks;
@@ -176,10 +171,9 @@ WideLaunch wideLaunch(const CommConfig& config, const Task& task, device::Algori
   arguments.passLines = shape.passLines;
   const uint64_t lines = ceilDivide(uint64_t{work.inputBytes}, uint64_t{device::kWideLineData});
   arguments.passes = static_cast<uint32_t>(ceilDivide(lines, uint64_t{shape.passLines}));
-  const bool replacesInput = work.reduces && work.inputStride == 0;
-  const int teams = replacesInput ? 1 : arguments.ranks - 1;
-  arguments.teams = device::WarpDivisor::of(teams);
-  launch.threads = tuning::wideThreads(shape.passLines, work.reduces, teams);
+  arguments.teams = device::WarpDivisor::of(shape.teams);
+  launch.blocks = shape.blocks;
+  launch.threads = shape.threads;
   return launch;
 }
 

@@ -209,7 +209,7 @@ MessageChoice messageChoice(const CommConfig& config, const MessageQuestion& que
   if (can(MessagePath::directLl128)) {
     const tuning::WideShape shape =
         hasOwnLaunch(config, question.call)
-            ? tuning::wideShape(config.wide, tuning::WideKind::other, bytes)
+            ? tuning::wideShape(config.wide, tuning::WideKind::message, bytes)
             : wideMessageShape(config, bytes);
     return {.path = MessagePath::directLl128, .channels = shape.blocks};
   }
@@ -237,7 +237,7 @@ tuning::WideShape wideMessageShape(const CommConfig& config, uint64_t bytes) {
   const int most =
       std::clamp(2 * kMostBlocks / std::max(config.model->facts.maxRanksPerNode - 1, 1),
                  kFewestBlocks, kMostBlocks);
-  return tuning::wideShape(config.wide, tuning::WideKind::other, bytes, most);
+  return tuning::wideShape(config.wide, tuning::WideKind::message, bytes, most);
 }
 
 }  // namespace unisono::plan

@@ -19,21 +19,6 @@ using device::Operation;
 
 using tuning::kGrainBytes;
 
-Operation operationOf(Call call) {
-  switch (call) {
-    case Call::allReduce:
-      return Operation::allReduce;
-    case Call::allGather:
-      return Operation::allGather;
-    case Call::reduceScatter:
-      return Operation::reduceScatter;
-    case Call::broadcast:
-      return Operation::broadcast;
-    default:
-      return Operation::reduce;
-  }
-}
-
 // Returns a number that is proportional to the bytes that pass through each rank's ring connection,
 // with the same factor for all calls.
 uint64_t trafficOf(const CommConfig& config, const Task& task) {

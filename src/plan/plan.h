@@ -36,6 +36,21 @@ inline constexpr int kCallKinds = 10;
 constexpr bool consistsOfMessages(Call call) {
   return call >= Call::send;
 }
+// The operation of a call that does not consist of messages.
+constexpr device::Operation operationOf(Call call) {
+  switch (call) {
+    case Call::allReduce:
+      return device::Operation::allReduce;
+    case Call::allGather:
+      return device::Operation::allGather;
+    case Call::reduceScatter:
+      return device::Operation::reduceScatter;
+    case Call::broadcast:
+      return device::Operation::broadcast;
+    default:
+      return device::Operation::reduce;
+  }
+}
 
 // Windows that all ranks have registered together. A call uses the same place in each.
 struct SymmetricWindow {

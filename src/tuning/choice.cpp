@@ -224,20 +224,14 @@ DirectShape directShapeOf(const CostModel& model, const Question& question, cons
     return directShape(ceilDivide(share, uint64_t{8}), model.facts.direct.blocks);
   }
   const bool twoShot = choice.algorithm == Algorithm::twoShot;
-  const uint64_t bytes = twoShot ? partOfTwoShot(question.bytes, ranks) : share;
-  const bool reduces = !device::isCopy(question.operation);
-  const bool multiplies = reduces && question.reduction == device::Reduction::preMulSum;
-  const bool replaces = question.operation == Operation::allReduce && !twoShot;
-  const bool offers =
-      offersBuffers(model.facts.wide, {ranks - 1, reduces, multiplies, replaces}, bytes);
-  const int most =
-      offers ? mostBlocksInPlace(reduces, twoShot, question.type) : device::kWideMaxBlocks;
-  const WideKind kind = twoShot                                          ? WideKind::twoShot
-                        : question.operation == Operation::reduceScatter ? WideKind::reduceScatter
-                                                                         : WideKind::other;
-  const WideShape shape = wideShape(model.facts.wide, kind, bytes, most);
-  const bool replacesInput = replaces || question.operation == Operation::reduce;
-  return {shape.blocks, wideThreads(shape.passLines, reduces, replacesInput ? 1 : ranks - 1)};
+  const bool multiplies = question.reduction == device::Reduction::preMulSum;
+  const WideCallShape shape = wideCallShape(
+      model.facts.wide, {.kind = wideKindOf(question.operation, twoShot),
+                         .ranks = ranks,
+                         .bytes = twoShot ? partOfTwoShot(question.bytes, ranks) : share,
+                         .type = question.type,
+                         .multiplies = multiplies});
+  return {shape.blocks, shape.threads};
 }
 
 void setShape(const CostModel& model, const Question& question, Choice& choice) {

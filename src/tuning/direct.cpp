@@ -40,9 +40,17 @@ WideGeometry wideGeometry(int ranks, int mostBlocks) {
   return {std::min(mostBlocks, most), ranks <= 4 ? 2 * kRow : kRow};
 }
 
-int mostBlocksInPlace(bool reduces, bool twoShot, device::DataType type) {
-  const bool boundByLinks = !reduces || (twoShot && device::elementBytes(type) >= 2);
-  return boundByLinks ? kManyBlocks / 2 : kManyBlocks;
+WideKind wideKindOf(Operation operation, bool twoShot) {
+  switch (operation) {
+    case Operation::allReduce:
+      return twoShot ? WideKind::twoShot : WideKind::oneShot;
+    case Operation::reduceScatter:
+      return WideKind::reduceScatter;
+    case Operation::reduce:
+      return WideKind::reduce;
+    default:
+      return WideKind::copy;
+  }
 }
 
 WideShape wideShape(const WideGeometry& geometry, WideKind kind, uint64_t bytes, int mostBlocks) {
@@ -72,6 +80,14 @@ WideShape wideShape(const WideGeometry& geometry, WideKind kind, uint64_t bytes,
           static_cast<uint32_t>(passLines)};
 }
 
+namespace {
+
+bool reduces(WideKind kind) {
+  return kind != WideKind::copy && kind != WideKind::message;
+}
+
+// The threads of a block: as few as move a pass of `passLines` lines of each share at once, where
+// `teams` teams copy, or all threads reduce.
 int wideThreads(uint32_t passLines, bool reduces, int teams) {
   // Where the lines of a lane are in two pairs for copies, and in one for reductions. Blocks of 256
   // threads instead of 512 begin 0.13 us earlier (docs/results/2026-11-28-wide-kernels.md).
@@ -82,9 +98,35 @@ int wideThreads(uint32_t passLines, bool reduces, int teams) {
   return std::clamp(roundUp(lanes, kGrain), kLeast, device::kDirectMaxThreads);
 }
 
-bool offersBuffers(const WideGeometry& geometry, const WideUse& use, uint64_t bytes) {
-  if (use.multiplies || use.replaces) return false;
-  return bytes * (use.reduces ? 1 : static_cast<uint64_t>(use.peers)) >= geometry.offerBytes;
+// Messages are limited to sizes below. Only the rank that multiplies its operands knows its factor,
+// and in one shot the results of an all-reduce may take the place of operands that others need.
+bool offersBuffers(const WideGeometry& geometry, const WideCall& call) {
+  if (!call.hasWindows || (call.multiplies && reduces(call.kind))) return false;
+  if (call.kind == WideKind::message || call.kind == WideKind::oneShot) return false;
+  const auto peers = static_cast<uint64_t>(call.ranks - 1);
+  return call.bytes * (reduces(call.kind) ? 1 : peers) >= geometry.offerBytes;
+}
+
+// The most blocks of a work that begins with an exchange of buffers. Copies, and all-reduces of
+// elements of two bytes and more, are bound by the links: 32 blocks have the speed of 64, within
+// 3 %, and leave the other multiprocessors to the user (measured on 2 H200,
+// docs/results/2026-11-23-clusters.md). Other reductions take up to a fifth longer with 32.
+int mostBlocksInPlace(const WideCall& call) {
+  const bool isWideSum = call.kind == WideKind::twoShot && device::elementBytes(call.type) >= 2;
+  return !reduces(call.kind) || isWideSum ? kManyBlocks / 2 : kManyBlocks;
+}
+
+}  // namespace
+
+WideCallShape wideCallShape(const WideGeometry& geometry, const WideCall& call) {
+  const bool offers = offersBuffers(geometry, call);
+  const int most = offers ? mostBlocksInPlace(call) : device::kWideMaxBlocks;
+  const WideShape shape = wideShape(geometry, call.kind, call.bytes, most);
+  // In these an output may take the place of an input that goes to all peers.
+  const bool replacesInput = call.kind == WideKind::oneShot || call.kind == WideKind::reduce;
+  const int teams = replacesInput ? 1 : call.ranks - 1;
+  return {shape.blocks, shape.passLines, wideThreads(shape.passLines, reduces(call.kind), teams),
+          teams, offers};
 }
 
 uint64_t partOfTwoShot(uint64_t bytes, int ranks) {

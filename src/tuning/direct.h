@@ -46,8 +46,10 @@ struct WideGeometry {
 };
 WideGeometry wideGeometry(int ranks, int mostBlocks = device::kWideMaxBlocks);
 
-// What shapes differ by. `twoShot`: an all-reduce.
-enum class WideKind { reduceScatter, twoShot, other };
+// What works over LL128 differ by: messages are all-to-alls, gathers and scatters; all-reduces take
+// one shot or two.
+enum class WideKind { copy, message, oneShot, twoShot, reduceScatter, reduce };
+WideKind wideKindOf(Operation operation, bool twoShot);
 
 // The blocks of a work over LL128 whose shares have `bytes` bytes, and the lines of a share that a
 // block moves at a time.
@@ -57,25 +59,25 @@ struct WideShape {
 };
 WideShape wideShape(const WideGeometry& geometry, WideKind kind, uint64_t bytes,
                     int mostBlocks = device::kWideMaxBlocks);
-// The threads of a block: as few as move a pass of `passLines` lines of each share at once, where
-// `teams` teams (device::WideArguments) copy, or all threads reduce.
-int wideThreads(uint32_t passLines, bool reduces, int teams);
 
-// The most blocks of a work that begins with an exchange of buffers. Copies, and all-reduces in two
-// shots of elements of two bytes and more, are bound by the links: 32 blocks have the speed of 64,
-// within 3 %, and leave the other multiprocessors to the user (measured on 2 H200,
-// docs/results/2026-11-23-clusters.md). Other reductions take up to a fifth longer with 32.
-int mostBlocksInPlace(bool reduces, bool twoShot, device::DataType type);
-
-// What a work over LL128 does with its buffers. Only the rank that multiplies its operands
-// (`multiplies`) knows its factor, and in one shot the results of an all-reduce may take the place
-// of operands that others still need (`replaces`).
-struct WideUse {
-  int peers;
-  bool reduces, multiplies, replaces;
+// A work over LL128 whose shares have `bytes` bytes. `multiplies`: it multiplies its operands with
+// factors that only their ranks know. `hasWindows`: ranks can map each other's buffers.
+struct WideCall {
+  WideKind kind;
+  int ranks;
+  uint64_t bytes;
+  device::DataType type;
+  bool multiplies = false, hasWindows = true;
 };
-// Says whether a work whose shares have `bytes` bytes begins with an exchange of buffers.
-bool offersBuffers(const WideGeometry& geometry, const WideUse& use, uint64_t bytes);
+// How it is launched. `teams`: as in device::WideArguments. `offers`: it begins with an exchange of
+// buffers.
+struct WideCallShape {
+  int blocks;
+  uint32_t passLines;
+  int threads, teams;
+  bool offers;
+};
+WideCallShape wideCallShape(const WideGeometry& geometry, const WideCall& call);
 
 // The bytes of the part of an all-reduce in two shots that each of `ranks` ranks reduces. The last
 // parts may be shorter, or empty.

@@ -715,7 +715,7 @@ TEST(DirectPlan, PassesOverLl128FitSlotsAndGiveEachBlockWork) {
     const tuning::WideGeometry geometry = tuning::wideGeometry(ranks);
     EXPECT_LE(device::wideWindowBytes(ranks, geometry.blocks, geometry.slotLines), 32u << 20);
     for (uint64_t bytes = 1; bytes < uint64_t{1} << 31; bytes = 3 * bytes + 7) {
-      const auto kind = static_cast<tuning::WideKind>(bytes % 3);
+      const auto kind = static_cast<tuning::WideKind>(bytes % 6);
       const tuning::WideShape shape = tuning::wideShape(geometry, kind, bytes);
       SCOPED_TRACE(fmt::format("{} ranks, {} bytes: {} blocks", ranks, bytes, shape.blocks));
       EXPECT_LE(shape.blocks, geometry.blocks);
@@ -739,9 +739,9 @@ TEST(DirectPlan, PassesOverLl128SuitTheOperation) {
   };
   using Shape = std::pair<int, uint64_t>;
   using enum tuning::WideKind;
-  EXPECT_EQ(shapeOf(other, kMega), Shape(63, 1));
-  EXPECT_EQ(shapeOf(other, 2 * kMega), Shape(125, 1)) << "instead of two passes of 64 blocks";
-  EXPECT_EQ(shapeOf(other, 4 * kMega), Shape(64, 3)) << "too much for one pass";
+  EXPECT_EQ(shapeOf(copy, kMega), Shape(63, 1));
+  EXPECT_EQ(shapeOf(copy, 2 * kMega), Shape(125, 1)) << "instead of two passes of 64 blocks";
+  EXPECT_EQ(shapeOf(copy, 4 * kMega), Shape(64, 3)) << "too much for one pass";
   EXPECT_EQ(shapeOf(twoShot, kMega / 2), Shape(61, 1));
   EXPECT_EQ(shapeOf(twoShot, kMega), Shape(122, 1)) << "each with half of the lines";
   EXPECT_EQ(shapeOf(twoShot, 4 * kMega), Shape(64, 3));
