@@ -28,9 +28,11 @@ auto& allocations() {
 // A handle of ncclCommRegister or ncclCommWindowRegister is the address of an entry.
 struct Registration {
   ncclComm_t communicator;
-  std::shared_ptr<void> memory;
+  std::shared_ptr<void> memory;                         // of a registration
+  std::shared_ptr<const plan::SymmetricWindow> window;  // of a window
   void* buffer;
-  bool isWindow;
+
+  bool isWindow() const { return window != nullptr; }
 };
 auto& registrations() {
   static auto* set = new std::set<Registration*>;
@@ -46,7 +48,7 @@ Registration* add(Registration registration) {
 auto find(ncclComm_t comm, void* handle, bool isWindow) {
   auto entry = registrations().find(static_cast<Registration*>(handle));
   if (entry != registrations().end() && (*entry)->communicator == comm &&
-      (*entry)->isWindow == isWindow) {
+      (*entry)->isWindow() == isWindow) {
     return entry;
   }
   throw invalidUsage("{} is not a {} of this communicator", handle,
@@ -61,6 +63,35 @@ void removeRegistration(ncclComm_t comm, void* handle, bool isWindow) {
   const auto entry = find(comm, handle, isWindow);
   delete *entry;
   registrations().erase(entry);
+}
+
+// The window that a handle stands for, and its communicator.
+Registration windowOf(ncclWindow_t handle) {
+  api::checkNotNull(handle, "window");
+  const std::lock_guard lock(mutex);
+  const auto entry = registrations().find(reinterpret_cast<Registration*>(handle));
+  if (entry == registrations().end() || !(*entry)->isWindow()) {
+    throw invalidArgument("{} is not a window", static_cast<void*>(handle))
+        .remedy("Pass what ncclCommWindowRegister returned, before it is deregistered");
+  }
+  return **entry;
+}
+
+// Where this rank sees byte `offset` of a rank's buffer; null if it cannot access it.
+void* addressIn(const plan::SymmetricWindow& window, size_t offset, int rank) {
+  if (offset >= window.bytes) {
+    throw invalidArgument("offset is {}, but the window has {} bytes", offset, window.bytes)
+        .remedy("Pass an offset in the window");
+  }
+  std::byte* base = window.bases[static_cast<size_t>(rank)];
+  return base == nullptr ? nullptr : base + offset;
+}
+
+// Throws unless `rank` is one of `ranks` ranks.
+void checkRank(const char* name, int rank, int ranks) {
+  if (rank >= 0 && rank < ranks) return;
+  throw invalidArgument("{} is {}, but there are {} ranks", name, rank, ranks)
+      .remedy(fmt::format("Pass a rank from 0 to {}", ranks - 1));
 }
 
 // Flags of 2.28.9, and of versions up to 2.32 whose meaning every transfer here has: stores of
@@ -108,7 +139,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buff, size_t size, vo
     api::checkNotNull(handle, "handle");
     const auto communicator = comm::findHandle(comm)->communicator();
     api::checkBuffer(*communicator, buff, size, device::DataType::uint8, "buff");
-    *handle = add({comm, communicator->registerMemory(buff, size), buff, false});
+    *handle = add({comm, communicator->registerMemory(buff, size), nullptr, buff});
   });
 }
 
@@ -143,8 +174,8 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, nc
     }
     comm::CallGroup::current().addRegister(
         comm, buff, size, (winFlags & NCCL_WIN_COLL_SYMMETRIC) != 0,
-        [comm, buff, win](std::shared_ptr<void> memory) {
-          *win = reinterpret_cast<ncclWindow_t>(add({comm, std::move(memory), buff, true}));
+        [comm, buff, win](std::shared_ptr<const plan::SymmetricWindow> window) {
+          *win = reinterpret_cast<ncclWindow_t>(add({comm, nullptr, std::move(window), buff}));
         });
   });
 }
@@ -168,8 +199,46 @@ __attribute__((visibility("default"))) ncclResult_t ncclWinGetUserPtr(ncclComm_t
   });
 }
 
+// Declared in nccl_device.h, since 2.29. The addresses hold until the window is deregistered.
+#pragma GCC visibility push(default)
+
+// Null if this rank cannot load from and store to the memory of rank `peer`.
+ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void** outPtr) {
+  return api::guarded([&] {
+    api::checkNotNull(outPtr, "outPtr");
+    const Registration found = windowOf(window);
+    checkRank("peer", peer, comm::communicatorOf(found.communicator)->ranks());
+    *outPtr = addressIn(*found.window, offset, peer);
+  });
+}
+
+// The same for a rank of ncclTeamLsa().
+ncclResult_t ncclGetLsaDevicePointer(ncclWindow_t window, size_t offset, int lsaRank,
+                                     void** outPtr) {
+  return api::guarded([&] {
+    api::checkNotNull(outPtr, "outPtr");
+    const Registration found = windowOf(window);
+    const auto team = comm::communicatorOf(found.communicator)->loadStoreTeam();
+    checkRank("lsaRank", lsaRank, team.ranks);
+    *outPtr = addressIn(*found.window, offset, team.first + lsaRank);
+  });
+}
+
+// Null: windows have no multicast addresses.
+ncclResult_t ncclGetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void** outPtr) {
+  return api::guarded([&] {
+    api::checkNotNull(outPtr, "outPtr");
+    addressIn(*windowOf(window).window, offset, 0);
+    *outPtr = nullptr;
+  });
+}
+
+#pragma GCC visibility pop
 }  // extern "C"
 
+UNISONO_ALIAS(ncclGetLsaDevicePointer);
+UNISONO_ALIAS(ncclGetLsaMultimemDevicePointer);
+UNISONO_ALIAS(ncclGetPeerDevicePointer);
 UNISONO_ALIAS(ncclMemAlloc);
 UNISONO_ALIAS(ncclMemFree);
 UNISONO_ALIAS(ncclCommRegister);

@@ -66,8 +66,7 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t comm, Properties* props) {
     known.device = communicator->device();
     known.driverDevice =
         comm::driverDeviceOf(communicator->runtime().properties(known.device).busId, known.device);
-    // No rank gets addresses of another one's memory from this library.
-    known.loadStoreTeams = known.ranks;
+    known.loadStoreTeams = known.ranks / communicator->loadStoreTeam().ranks;
     const size_t begin = offsetof(Properties, hasDeviceApi);
     std::memset(reinterpret_cast<std::byte*>(props) + begin, 0, props->size - begin);
     // Of the larger structure's fields, in the smaller one only padding is touched.
@@ -84,6 +83,39 @@ Team ncclTeamWorld(ncclComm_t comm) {
   return team;
 }
 
+// The ranks that reach each other's windows by ncclGetLsaDevicePointer.
+Team ncclTeamLsa(ncclComm_t comm) {
+  Team team{};
+  static_cast<void>(api::guarded([&] {
+    const auto communicator = comm::communicatorOf(comm);
+    const auto reached = communicator->loadStoreTeam();
+    team = {reached.ranks, communicator->rank() - reached.first, 1};
+  }));
+  return team;
+}
+
+// The ranks that have the same place in their teams of ncclTeamLsa().
+Team ncclTeamRail(ncclComm_t comm) {
+  Team team{};
+  static_cast<void>(api::guarded([&] {
+    const auto communicator = comm::communicatorOf(comm);
+    const int each = communicator->loadStoreTeam().ranks;
+    team = {communicator->ranks() / each, communicator->rank() / each, each};
+  }));
+  return team;
+}
+
+// The rank in ncclTeamLsa() of rank `rank` of a team that this rank is in.
+int ncclTeamRankToLsa(ncclComm_t comm, Team team, int rank) {
+  int found = -1;
+  static_cast<void>(api::guarded([&] {
+    const auto communicator = comm::communicatorOf(comm);
+    const int world = communicator->rank() + (rank - team.rank) * team.stride;
+    found = world - communicator->loadStoreTeam().first;
+  }));
+  return found;
+}
+
 // The rank in the communicator of rank `rank` of a team that this rank is in.
 int ncclTeamRankToWorld(ncclComm_t comm, Team team, int rank) {
   int found = -1;
@@ -96,5 +128,8 @@ int ncclTeamRankToWorld(ncclComm_t comm, Team team, int rank) {
 }  // extern "C"
 
 UNISONO_ALIAS(ncclCommQueryProperties);
+UNISONO_ALIAS(ncclTeamLsa);
+UNISONO_ALIAS(ncclTeamRail);
+UNISONO_ALIAS(ncclTeamRankToLsa);
 UNISONO_ALIAS(ncclTeamWorld);
 UNISONO_ALIAS(ncclTeamRankToWorld);

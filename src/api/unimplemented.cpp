@@ -42,12 +42,9 @@ UNISONO_NOT_IMPLEMENTED(ncclLsaBarrierCreateRequirement);
 
 // Addresses inside a window.
 UNISONO_NOT_IMPLEMENTED(ncclGetCftDeviceLeInfo);
-UNISONO_NOT_IMPLEMENTED(ncclGetLsaDevicePointer);
-UNISONO_NOT_IMPLEMENTED(ncclGetLsaMultimemDevicePointer);
 UNISONO_NOT_IMPLEMENTED(ncclGetMultimemDeviceLeInfo);
 UNISONO_NOT_IMPLEMENTED(ncclGetMultimemDevicePointer);
 UNISONO_NOT_IMPLEMENTED(ncclGetPeerDeviceLeInfo);
-UNISONO_NOT_IMPLEMENTED(ncclGetPeerDevicePointer);
 
 // One-sided communication.
 UNISONO_NOT_IMPLEMENTED(ncclPutSignal);
@@ -91,12 +88,6 @@ ncclTeam emptyTeam(const char* function) {
   return ncclTeam{0, 0, 0};
 }
 
-// Not a rank of any team.
-int noRank(const char* function) {
-  notImplemented(function);
-  return -1;
-}
-
 }  // namespace
 
 extern "C" {
@@ -107,16 +98,6 @@ ncclTeam ncclTeamCft() {
 }
 ncclTeam ncclTeamCftMultimem() {
   return emptyTeam("ncclTeamCftMultimem");
-}
-ncclTeam ncclTeamLsa() {
-  return emptyTeam("ncclTeamLsa");
-}
-ncclTeam ncclTeamRail() {
-  return emptyTeam("ncclTeamRail");
-}
-
-int ncclTeamRankToLsa() {
-  return noRank("ncclTeamRankToLsa");
 }
 
 int ncclLLA2ACalcSlots() {
@@ -133,8 +114,5 @@ void ncclParamDumpAll() {
 
 UNISONO_ALIAS(ncclTeamCft);
 UNISONO_ALIAS(ncclTeamCftMultimem);
-UNISONO_ALIAS(ncclTeamLsa);
-UNISONO_ALIAS(ncclTeamRail);
-UNISONO_ALIAS(ncclTeamRankToLsa);
 UNISONO_ALIAS(ncclLLA2ACalcSlots);
 UNISONO_ALIAS(ncclParamDumpAll);

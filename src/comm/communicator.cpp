@@ -332,8 +332,9 @@ std::shared_ptr<void> Communicator::keepWindow(uint64_t window) {
   });
 }
 
-std::shared_ptr<void> Communicator::registerTogether(void* address, uint64_t bytes,
-                                                     bool isSymmetric) {
+std::shared_ptr<const plan::SymmetricWindow> Communicator::registerTogether(void* address,
+                                                                            uint64_t bytes,
+                                                                            bool isSymmetric) {
   const runtime::DeviceScope scope(runtime_, device_);
   const auto ended = [this] { return health_->hasFailed() || abort_->raised(); };
   const uint64_t own = windows_ == nullptr ? 0 : windows_->registerMemory(address, bytes);
@@ -352,29 +353,31 @@ std::shared_ptr<void> Communicator::registerTogether(void* address, uint64_t byt
       windows_->awaitMapped(static_cast<int>(peer), offers[peer].window, ended);
     }
   }
-  const std::shared_ptr<SymmetricMemory> symmetric = makeSymmetric(offers);
+  const std::shared_ptr<SymmetricMemory> buffers = findBuffers(offers);
+  buffers->own = std::move(memory);
+  const std::vector<uint32_t> suits = bootstrap_->allGather(uint32_t{buffers->suitsCopyEngines});
+  buffers->suitsCopyEngines = decision_->config.model->facts.reachAll &&
+                              std::ranges::all_of(suits, [](uint32_t one) { return one != 0; });
   logInfo("{}: window of {} bytes at {}, {}{}", description(), bytes, address,
           isShared ? "mapped by its peers" : "not mapped by other processes",
-          symmetric == nullptr ? "" : ", for copy engines");
-  if (symmetric == nullptr) return memory;
+          buffers->suitsCopyEngines ? ", for copy engines" : "");
+  if (!buffers->suitsCopyEngines) return {buffers, &buffers->window};
   {
     const std::lock_guard lock(symmetricMutex_);
-    symmetric_.push_back(symmetric);
+    symmetric_.push_back(buffers);
   }
-  return std::shared_ptr<void>(symmetric.get(),
-                               [memory, symmetric, weak = weak_from_this()](void*) {
-                                 if (const auto communicator = weak.lock())
-                                   communicator->dropSymmetric(symmetric);
-                               });
+  return {&buffers->window, [buffers, weak = weak_from_this()](const void*) {
+            if (const auto communicator = weak.lock()) communicator->dropSymmetric(buffers);
+          }};
 }
 
-// Returns what copies of all ranks may use, or null if any rank cannot.
-std::shared_ptr<Communicator::SymmetricMemory> Communicator::makeSymmetric(
-    const std::vector<WindowOffer>& offers) {
+// Finds where this rank sees the buffers that all ranks have registered.
+std::shared_ptr<Communicator::SymmetricMemory> Communicator::findBuffers(
+    const std::vector<WindowOffer>& offers) const {
   auto memory = std::make_shared<SymmetricMemory>();
   memory->window.bytes = offers.front().bytes;
+  memory->suitsCopyEngines = true;
   const std::vector<transport::PeerPlace>& places = *peerPlaces_;
-  bool reachesAll = true;
   for (size_t peer = 0; peer < offers.size(); peer++) {
     const WindowOffer& offer = offers[peer];
     const bool isSameProcess = places[peer].process == places[static_cast<size_t>(rank())].process;
@@ -389,11 +392,25 @@ std::shared_ptr<Communicator::SymmetricMemory> Communicator::makeSymmetric(
     }
     memory->window.bases.push_back(base);
     memory->window.bytes = std::min(memory->window.bytes, offer.bytes);
-    reachesAll = reachesAll && base != nullptr && offer.usesCopyEngines != 0;
+    if (base == nullptr || offer.usesCopyEngines == 0) memory->suitsCopyEngines = false;
   }
-  const std::vector<uint32_t> all = bootstrap_->allGather(uint32_t{reachesAll});
-  const bool canAll = std::ranges::all_of(all, [](uint32_t can) { return can != 0; });
-  return canAll && decision_->config.model->facts.reachAll ? memory : nullptr;
+  return memory;
+}
+
+Communicator::LoadStoreTeam Communicator::loadStoreTeam() const {
+  const tuning::CommFacts& facts = config_.model->facts;
+  const LoadStoreTeam alone{rank(), 1};
+  if (!settings_.zeroCopy || !facts.reachNode) return alone;
+  if (config_.nodes == nullptr) return {0, ranks()};
+  const int each = plan::localRanks(config_);
+  int expected = 0;
+  for (const std::vector<int>& node : config_.nodes->ranks) {
+    if (static_cast<int>(node.size()) != each) return alone;
+    for (const int rank : node) {
+      if (rank != expected++) return alone;
+    }
+  }
+  return {rank() - plan::localRank(config_), each};
 }
 
 // Copies may still be queued.

@@ -131,10 +131,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Lets the peers map a buffer now, not after the first call that uses it, until the returned
   // object goes. Null if peers cannot map it.
   std::shared_ptr<void> registerMemory(const void* address, uint64_t bytes);
-  // The same for a buffer of every rank: returns when the peers have mapped all that they can.
-  // `isSymmetric`: every rank uses the same place in its buffer. Collective, in the order of
-  // turns().
-  std::shared_ptr<void> registerTogether(void* address, uint64_t bytes, bool isSymmetric);
+  // The same for a buffer of every rank: returns when the peers have mapped all that they can, and
+  // where this rank sees their buffers. `isSymmetric`: every rank uses the same place in its
+  // buffer. Collective, in the order of turns().
+  std::shared_ptr<const plan::SymmetricWindow> registerTogether(void* address, uint64_t bytes,
+                                                                bool isSymmetric);
+  // The consecutive ranks that load from and store to each other's windows, this one among them:
+  // those of a node, where all nodes have equally many, or this one alone. NCCL's LSA team.
+  struct LoadStoreTeam {
+    int first, ranks;
+  };
+  LoadStoreTeam loadStoreTeam() const;
 
   // Waits until everything that this communicator launched is done, or until an abort. Work of
   // others on the device is waited for only where a graph may hold launches of ours.
@@ -210,13 +217,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   struct SymmetricMemory {
     plan::SymmetricWindow window;
     std::vector<std::shared_ptr<runtime::MappedMemory>> mapped;
+    std::shared_ptr<void> own;      // keeps the buffer of this rank registered
+    bool suitsCopyEngines = false;  // of all ranks
   };
   std::shared_ptr<void> streamBehindLaunches();
   void findWindows(std::vector<plan::Task>& calls, bool captured);
   void stageInPlace(Prepared& prepared);
   std::byte* stagingBuffer(size_t bytes, bool captured);
   void releaseAfterLaunches(std::shared_ptr<void> memory);
-  std::shared_ptr<SymmetricMemory> makeSymmetric(const std::vector<WindowOffer>& offers);
+  std::shared_ptr<SymmetricMemory> findBuffers(const std::vector<WindowOffer>& offers) const;
   void findSymmetric(std::vector<plan::Task>& calls);
   void dropSymmetric(const std::shared_ptr<SymmetricMemory>& window);
 

@@ -49,8 +49,8 @@ class CallGroup {
   // Suspends or resumes a communicator, before the calls of the group.
   void addSuspend(HandleId communicator, bool suspends);
   // Registers a buffer of each rank, before the calls of the group. `done` gets what keeps it
-  // registered, on any thread.
-  using RegisteredFunction = std::function<void(std::shared_ptr<void>)>;
+  // registered and says where the buffers are, on any thread.
+  using RegisteredFunction = std::function<void(std::shared_ptr<const plan::SymmetricWindow>)>;
   void addRegister(HandleId communicator, void* address, uint64_t bytes, bool isSymmetric,
                    RegisteredFunction done);
 

@@ -124,11 +124,12 @@ std::shared_ptr<Communicator> Handle::awaitTurn(Turns::Turn& turn) {
   return made;
 }
 
-std::shared_ptr<void> Handle::finishRegister(void* address, uint64_t bytes, bool isSymmetric,
-                                             Turns::Turn& turn) {
-  auto memory = awaitTurn(turn)->registerTogether(address, bytes, isSymmetric);
+std::shared_ptr<const plan::SymmetricWindow> Handle::finishRegister(void* address, uint64_t bytes,
+                                                                    bool isSymmetric,
+                                                                    Turns::Turn& turn) {
+  auto window = awaitTurn(turn)->registerTogether(address, bytes, isSymmetric);
   turn.end();
-  return memory;
+  return window;
 }
 
 void Handle::finishSuspend(bool suspends, Turns::Turn& turn) {

@@ -60,10 +60,10 @@ class Handle : public std::enable_shared_from_this<Handle> {
   // another error the communicator has failed.
   std::shared_ptr<Turns::Turn> beginSuspend(bool suspends);
   void finishSuspend(bool suspends, Turns::Turn& turn);
-  // ncclCommWindowRegister. `finish` returns what keeps the buffer registered; it may be null.
+  // ncclCommWindowRegister. `finish` returns what keeps the buffer registered.
   std::shared_ptr<Turns::Turn> beginRegister();
-  std::shared_ptr<void> finishRegister(void* address, uint64_t bytes, bool isSymmetric,
-                                       Turns::Turn& turn);
+  std::shared_ptr<const plan::SymmetricWindow> finishRegister(void* address, uint64_t bytes,
+                                                              bool isSymmetric, Turns::Turn& turn);
   bool isSuspended() const;
   // Launches unless the communicator has failed or was aborted: throws that error.
   void launch(Communicator::Prepared& prepared);

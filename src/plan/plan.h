@@ -54,7 +54,7 @@ constexpr device::Operation operationOf(Call call) {
 
 // Windows that all ranks have registered together. A call uses the same place in each.
 struct SymmetricWindow {
-  std::vector<std::byte*> bases;  // by rank: where this rank sees the window of that one
+  std::vector<std::byte*> bases;  // by rank: where this rank sees that one's; null: nowhere
   uint64_t bytes;                 // of the smallest one
 };
 

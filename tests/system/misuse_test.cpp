@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <climits>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -211,6 +212,67 @@ TEST_F(Misuse, Windows) {
 }
 
 // What NCCL's headers since 2.29 declare.
+extern "C" {
+ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void** outPtr);
+ncclResult_t ncclGetLsaDevicePointer(ncclWindow_t window, size_t offset, int lsaRank,
+                                     void** outPtr);
+ncclResult_t ncclGetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void** outPtr);
+}
+
+TEST_F(Misuse, AddressesInWindows) {
+  constexpr size_t kBytes = 64, kOffset = 48;
+  ncclWindow_t windows[2] = {};
+  ranks.inGroup([&](int rank) {
+    auto* buffer = rank == 0 ? mine.as() : others.as();
+    EXPECT_OK(ncclCommWindowRegister(ranks.comm(rank), buffer, kBytes, &windows[rank], 0));
+  });
+  for (const ncclWindow_t window : windows) {
+    for (int rank = 0; rank < 2; rank++) {
+      void* address = nullptr;
+      EXPECT_OK(ncclGetPeerDevicePointer(window, kOffset, rank, &address));
+      EXPECT_EQ(address, (rank == 0 ? mine : others).as() + kOffset);
+      EXPECT_OK(ncclGetLsaDevicePointer(window, kOffset, rank, &address));
+      EXPECT_EQ(address, (rank == 0 ? mine : others).as() + kOffset);
+    }
+    void* multicast = mine.as();
+    EXPECT_OK(ncclGetLsaMultimemDevicePointer(window, kOffset, &multicast));
+    EXPECT_EQ(multicast, nullptr) << "there are no such addresses";
+  }
+
+  void* untouched = mine.as();
+  EXPECT_FAILED(ncclGetPeerDevicePointer(nullptr, 0, 0, &untouched), ncclInvalidArgument,
+                "window is null");
+  EXPECT_FAILED(ncclGetPeerDevicePointer(windows[0], 0, 0, nullptr), ncclInvalidArgument,
+                "outPtr is null");
+  for (const int wrong : {-1, 2}) {
+    EXPECT_FAILED(ncclGetPeerDevicePointer(windows[0], 0, wrong, &untouched), ncclInvalidArgument,
+                  "peer is");
+    EXPECT_FAILED(ncclGetLsaDevicePointer(windows[0], 0, wrong, &untouched), ncclInvalidArgument,
+                  "lsaRank is");
+  }
+  for (const size_t wrong : {kBytes, SIZE_MAX}) {
+    EXPECT_FAILED(ncclGetPeerDevicePointer(windows[0], wrong, 1, &untouched), ncclInvalidArgument,
+                  "the window has 64 bytes");
+    EXPECT_FAILED(ncclGetLsaDevicePointer(windows[0], wrong, 1, &untouched), ncclInvalidArgument,
+                  "the window has 64 bytes");
+    EXPECT_FAILED(ncclGetLsaMultimemDevicePointer(windows[0], wrong, &untouched),
+                  ncclInvalidArgument, "the window has 64 bytes");
+  }
+  void* registration = nullptr;
+  ASSERT_OK(ncclCommRegister(ranks.comm(0), mine.as(), 16, &registration));
+  for (void* const wrong : {registration, static_cast<void*>(mine.as())}) {
+    EXPECT_FAILED(ncclGetPeerDevicePointer(reinterpret_cast<ncclWindow_t>(wrong), 0, 0, &untouched),
+                  ncclInvalidArgument, "not a window");
+  }
+  EXPECT_OK(ncclCommDeregister(ranks.comm(0), registration));
+  for (int rank = 0; rank < 2; rank++) {
+    EXPECT_OK(ncclCommWindowDeregister(ranks.comm(rank), windows[rank]));
+    EXPECT_FAILED(ncclGetPeerDevicePointer(windows[rank], 0, 0, &untouched), ncclInvalidArgument,
+                  "not a window");
+  }
+  EXPECT_EQ(untouched, mine.as());
+}
+
 struct Properties {
   size_t size;
   unsigned magic, version;
@@ -222,8 +284,13 @@ struct Team {
   int ranks, rank, stride;
 };
 extern "C" ncclResult_t ncclCommQueryProperties(ncclComm_t comm, Properties* props);
-extern "C" Team ncclTeamWorld(ncclComm_t comm);
-extern "C" int ncclTeamRankToWorld(ncclComm_t comm, Team team, int rank);
+extern "C" {
+Team ncclTeamWorld(ncclComm_t comm);
+Team ncclTeamLsa(ncclComm_t comm);
+Team ncclTeamRail(ncclComm_t comm);
+int ncclTeamRankToWorld(ncclComm_t comm, Team team, int rank);
+int ncclTeamRankToLsa(ncclComm_t comm, Team team, int rank);
+}
 
 TEST_F(Misuse, Properties) {
   Properties asked[2];
@@ -241,7 +308,7 @@ TEST_F(Misuse, Properties) {
     EXPECT_EQ(asked[0].device, ranks.device(1));
     EXPECT_FALSE(asked[0].hasDeviceApi || asked[0].hasMulticast);
     if (size >= 56) {
-      EXPECT_EQ(asked[0].fields[1], 2) << "teams that load and store";
+      EXPECT_EQ(asked[0].fields[1], 1) << "teams that load and store";
     }
     const auto* bytes = reinterpret_cast<const unsigned char*>(asked);
     for (size_t i = 56; i < sizeof(asked); i++) EXPECT_EQ(bytes[i], i < size ? 0 : 0x5a) << i;
@@ -256,6 +323,40 @@ TEST_F(Misuse, Properties) {
   EXPECT_EQ(world.stride, 1);
   EXPECT_EQ(ncclTeamRankToWorld(ranks.comm(1), world, 0), 0);
   EXPECT_EQ(ncclTeamRankToWorld(nullptr, world, 0), -1);
+}
+
+// The teams of NCCL's device API: the ranks of a node, and those in the same place on all nodes.
+void expectTeams(const Ranks& ranks, int each) {
+  for (int rank = 0; rank < ranks.size(); rank++) {
+    const ncclComm_t comm = ranks.comm(rank);
+    const Team world = ncclTeamWorld(comm), node = ncclTeamLsa(comm), rail = ncclTeamRail(comm);
+    EXPECT_EQ(node.ranks, each);
+    EXPECT_EQ(node.rank, rank % each);
+    EXPECT_EQ(node.stride, 1);
+    EXPECT_EQ(rail.ranks, ranks.size() / each);
+    EXPECT_EQ(rail.rank, rank / each);
+    EXPECT_EQ(rail.stride, each);
+    for (int i = 0; i < each; i++) {
+      EXPECT_EQ(ncclTeamRankToWorld(comm, node, i), rank / each * each + i);
+      EXPECT_EQ(ncclTeamRankToLsa(comm, node, i), i);
+      EXPECT_EQ(ncclTeamRankToLsa(comm, world, rank / each * each + i), i);
+    }
+    for (int i = 0; i < rail.ranks; i++) {
+      EXPECT_EQ(ncclTeamRankToWorld(comm, rail, i), i * each + rank % each);
+    }
+  }
+}
+
+TEST_F(Misuse, Teams) {
+  expectTeams(ranks, 2);
+  expectTeams(Ranks(2, 3), 3);
+  expectTeams(Ranks(3, 1), 1);
+  // No rank stores into memory of another one.
+  ::setenv("UNISONO_ZERO_COPY", "0", 1);
+  expectTeams(Ranks(2, 2), 1);
+  ::unsetenv("UNISONO_ZERO_COPY");
+  for (const Team team : {ncclTeamLsa(nullptr), ncclTeamRail(nullptr)}) EXPECT_EQ(team.ranks, 0);
+  EXPECT_EQ(ncclTeamRankToLsa(nullptr, Team{2, 0, 1}, 0), -1);
 }
 
 TEST_F(Misuse, Operators) {

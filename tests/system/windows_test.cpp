@@ -16,7 +16,10 @@
 // Buffers of the application that a rank of another process maps (docs/decisions/0009-windows.md).
 // What a process has mapped shows in its address space: buffers of the two have different sizes.
 // Of NCCL's header since 2.29.
-extern "C" ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** outUserPtr);
+extern "C" {
+ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** outUserPtr);
+ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void** outPtr);
+}
 
 namespace unisono::system_test {
 namespace {
@@ -394,6 +397,42 @@ TEST(Windows, OfTheApiAreMappedWhenTheCallReturns) {
   });
 }
 
+// Where byte `offset` of a rank's buffer is.
+std::byte* addressOf(ncclWindow_t window, size_t offset, int rank) {
+  void* address = nullptr;
+  check(ncclGetPeerDevicePointer(window, offset, rank, &address));
+  return static_cast<std::byte*>(address);
+}
+
+TEST(Windows, OfTheApiGiveTheAddressesOfPeers) {
+  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+    constexpr std::byte kRead[2] = {std::byte{0x11}, std::byte{0x22}};
+    constexpr std::byte kStored[2] = {std::byte{0x33}, std::byte{0x44}};
+    constexpr size_t kOffset = kPage + 8;
+    const int other = 1 - process;
+    ncclWindow_t window = nullptr;
+    {
+      const DeviceBuffer buffer(process, bytesOf(process));
+      buffer.as()[kOffset] = kRead[process];
+      check(ncclCommWindowRegister(exchanger.comm(), buffer.as(), buffer.bytes(), &window, 0));
+      EXPECT_EQ(addressOf(window, kOffset, process), buffer.as() + kOffset);
+      std::byte* const there = addressOf(window, kOffset, other);
+      ASSERT_NE(there, nullptr);
+      meeting.wait(process);
+      EXPECT_EQ(*there, kRead[other]);
+      there[1] = kStored[process];
+      meeting.wait(process);
+      EXPECT_EQ(buffer.as()[kOffset + 1], kStored[other]);
+      meeting.wait(process);
+    }
+    // The address holds even if the peer has freed its buffer too early.
+    std::this_thread::sleep_for(500ms);
+    EXPECT_EQ(*addressOf(window, kOffset, other), kRead[other]);
+    check(ncclCommWindowDeregister(exchanger.comm(), window));
+    EXPECT_TRUE(waitForMappings(bytesOf(other), 0));
+  });
+}
+
 TEST(Windows, OfTheApiWorkWhereNothingIsMapped) {
   for (const char* bytes : {"0", "1000000"}) {
     inTwoProcesses(
@@ -405,6 +444,8 @@ TEST(Windows, OfTheApiWorkWhereNothingIsMapped) {
           EXPECT_EQ(mappingsOf(bytesOf(1 - process)), 0);
           for (int i = 0; i < 2; i++) {
             exchanger.exchange(into[i]);
+            EXPECT_EQ(addressOf(windows[i], 0, process), into[i].as());
+            EXPECT_EQ(addressOf(windows[i], 0, 1 - process), nullptr);
             check(ncclCommWindowDeregister(exchanger.comm(), windows[i]));
           }
         },

@@ -47,13 +47,7 @@ WITH_TWIN(ncclResult_t, ncclGinOutboxCreateRequirement, int, int, void*, void*);
 WITH_TWIN(ncclResult_t, ncclLLA2ACreateRequirement, int, int, void*, void*);
 WITH_TWIN(ncclResult_t, ncclLsaBarrierCreateRequirement, Team, int, void*, void*);
 WITH_TWIN(int, ncclLLA2ACalcSlots, int, int);
-WITH_TWIN(Team, ncclTeamLsa, ncclComm_t);
-WITH_TWIN(Team, ncclTeamRail, ncclComm_t);
-WITH_TWIN(int, ncclTeamRankToLsa, ncclComm_t, Team, int);
-WITH_TWIN(ncclResult_t, ncclGetLsaDevicePointer, ncclWindow_t, size_t, int, void**);
-WITH_TWIN(ncclResult_t, ncclGetLsaMultimemDevicePointer, ncclWindow_t, size_t, void**);
 WITH_TWIN(ncclResult_t, ncclGetMultimemDevicePointer, ncclWindow_t, size_t, MultimemHandle, void**);
-WITH_TWIN(ncclResult_t, ncclGetPeerDevicePointer, ncclWindow_t, size_t, int, void**);
 WITH_TWIN(ncclResult_t, ncclPutSignal, const void*, size_t, ncclDataType_t, int, ncclWindow_t,
           size_t, int, int, unsigned, ncclComm_t, cudaStream_t);
 WITH_TWIN(ncclResult_t, ncclSignal, int, int, int, unsigned, ncclComm_t, cudaStream_t);
@@ -132,11 +126,8 @@ TEST_F(ApiUnimplemented, Windows) {
   EXPECT_NOT_IMPLEMENTED(ncclGetCftDeviceLeInfo, nullptr, 8, 1, team, out<void>(), out<size_t>());
   EXPECT_NOT_IMPLEMENTED(ncclGetMultimemDeviceLeInfo, nullptr, 8, out<void>(), out<size_t>());
   EXPECT_NOT_IMPLEMENTED(ncclGetPeerDeviceLeInfo, nullptr, 8, 1, out<void>(), out<size_t>());
-  EXPECT_NOT_IMPLEMENTED(ncclGetLsaDevicePointer, nullptr, 8, 1, out<void*>());
-  EXPECT_NOT_IMPLEMENTED(ncclGetLsaMultimemDevicePointer, nullptr, 8, out<void*>());
   EXPECT_NOT_IMPLEMENTED(ncclGetMultimemDevicePointer, nullptr, 8, MultimemHandle{nullptr},
                          out<void*>());
-  EXPECT_NOT_IMPLEMENTED(ncclGetPeerDevicePointer, nullptr, 8, 1, out<void*>());
 }
 
 TEST_F(ApiUnimplemented, CollectivesWithAConfiguration) {
@@ -195,29 +186,20 @@ TEST_F(ApiUnimplemented, Parameters) {
 
 // The functions without a status report all the same, and give what no working call gives.
 TEST_F(ApiUnimplemented, ThoseWithoutAStatus) {
-  const Team team = {8, 3, 1};
-  for (auto function : {ncclTeamLsa, ncclTeamRail, pncclTeamLsa, pncclTeamRail}) {
-    const Team empty = function(nullptr);
+  for (const Team empty : {ncclTeamCft(nullptr, 0), pncclTeamCft(nullptr, 0),
+                           ncclTeamCftMultimem(nullptr), pncclTeamCftMultimem(nullptr)}) {
     EXPECT_EQ(empty.nRanks, 0);
     EXPECT_EQ(empty.rank, 0);
     EXPECT_EQ(empty.stride, 0);
   }
-  for (const Team empty : {ncclTeamCft(nullptr, 0), pncclTeamCft(nullptr, 0),
-                           ncclTeamCftMultimem(nullptr), pncclTeamCftMultimem(nullptr)}) {
-    EXPECT_EQ(empty.nRanks, 0);
-  }
-  EXPECT_EQ(ncclTeamRankToLsa(nullptr, team, 5), -1);
-  EXPECT_EQ(pncclTeamRankToLsa(nullptr, team, 5), -1);
   EXPECT_EQ(ncclLLA2ACalcSlots(64, 8), 0);
   EXPECT_EQ(pncclLLA2ACalcSlots(64, 8), 0);
   ncclParamDumpAll();
   pncclParamDumpAll();
-  EXPECT_EQ(reported,
-            (std::vector<std::string>{
-                "ncclTeamLsa", "ncclTeamRail", "ncclTeamLsa", "ncclTeamRail", "ncclTeamCft",
-                "ncclTeamCft", "ncclTeamCftMultimem", "ncclTeamCftMultimem", "ncclTeamRankToLsa",
-                "ncclTeamRankToLsa", "ncclLLA2ACalcSlots", "ncclLLA2ACalcSlots", "ncclParamDumpAll",
-                "ncclParamDumpAll"}));
+  EXPECT_EQ(reported, (std::vector<std::string>{"ncclTeamCft", "ncclTeamCft", "ncclTeamCftMultimem",
+                                                "ncclTeamCftMultimem", "ncclLLA2ACalcSlots",
+                                                "ncclLLA2ACalcSlots", "ncclParamDumpAll",
+                                                "ncclParamDumpAll"}));
 }
 
 }  // namespace
