@@ -87,13 +87,6 @@ void* addressIn(const plan::SymmetricWindow& window, size_t offset, int rank) {
   return base == nullptr ? nullptr : base + offset;
 }
 
-// Throws unless `rank` is one of `ranks` ranks.
-void checkRank(const char* name, int rank, int ranks) {
-  if (rank >= 0 && rank < ranks) return;
-  throw invalidArgument("{} is {}, but there are {} ranks", name, rank, ranks)
-      .remedy(fmt::format("Pass a rank from 0 to {}", ranks - 1));
-}
-
 // Flags of 2.28.9, and of versions up to 2.32 whose meaning every transfer here has: stores of
 // one-sided operations would be ordered.
 constexpr int kStrictOrdering = 0x02;
@@ -187,9 +180,9 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
 }
 
 // Declared in nccl_device.h, since 2.29.
-__attribute__((visibility("default"))) ncclResult_t ncclWinGetUserPtr(ncclComm_t comm,
-                                                                      ncclWindow_t win,
-                                                                      void** outUserPtr) {
+#pragma GCC visibility push(default)
+
+ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** outUserPtr) {
   return api::guarded([&] {
     api::checkNotNull(outUserPtr, "outUserPtr");
     api::checkNotNull(win, "win");
@@ -199,15 +192,13 @@ __attribute__((visibility("default"))) ncclResult_t ncclWinGetUserPtr(ncclComm_t
   });
 }
 
-// Declared in nccl_device.h, since 2.29. The addresses hold until the window is deregistered.
-#pragma GCC visibility push(default)
-
-// Null if this rank cannot load from and store to the memory of rank `peer`.
+// Null if this rank cannot load from and store to the memory of rank `peer`. The address holds
+// until the window is deregistered or the communicator ends.
 ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void** outPtr) {
   return api::guarded([&] {
     api::checkNotNull(outPtr, "outPtr");
     const Registration found = windowOf(window);
-    checkRank("peer", peer, comm::communicatorOf(found.communicator)->ranks());
+    api::checkRank(*comm::communicatorOf(found.communicator), peer, "peer");
     *outPtr = addressIn(*found.window, offset, peer);
   });
 }
@@ -219,7 +210,10 @@ ncclResult_t ncclGetLsaDevicePointer(ncclWindow_t window, size_t offset, int lsa
     api::checkNotNull(outPtr, "outPtr");
     const Registration found = windowOf(window);
     const auto team = comm::communicatorOf(found.communicator)->loadStoreTeam();
-    checkRank("lsaRank", lsaRank, team.ranks);
+    if (lsaRank < 0 || lsaRank >= team.ranks) {
+      throw invalidArgument("lsaRank is {}, but ncclTeamLsa has {} ranks", lsaRank, team.ranks)
+          .remedy(fmt::format("Pass a rank from 0 to {}", team.ranks - 1));
+    }
     *outPtr = addressIn(*found.window, offset, team.first + lsaRank);
   });
 }

@@ -43,6 +43,19 @@ struct Team {
 };
 static_assert(sizeof(Team) == 12, "two registers in both calling conventions");
 
+int worldRankOf(const comm::Communicator& communicator, const Team& team, int rank) {
+  return communicator.rank() + (rank - team.rank) * team.stride;
+}
+
+// For functions without a status: what `find` returns for a communicator, or after an error, which
+// ncclGetLastError tells, `otherwise`.
+template <typename Value, typename Find>
+Value findFor(ncclComm_t comm, Value otherwise, Find find) {
+  Value found = otherwise;
+  static_cast<void>(api::guarded([&] { found = find(*comm::communicatorOf(comm)); }));
+  return found;
+}
+
 }  // namespace
 
 extern "C" {
@@ -75,53 +88,39 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t comm, Properties* props) {
 }
 
 Team ncclTeamWorld(ncclComm_t comm) {
-  Team team{};
-  static_cast<void>(api::guarded([&] {
-    const auto communicator = comm::communicatorOf(comm);
-    team = {communicator->ranks(), communicator->rank(), 1};
-  }));
-  return team;
+  return findFor(comm, Team{}, [](const comm::Communicator& communicator) {
+    return Team{communicator.ranks(), communicator.rank(), 1};
+  });
 }
 
 // The ranks that reach each other's windows by ncclGetLsaDevicePointer.
 Team ncclTeamLsa(ncclComm_t comm) {
-  Team team{};
-  static_cast<void>(api::guarded([&] {
-    const auto communicator = comm::communicatorOf(comm);
-    const auto reached = communicator->loadStoreTeam();
-    team = {reached.ranks, communicator->rank() - reached.first, 1};
-  }));
-  return team;
+  return findFor(comm, Team{}, [](const comm::Communicator& communicator) {
+    const auto team = communicator.loadStoreTeam();
+    return Team{team.ranks, communicator.rank() - team.first, 1};
+  });
 }
 
 // The ranks that have the same place in their teams of ncclTeamLsa().
 Team ncclTeamRail(ncclComm_t comm) {
-  Team team{};
-  static_cast<void>(api::guarded([&] {
-    const auto communicator = comm::communicatorOf(comm);
-    const int each = communicator->loadStoreTeam().ranks;
-    team = {communicator->ranks() / each, communicator->rank() / each, each};
-  }));
-  return team;
+  return findFor(comm, Team{}, [](const comm::Communicator& communicator) {
+    const int each = communicator.loadStoreTeam().ranks;
+    return Team{communicator.ranks() / each, communicator.rank() / each, each};
+  });
 }
 
 // The rank in ncclTeamLsa() of rank `rank` of a team that this rank is in.
 int ncclTeamRankToLsa(ncclComm_t comm, Team team, int rank) {
-  int found = -1;
-  static_cast<void>(api::guarded([&] {
-    const auto communicator = comm::communicatorOf(comm);
-    const int world = communicator->rank() + (rank - team.rank) * team.stride;
-    found = world - communicator->loadStoreTeam().first;
-  }));
-  return found;
+  return findFor(comm, -1, [&](const comm::Communicator& communicator) {
+    return worldRankOf(communicator, team, rank) - communicator.loadStoreTeam().first;
+  });
 }
 
 // The rank in the communicator of rank `rank` of a team that this rank is in.
 int ncclTeamRankToWorld(ncclComm_t comm, Team team, int rank) {
-  int found = -1;
-  static_cast<void>(api::guarded(
-      [&] { found = comm::communicatorOf(comm)->rank() + (rank - team.rank) * team.stride; }));
-  return found;
+  return findFor(comm, -1, [&](const comm::Communicator& communicator) {
+    return worldRankOf(communicator, team, rank);
+  });
 }
 
 #pragma GCC visibility pop

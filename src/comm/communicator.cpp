@@ -361,13 +361,17 @@ std::shared_ptr<const plan::SymmetricWindow> Communicator::registerTogether(void
   logInfo("{}: window of {} bytes at {}, {}{}", description(), bytes, address,
           isShared ? "mapped by its peers" : "not mapped by other processes",
           buffers->suitsCopyEngines ? ", for copy engines" : "");
-  if (!buffers->suitsCopyEngines) return {buffers, &buffers->window};
   {
     const std::lock_guard lock(symmetricMutex_);
     symmetric_.push_back(buffers);
   }
-  return {&buffers->window, [buffers, weak = weak_from_this()](const void*) {
-            if (const auto communicator = weak.lock()) communicator->dropSymmetric(buffers);
+  // The mappings end with the communicator even if the window is never deregistered, but copies of
+  // copy engines that were queued before an abort may still run.
+  return {new plan::SymmetricWindow(buffers->window),
+          [kept = buffers->suitsCopyEngines ? buffers : nullptr, buffers = std::weak_ptr(buffers),
+           weak = weak_from_this()](const plan::SymmetricWindow* window) {
+            delete window;
+            if (const auto communicator = weak.lock()) communicator->dropSymmetric(buffers.lock());
           }};
 }
 
@@ -413,13 +417,13 @@ Communicator::LoadStoreTeam Communicator::loadStoreTeam() const {
   return {rank() - plan::localRank(config_), each};
 }
 
-// Copies may still be queued.
 void Communicator::dropSymmetric(const std::shared_ptr<SymmetricMemory>& window) {
   {
     const std::lock_guard lock(symmetricMutex_);
     std::erase(symmetric_, window);
   }
-  releaseAfterLaunches(window);
+  window->own.reset();
+  if (window->suitsCopyEngines) releaseAfterLaunches(window);  // copies may still be queued
 }
 
 void Communicator::finish() {

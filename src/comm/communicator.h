@@ -252,7 +252,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<memory::Windows> windows_;              // null if no peer can use any
   std::unique_ptr<runtime::ParallelCopies> copyEngines_;  // null: they may not be used
   std::mutex symmetricMutex_;
-  std::vector<std::shared_ptr<SymmetricMemory>> symmetric_;
+  std::vector<std::shared_ptr<SymmetricMemory>> symmetric_;  // all windows of this communicator
   std::unique_ptr<memory::MappingCache> mappings_;
   std::unique_ptr<runtime::Event> lastLaunch_;  // recorded after it: its stream may be gone by now
   std::atomic<bool> captures_{false};           // captured_ for other threads

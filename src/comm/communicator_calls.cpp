@@ -58,6 +58,7 @@ void Communicator::findSymmetric(std::vector<plan::Task>& calls) {
     const uint64_t bytes =
         call.count * static_cast<uint64_t>(ranks()) * device::elementBytes(call.reduction.type);
     for (const auto& memory : symmetric_) {
+      if (!memory->suitsCopyEngines) continue;
       const plan::SymmetricWindow& window = memory->window;
       const uint64_t offset = reinterpret_cast<uint64_t>(call.output) -
                               reinterpret_cast<uint64_t>(window.bases[static_cast<size_t>(rank())]);

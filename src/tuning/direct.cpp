@@ -112,8 +112,9 @@ bool offersBuffers(const WideGeometry& geometry, const WideCall& call) {
 // 3 %, and leave the other multiprocessors to the user (measured on 2 H200,
 // docs/results/2026-11-23-clusters.md). Other reductions take up to a fifth longer with 32.
 int mostBlocksInPlace(const WideCall& call) {
-  const bool isWideSum = call.kind == WideKind::twoShot && device::elementBytes(call.type) >= 2;
-  return !reduces(call.kind) || isWideSum ? kManyBlocks / 2 : kManyBlocks;
+  const bool boundByLinks = !reduces(call.kind) || (call.kind == WideKind::twoShot &&
+                                                    device::elementBytes(call.type) >= 2);
+  return boundByLinks ? kManyBlocks / 2 : kManyBlocks;
 }
 
 }  // namespace

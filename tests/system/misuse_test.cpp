@@ -246,7 +246,7 @@ TEST_F(Misuse, AddressesInWindows) {
                 "outPtr is null");
   for (const int wrong : {-1, 2}) {
     EXPECT_FAILED(ncclGetPeerDevicePointer(windows[0], 0, wrong, &untouched), ncclInvalidArgument,
-                  "peer is");
+                  "peer must be");
     EXPECT_FAILED(ncclGetLsaDevicePointer(windows[0], 0, wrong, &untouched), ncclInvalidArgument,
                   "lsaRank is");
   }

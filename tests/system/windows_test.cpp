@@ -433,6 +433,22 @@ TEST(Windows, OfTheApiGiveTheAddressesOfPeers) {
   });
 }
 
+TEST(Windows, OfTheApiAreUnmappedWithTheirCommunicator) {
+  inTwoProcesses([](int process, Exchanger& exchanger, const Meeting& meeting) {
+    const DeviceBuffer buffer(process, bytesOf(process));
+    ncclWindow_t window = nullptr;
+    check(ncclCommWindowRegister(exchanger.comm(), buffer.as(), buffer.bytes(), &window, 0));
+    EXPECT_NE(addressOf(window, 0, 1 - process), nullptr);
+    exchanger.exchange(buffer);
+    meeting.wait(process);
+    exchanger.destroy();
+    EXPECT_TRUE(waitForMappings(bytesOf(1 - process), 0)) << "nobody has deregistered the window";
+    void* untouched = buffer.as();
+    EXPECT_NE(ncclGetPeerDevicePointer(window, 0, 1 - process, &untouched), ncclSuccess);
+    EXPECT_EQ(untouched, buffer.as());
+  });
+}
+
 TEST(Windows, OfTheApiWorkWhereNothingIsMapped) {
   for (const char* bytes : {"0", "1000000"}) {
     inTwoProcesses(
