@@ -38,6 +38,10 @@ struct Defaults {
 constexpr Defaults kCuda{24, 64 << 10, 64};
 constexpr Defaults kHost{2, 8 << 10, 128};
 
+// The search finds 4 channels through the host bridges of 2 H200, which take 1.2 to 1.35 times as
+// long for all-reduces of 2 to 8 MB (docs/results/2026-11-28-host-memory.md).
+constexpr int kHostMemoryChannels = 8;
+
 constexpr uint32_t kSlicesPerChunk = 2;
 constexpr auto kSmaller = [](int64_t a, int64_t b) { return std::min(a, b); };
 constexpr auto kLarger = [](int64_t a, int64_t b) { return std::max(a, b); };
@@ -312,9 +316,16 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   const int64_t most = settingOf(ranks, &RankFacts::maxChannels, kSmaller);
   const int64_t blocks = residentBlocks(ranks);
   const int64_t resident = std::min<int64_t>(blocks, topology::kMostChannels);
+  uint32_t transports = 0;
+  for (const RankFacts& facts : ranks) transports |= facts.reach.transports;
+  const auto isUsed = [transports](TransportKind kind) {
+    return (transports >> static_cast<int>(kind) & 1) != 0;
+  };
+  const bool network = usesNetwork(ranks) || isUsed(TransportKind::network);
   // The machine tells how many channels fill its links. Without links (one rank, simulated
   // devices) it is what one device can use.
   topology::JoinSettings bounds{1, topology::kMostChannels};
+  if (isUsed(TransportKind::hostMemory) && !network) bounds.minChannels = kHostMemoryChannels;
   if (!cuda || ranks.size() == 1) bounds = {defaults.channels, defaults.channels};
   const auto bounded = [&](int channels) {
     int64_t result = std::max<int64_t>(channels, least);
@@ -335,11 +346,9 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
   input.facts = tuning::factsOf(decision.joined);
   tuning::Allowed allowed = ranks.front().allowed;
   bool allReach = true, multicast = true, collnet = true;
-  uint32_t transports = 0;
   for (const RankFacts& facts : ranks) {
     allowed = tuning::intersect(allowed, facts.allowed);
     allReach = allReach && facts.reach.peers != 0;
-    transports |= facts.reach.transports;
     multicast = multicast && facts.multicast != 0;
     const CollNetFacts& own = facts.collnet;
     collnet = collnet && own.nodes != 0 && own.plugin.front() != '\0' &&
@@ -368,10 +377,7 @@ Decision decide(const std::vector<RankFacts>& ranks, const std::vector<topology:
       input.facts.reachNode ? tuning::directLineBits(input.facts.maxRanksPerNode) : 0;
   decision.nodes = decision.joined.nodes();
   config.nodes = plan::nodeRanksOf(decision.joined);
-  const auto isUsed = [transports](TransportKind kind) {
-    return (transports >> static_cast<int>(kind) & 1) != 0;
-  };
-  input.facts.network = usesNetwork(ranks) || isUsed(TransportKind::network);
+  input.facts.network = network;
   input.facts.sockets = ranks.front().networkName.data() == std::string_view("Socket");
   input.facts.slotsOfHost = isUsed(TransportKind::hostMemory);
   decision.graphs.multicast = multicastGraphOf(decision.joined);

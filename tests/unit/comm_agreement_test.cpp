@@ -468,6 +468,17 @@ TEST(Decision, MachinesTellHowManyChannelsThereAre) {
   asked[5].maxChannels = 1;
   EXPECT_EQ(channels(asked, 12, false), 1);
   EXPECT_EQ(channels(asked, 12, true), 1);
+
+  auto apart = factsOf(8);
+  apart[2].reach.transports = 1u << static_cast<int>(transport::TransportKind::hostMemory);
+  EXPECT_EQ(channels(apart, 2, true), 8) << "host memory needs more than the search finds";
+  EXPECT_EQ(channels(apart, 6, true), 12);
+  EXPECT_EQ(channels(apart, 2, false), 2);
+  apart[4].maxChannels = 3;
+  EXPECT_EQ(channels(apart, 2, true), 3);
+  apart = factsOf(8);
+  apart[2].reach.transports = 1u << static_cast<int>(transport::TransportKind::network);
+  EXPECT_EQ(channels(apart, 2, true), 4);
 }
 
 // The limits below which a part of the machine is left unused or a buffer is not offered.
