@@ -218,6 +218,9 @@ constexpr Row kRows[] = {
     {"UNISONO_EARLY_LAUNCH", Flag{&S::earlyLaunch}, "1",
      "1: kernels are launched while those before them in the stream end (programmatic dependent "
      "launch), on GPUs of compute capability 9.0 and more; 0: after them"},
+    {"NCCL_MEM_SYNC_DOMAIN", Flag{&S::inRemoteDomain}, "1",
+     "1: kernels run in CUDA's remote memory synchronization domain, so that memory fences of "
+     "other kernels do not wait for their stores, nor the reverse; 0: in the default domain"},
     {"NCCL_MIN_P2P_NCHANNELS", Number{&S::minPeerChannels, 1, kMaxChannels, OutOfRange::clamp},
      "automatic",
      "minimum number of channels that send and receive use for all peers together; rounded up to a "

@@ -78,6 +78,7 @@ struct Settings {
   int64_t maxCtas = 0;           // NCCL_MAX_CTAS; 0: as the ncclConfig_t says
   int64_t clusterBlocks = -1;    // NCCL_CGA_CLUSTER_SIZE; -1: as the ncclConfig_t says
   bool earlyLaunch = true;       // UNISONO_EARLY_LAUNCH
+  bool inRemoteDomain = true;    // NCCL_MEM_SYNC_DOMAIN
   int64_t minPeerChannels = 0;   // NCCL_MIN_P2P_NCHANNELS; 0: automatic
   int64_t maxPeerChannels = 0;   // NCCL_MAX_P2P_NCHANNELS; 0: automatic
   int64_t netPeerChannels = 0;   // NCCL_NCHANNELS_PER_NET_PEER; 0: as the ncclConfig_t says

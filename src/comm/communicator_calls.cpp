@@ -292,6 +292,7 @@ transport::LaunchContext Communicator::launchContext() const {
           {},
           clusterBlocks_,
           settings_.earlyLaunch,
+          settings_.inRemoteDomain,
           copyEngines_.get()};
 }
 

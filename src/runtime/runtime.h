@@ -200,6 +200,9 @@ struct LaunchShape {
   // compute capability 9.0 or more, and may then be launched while they end (programmatic dependent
   // launch).
   bool startsEarly = false;
+  // CUDA: in the remote memory synchronization domain. Fences wait for stores of their own domain
+  // only.
+  bool inRemoteDomain = false;
   int groupsPerBlock = 1;  // host: tasks of each block, each may wait on other ranks
   size_t argumentBytes = 0;
   size_t sharedBytes = 0;  // host: block-shared storage (CUDA kernels declare theirs)

@@ -130,6 +130,7 @@ int enqueue(runtime::Runtime& runtime, const LaunchContext& context, KernelLaunc
   Prepared prepared = prepare(context, launch);
   prepared.shape.clusterBlocks = context.clusterBlocks;
   prepared.shape.startsEarly = context.startsEarly;
+  prepared.shape.inRemoteDomain = context.inRemoteDomain;
   runtime.launch(prepared.kernel, prepared.shape, prepared.arguments, stream);
   return prepared.marks != 0 ? prepared.marks
                              : prepared.shape.blocks * prepared.shape.groupsPerBlock;

@@ -20,6 +20,7 @@ struct LaunchContext {
   device::LaunchMark mark{};
   int clusterBlocks = 1;                      // most blocks of a cluster
   bool startsEarly = false;                   // kernels, while those before them end
+  bool inRemoteDomain = false;                // kernels, see runtime::LaunchShape
   runtime::ParallelCopies* copies = nullptr;  // null: no launch copies
 };
 

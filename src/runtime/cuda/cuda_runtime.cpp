@@ -274,7 +274,7 @@ void CudaRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const v
   config.blockDimX = static_cast<unsigned>(shape.threadsPerBlock);
   config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
   config.hStream = cudaStream(stream);
-  CUlaunchAttribute attributes[3];
+  CUlaunchAttribute attributes[4];
   config.attrs = attributes;
   const auto addAttribute = [&](CUlaunchAttributeID id) -> CUlaunchAttributeValue& {
     attributes[config.numAttrs].id = id;
@@ -291,6 +291,10 @@ void CudaRuntime::launch(const Kernel& kernel, const LaunchShape& shape, const v
   if (shape.startsEarly && function.awaitsEarlierKernels) {
     addAttribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
         .programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.inRemoteDomain) {
+    addAttribute(CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN).memSyncDomain =
+        CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE;
   }
   void* parameters[1] = {const_cast<void*>(arguments)};
   const CUresult result = driver().launchKernel(&config, function.handle, parameters, nullptr);
