@@ -23,6 +23,10 @@ constexpr int kCallsPerBatch = 8;
 // Long rings multiply the rounding errors of 8-bit floating-point types: what is not a ring wins.
 constexpr int kMaxExactRing = 8;
 constexpr double kLossy = 1024;
+// Rings over Simple sum one-byte types more slowly than they send them: a reduce of 1 GB takes 3052
+// us on 2 H200, and 2890 us in bfloat16 (docs/results/2026-11-28-host-memory.md).
+constexpr double kOneByteReduce = 1.05;
+constexpr uint64_t kLeastOneByteReduce = 8 << 20;
 
 // By log2(bytes / 64): the part of its bandwidth that a tree reaches.
 constexpr double kTreeCorrection[device::kNcclProtocols][24] = {
@@ -129,9 +133,12 @@ double timeOf(const CostModel& model, const Question& question, Algorithm algori
   const double time = estimate.measured.empty()
                           ? modelTime(model, question, algorithm, protocol, estimate)
                           : measuredTime(estimate.measured, question.bytes);
-  const bool lossy =
-      algorithm == Algorithm::ring && isFloat8(question.type) && model.facts.ranks > kMaxExactRing;
-  return lossy ? time * kLossy : time;
+  if (algorithm != Algorithm::ring) return time;
+  if (isFloat8(question.type) && model.facts.ranks > kMaxExactRing) return time * kLossy;
+  const bool isSlower = question.operation == Operation::reduce && protocol == Protocol::simple &&
+                        device::elementBytes(question.type) == 1 &&
+                        question.bytes > kLeastOneByteReduce;
+  return isSlower ? time * kOneByteReduce : time;
 }
 
 // What the user's settings leave, of descending preference.

@@ -233,6 +233,21 @@ TEST(Choice, LongRingsOfFloat8AreAvoided) {
             Algorithm::ring);
 }
 
+TEST(Choice, LargeReducesOfOneByteTypesAvoidSimple) {
+  ModelInput input = inputOf("hgx-h200x8", 1);
+  input.facts.ranks = input.facts.maxRanksPerNode = 2;
+  setLimits(true, input.facts);
+  const CostModel model = makeModel(input);
+  const auto chosen = [&](Operation operation, DataType type) {
+    return namesOf(choose(model, {operation, kGiga, type}));
+  };
+  EXPECT_EQ(chosen(Operation::reduce, DataType::float8e5m2), "Direct LL128");
+  EXPECT_EQ(chosen(Operation::reduce, DataType::int8), "Direct LL128");
+  EXPECT_EQ(chosen(Operation::reduce, DataType::bfloat16), "Ring Simple");
+  EXPECT_EQ(chosen(Operation::broadcast, DataType::int8),
+            chosen(Operation::broadcast, DataType::bfloat16));
+}
+
 TEST(Choice, ChannelsAndThreadsGrowWithTheBytes) {
   ModelInput input = inputOf("hgx-h200x8", 1);
   input.allowed = parseAllowed("ring", "simple");
