@@ -26,7 +26,6 @@ constexpr double kLossy = 1024;
 // Rings over Simple sum one-byte types more slowly than they send them: a reduce of 1 GB takes 3052
 // us on 2 H200, and 2890 us in bfloat16 (docs/results/2026-11-28-host-memory.md).
 constexpr double kOneByteReduce = 1.05;
-constexpr uint64_t kLeastOneByteReduce = 8 << 20;
 
 // By log2(bytes / 64): the part of its bandwidth that a tree reaches.
 constexpr double kTreeCorrection[device::kNcclProtocols][24] = {
@@ -136,8 +135,7 @@ double timeOf(const CostModel& model, const Question& question, Algorithm algori
   if (algorithm != Algorithm::ring) return time;
   if (isFloat8(question.type) && model.facts.ranks > kMaxExactRing) return time * kLossy;
   const bool isSlower = question.operation == Operation::reduce && protocol == Protocol::simple &&
-                        device::elementBytes(question.type) == 1 &&
-                        question.bytes > kLeastOneByteReduce;
+                        device::elementBytes(question.type) == 1;
   return isSlower ? time * kOneByteReduce : time;
 }
 
