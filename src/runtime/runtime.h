@@ -201,7 +201,7 @@ struct LaunchShape {
   // launch).
   bool startsEarly = false;
   // CUDA: in the remote memory synchronization domain. Fences wait for stores of their own domain
-  // only.
+  // only. Kernels of different domains on one GPU can synchronize at system scope only.
   bool inRemoteDomain = false;
   int groupsPerBlock = 1;  // host: tasks of each block, each may wait on other ranks
   size_t argumentBytes = 0;
