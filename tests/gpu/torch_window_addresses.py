@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes the buffers of other ranks at the addresses that ncclGetPeerDevicePointer returns, in memory of
-PyTorch and of ncclMemAlloc. LD_PRELOAD chooses the NCCL library. One line a kind of memory, exit status 1 if one is
-wrong.
+PyTorch and of ncclMemAlloc. LD_PRELOAD chooses the NCCL library. Prints one line for each kind of memory; exit status
+1 if one is wrong.
 """
 import argparse
 import ctypes
