@@ -207,11 +207,14 @@ MessageChoice messageChoice(const CommConfig& config, const MessageQuestion& que
             .channels = tuning::directShape(lines, config.directBlocks).blocks};
   }
   if (can(MessagePath::directLl128)) {
-    const tuning::WideShape shape =
-        hasOwnLaunch(config, question.call)
-            ? tuning::wideShape(config.wide, tuning::WideKind::message, bytes)
-            : wideMessageShape(config, bytes);
-    return {.path = MessagePath::directLl128, .channels = shape.blocks};
+    const int blocks = hasOwnLaunch(config, question.call)
+                           ? tuning::wideCallShape(config.wide, {.kind = tuning::WideKind::message,
+                                                                 .ranks = config.ranks,
+                                                                 .bytes = bytes,
+                                                                 .type = device::DataType::uint8})
+                                 .blocks
+                           : wideMessageShape(config, bytes).blocks;
+    return {.path = MessagePath::directLl128, .channels = blocks};
   }
   return fifoChoice(config, question.from, question.to, bytes);
 }

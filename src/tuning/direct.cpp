@@ -107,22 +107,28 @@ bool offersBuffers(const WideGeometry& geometry, const WideCall& call) {
   return call.bytes * (reduces(call.kind) ? 1 : peers) >= geometry.offerBytes;
 }
 
-// The most blocks of a work that begins with an exchange of buffers. Copies, and all-reduces of
-// elements of two bytes and more, are bound by the links: 32 blocks have the speed of 64, within
-// 3 %, and leave the other multiprocessors to the user (measured on 2 H200,
-// docs/results/2026-11-23-clusters.md). Other reductions take up to a fifth longer with 32.
-int mostBlocksInPlace(const WideCall& call) {
-  const bool boundByLinks = !reduces(call.kind) || (call.kind == WideKind::twoShot &&
-                                                    device::elementBytes(call.type) >= 2);
-  return boundByLinks ? kManyBlocks / 2 : kManyBlocks;
+// The most blocks of a work. Where the links limit it, 32 blocks have the speed of 64, within 3 %,
+// and leave the other multiprocessors to the user (measured on 2 H200). Those are copies and, with
+// an exchange of buffers, all-reduces of elements of two bytes and more
+// (docs/results/2026-11-23-clusters.md, docs/results/2026-11-28-blocks.md). Over lines this was not
+// measured with more ranks. Other reductions take up to a fifth longer with 32.
+int mostBlocksOf(const WideCall& call, bool offers) {
+  constexpr int kFewBlocks = kManyBlocks / 2;
+  constexpr uint64_t kLargeShare = 4 << 20;
+  const bool copies = !reduces(call.kind);
+  if (offers) {
+    const bool isTwoShot = call.kind == WideKind::twoShot && device::elementBytes(call.type) >= 2;
+    return copies || isTwoShot ? kFewBlocks : kManyBlocks;
+  }
+  const bool isLarge = call.ranks == 2 && call.bytes >= kLargeShare;
+  return copies && isLarge ? kFewBlocks : device::kWideMaxBlocks;
 }
 
 }  // namespace
 
 WideCallShape wideCallShape(const WideGeometry& geometry, const WideCall& call) {
   const bool offers = offersBuffers(geometry, call);
-  const int most = offers ? mostBlocksInPlace(call) : device::kWideMaxBlocks;
-  const WideShape shape = wideShape(geometry, call.kind, call.bytes, most);
+  const WideShape shape = wideShape(geometry, call.kind, call.bytes, mostBlocksOf(call, offers));
   // In these an output may take the place of an input that goes to all peers.
   const bool replacesInput = call.kind == WideKind::oneShot || call.kind == WideKind::reduce;
   const int teams = replacesInput ? 1 : call.ranks - 1;

@@ -750,6 +750,35 @@ TEST(DirectPlan, PassesOverLl128SuitTheOperation) {
   EXPECT_EQ(shapeOf(reduceScatter, 16 * kMega), Shape(64, 9)) << "no longer";
 }
 
+// Where 32 blocks were measured to be as fast as 64.
+TEST(DirectPlan, LargeWorksBoundByLinksHaveFewBlocks) {
+  using enum tuning::WideKind;
+  using enum device::DataType;
+  tuning::WideGeometry geometry = tuning::wideGeometry(2);
+  constexpr uint64_t kMega = 1 << 20;
+  geometry.offerBytes = 32 * kMega;
+  const auto blocksOf = [&](tuning::WideKind kind, uint64_t bytes, device::DataType type,
+                            int ranks = 2) {
+    const tuning::WideCall call{.kind = kind, .ranks = ranks, .bytes = bytes, .type = type};
+    return tuning::wideCallShape(geometry, call).blocks;
+  };
+  EXPECT_EQ(blocksOf(copy, 2 * kMega, uint8), 125) << "one pass";
+  for (const uint64_t bytes : {4 * kMega, 12 * kMega}) {
+    for (const tuning::WideKind kind : {copy, message}) {
+      EXPECT_EQ(blocksOf(kind, bytes, uint8), 32);
+      EXPECT_EQ(blocksOf(kind, bytes, uint8, 3), 64);
+    }
+    for (const tuning::WideKind kind : {twoShot, reduceScatter, reduce}) {
+      EXPECT_EQ(blocksOf(kind, bytes, bfloat16), 64);
+    }
+  }
+  // In the buffers of the peers.
+  EXPECT_EQ(blocksOf(copy, 64 * kMega, uint8, 3), 32);
+  EXPECT_EQ(blocksOf(twoShot, 64 * kMega, bfloat16), 32);
+  EXPECT_EQ(blocksOf(twoShot, 64 * kMega, int8), 64);
+  EXPECT_EQ(blocksOf(reduce, 64 * kMega, bfloat16), 64);
+}
+
 // The passes of a launch are those of its shares, and its blocks have no more threads than these
 // need.
 TEST(DirectPlan, LaunchesOverLl128HaveTheirPassesAndThreads) {
