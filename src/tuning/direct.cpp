@@ -111,7 +111,8 @@ bool offersBuffers(const WideGeometry& geometry, const WideCall& call) {
 // and leave the other multiprocessors to the user (measured on 2 H200). Those are copies and, with
 // an exchange of buffers, all-reduces of elements of two bytes and more
 // (docs/results/2026-11-23-clusters.md, docs/results/2026-11-28-blocks.md). Over lines this was not
-// measured with more ranks. Other reductions take up to a fifth longer with 32.
+// measured with more ranks, and smaller shares are faster in one pass of more blocks. Other
+// reductions take up to a fifth longer with 32.
 int mostBlocksOf(const WideCall& call, bool offers) {
   constexpr int kFewBlocks = kManyBlocks / 2;
   constexpr uint64_t kLargeShare = 4 << 20;
