@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What an all-reduce and a matrix product that run at the same time cost each other, and the latency of small eager
-calls. LD_PRELOAD chooses the NCCL library; run once with each and compare.
+"""What an all-reduce and a matrix product that run at the same time cost each other, what all-reduces that wait for
+kernels cost these kernels, and the latency of small eager calls. LD_PRELOAD chooses the NCCL library; run once with
+each and compare.
 """
 import argparse
 import time
@@ -12,6 +13,9 @@ import torch.distributed as dist
 import torch_support
 
 REPEATS, CALLS = 7, 200
+# Clock cycles for which the GPU sleeps while the CPU issues what follows.
+SLEEP_CYCLES = 30_000_000
+WAITING = 8
 
 
 def milliseconds(start, *work):
@@ -33,6 +37,53 @@ def milliseconds(start, *work):
         end.synchronize()
         results.append(begin.elapsed_time(end))
     return sorted(results)[REPEATS // 2]
+
+
+def kernel_microseconds(enqueue_more):
+    """The time of a small kernel, and of the gap after it, in a chain of CALLS kernels. What `enqueue_more` issues is
+    enqueued before the first of them runs."""
+    data = torch.ones(1 << 22, device="cuda", dtype=torch.bfloat16)
+    results = []
+    for _ in range(REPEATS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(SLEEP_CYCLES)
+        begin.record()
+        for _ in range(CALLS):
+            data.mul_(1)
+        end.record()
+        enqueue_more(data)
+        torch.cuda.synchronize()
+        results.append(begin.elapsed_time(end) / CALLS * 1e3)
+    return sorted(results)[REPEATS // 2]
+
+
+def wait_on_streams(count):
+    """Returns a function that makes `count` streams wait for kernels of the current one, again and again."""
+    streams = [torch.cuda.Stream() for _ in range(count)]
+    other = torch.ones(512, device="cuda")
+
+    def enqueue(data):
+        for _ in range(WAITING):
+            data.mul_(1)
+            event = torch.cuda.Event()
+            event.record()
+            for stream in streams:
+                stream.wait_event(event)
+                with torch.cuda.stream(stream):
+                    other.mul_(1)
+    return enqueue
+
+
+def reduce_behind_kernels(data):
+    """All-reduces that start when kernels of the current stream end, as those of DistributedDataParallel."""
+    other = torch.ones(512, device="cuda")
+    works = []
+    for _ in range(WAITING):
+        data.mul_(1)
+        works.append(dist.all_reduce(other, op=dist.ReduceOp.MAX, async_op=True))
+    for work in works:
+        work.wait()
 
 
 def measure(rank, _world, _device, options):
@@ -71,11 +122,17 @@ def measure(rank, _world, _device, options):
             dist.all_reduce(small, op=dist.ReduceOp.MAX)
         torch.cuda.synchronize()
         latencies.append((time.perf_counter() - begin) / CALLS * 1e6)
+    kernels = {"nothing": kernel_microseconds(lambda data: None),
+               "all-reduces": kernel_microseconds(reduce_behind_kernels),
+               "one stream": kernel_microseconds(wait_on_streams(1)),
+               "two streams": kernel_microseconds(wait_on_streams(2))}
     if rank == 0:
         print(f"{options['products']} products of {side} x {side}: {alone['products']:.3f} ms")
         print(f"{options['reductions']} all-reduces of {options['bytes']} bytes: "
               f"{alone['all-reduces']:.3f} ms")
         print(f"both at once: {both:.3f} ms, {both / sum(alone.values()):.3f} of the sum")
+        print("a small kernel while nothing, all-reduces, one stream, two streams wait: " +
+              ", ".join(f"{time:.2f}" for time in kernels.values()) + " us")
         print(f"eager all-reduce of 1 KB: {sorted(latencies)[REPEATS // 2]:.2f} us", flush=True)
 
 

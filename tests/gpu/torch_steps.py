@@ -6,8 +6,10 @@ tensor parallelism, in CUDA graphs, and training steps with DistributedDataParal
   torch_steps.py run --output A.json        LD_PRELOAD chooses the library
   torch_steps.py compare --ours A.json C.json --theirs B.json D.json
                                             medians and ratios; exit status 1 if losses differ
+  torch_steps.py trace                      what the GPUs do in a DDP step
 """
 import argparse
+import collections
 import json
 import statistics
 import sys
@@ -18,10 +20,12 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
 import torch_support
 
 REPEATS = 7
+TRACED = 3  # steps
 SEED = 20261127
 TYPE = torch.bfloat16
 # The losses are sums of bfloat16 in an order that differs between libraries from 3 ranks on.
@@ -110,8 +114,8 @@ def time_decode(rank, world, device):
     return times
 
 
-def time_training(kind, rank, device):
-    """The time of a step, and the last loss."""
+def make_training(kind, rank, device):
+    """Returns a function that trains for one step, and the losses so far."""
     sizes = TRAIN[device]
     torch.manual_seed(SEED)
     model = nn.Sequential(*(nn.TransformerEncoderLayer(
@@ -138,7 +142,45 @@ def time_training(kind, rank, device):
 
     for _ in range(5):
         step()
+    return step, losses
+
+
+def time_training(kind, rank, device):
+    """The time of a step, and the last loss."""
+    step, losses = make_training(kind, rank, device)
     return milliseconds(step, 5, rank, device), losses[-1].item()
+
+
+def trace(rank, world, device, _arguments):
+    """Prints what the GPUs do in a DDP step, in the order of the ranks."""
+    step, _ = make_training("DDP", rank, device)
+    time_of_step = milliseconds(step, 5, rank, device)
+    torch_support.barrier(rank, device)
+    synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(TRACED):
+            step()
+        synchronize(device)
+    streams = collections.defaultdict(list)
+    for event in profiler.profiler.kineto_results.events():
+        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0:
+            streams[event.device_resource_id()].append(
+                (event.start_ns(), event.start_ns() + event.duration_ns()))
+    computes, *others = sorted(streams.values(), key=len, reverse=True)
+    computes.sort()
+    gaps = [after[0] - before[1] for before, after in zip(computes, computes[1:])]
+
+    def busy(intervals):
+        return sum(end - begin for begin, end in intervals) / TRACED / 1e6
+
+    for turn in range(world):
+        torch_support.barrier(rank, device)
+        if turn == rank:
+            print(f"rank {rank}: {time_of_step:.3f} ms without the profiler; with it kernels of the "
+                  f"model {busy(computes):.3f} ms, collectives "
+                  f"{sum(busy(stream) for stream in others):.3f} ms, gaps between kernels "
+                  f"{sum(gaps) / TRACED / 1e6:.3f} ms, their median "
+                  f"{statistics.median(gaps) / 1e3:.2f} us", flush=True)
 
 
 def measure(rank, world, device, output):
@@ -192,6 +234,8 @@ def main():
     run = commands.add_parser("run")
     torch_support.add_rank_options(run)
     run.add_argument("--output", required=True, help="JSON file for the times of rank 0")
+    watch = commands.add_parser("trace")
+    torch_support.add_rank_options(watch)
     check = commands.add_parser("compare")
     check.add_argument("--ours", nargs="+", required=True)
     check.add_argument("--theirs", nargs="+", required=True)
@@ -201,9 +245,14 @@ def main():
             return compare(options)
         except (OSError, ValueError, KeyError) as error:
             check.error(f"not the output of two complete runs: {error}")
-    torch_support.check_rank_options(run, options)
+    traces = options.command == "trace"
+    torch_support.check_rank_options(watch if traces else run, options)
+    if traces and options.device != "cuda":
+        watch.error("only GPUs are traced: --device cuda")
     torch_support.say_library()
-    torch_support.run_ranks(options.ranks, options.device, options.eager, measure, options.output)
+    torch_support.run_ranks(options.ranks, options.device, options.eager,
+                            trace if traces else measure,
+                            None if traces else options.output)
     return 0
 
 
