@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "base/error.h"
 #include "base/fork.h"
@@ -327,7 +328,22 @@ void CallProfile::showChannels(const Kernels& kernels, std::string_view name) {
   }
 }
 
+// Blocks run between the beginning of the launches and their end.
+void CallProfile::fitClock(const Kernels& kernels, int64_t start, int64_t end) {
+  uint64_t began = std::numeric_limits<uint64_t>::max(), ended = 0;
+  for (const Kernel& kernel : kernels) {
+    for (device::BlockTime& block : kernel.times.blocks) {
+      const auto time = BlockTimes::read(block);
+      if (time.began == 0 || time.ended == 0) continue;
+      began = std::min(began, time.began);
+      ended = std::max(ended, time.ended);
+    }
+  }
+  if (ended != 0) clock_.fit(began, ended, start, end);
+}
+
 void CallProfile::report(const Launches& launches, int64_t start, int64_t end) {
+  fitClock(launches.kernels, start, end);
   tellChannels(launches, start, end);
   if (timeline_ == nullptr) return;
   const Timeline::Track track{subject_.device, static_cast<int64_t>(launches.stream)};
@@ -371,6 +387,7 @@ void CallProfile::reportReplays() {
     const uint64_t captured = read(entry.captured), began = read(entry.began),
                    ended = read(entry.ended);
     if (read(entry.number) != number) continue;
+    clock_.fit(began, ended, 0, steadyNow());
     if (number != replaysShown_ + 1) {
       warnOnce(
           fmt::format("{}: {} replays of graphs are missing in the timeline, as they were "

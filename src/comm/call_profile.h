@@ -93,6 +93,7 @@ class CallProfile : public std::enable_shared_from_this<CallProfile> {
     int64_t start, end;
   };
   std::optional<Span> spanOf(device::BlockTime& block) const;
+  void fitClock(const Kernels& kernels, int64_t start, int64_t end);
   void tellChannels(const Launches& launches, int64_t start, int64_t end);
   void showChannels(const Kernels& kernels, std::string_view name);
   bool isCaptured(runtime::Stream stream) const;

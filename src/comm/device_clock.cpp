@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/device_clock.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "device/kernels.h"
@@ -27,6 +28,13 @@ void DeviceClock::renew() {
 std::optional<int64_t> DeviceClock::steadyOf(uint64_t time) const {
   if (!offset_) return std::nullopt;
   return static_cast<int64_t>(time) + *offset_;
+}
+
+void DeviceClock::fit(uint64_t began, uint64_t ended, int64_t earliest, int64_t latest) {
+  if (!offset_) return;
+  const int64_t least = earliest - static_cast<int64_t>(began);
+  const int64_t most = latest - static_cast<int64_t>(ended);
+  offset_ = std::min(std::max(*offset_, least), most);
 }
 
 // The clock is read between two looks at the steady one. When the GPU is busy that takes longer,

@@ -21,6 +21,10 @@ class DeviceClock {
   // A time of the device as one of diagnose::steadyNow(). Nothing until the clocks were compared,
   // which needs a device that is not busy.
   std::optional<int64_t> steadyOf(uint64_t time) const;
+  // Corrects what is known of the clock so that `began` is not before `earliest` and `ended` not
+  // after `latest`, or only the second if both cannot be. Comparisons are inexact where threads of
+  // the host are kept from running.
+  void fit(uint64_t began, uint64_t ended, int64_t earliest, int64_t latest);
 
  private:
   void compare();
