@@ -39,13 +39,14 @@ class Notes {
  public:
   explicit Notes(int version) : library_(::dlopen(pathOf(version).c_str(), RTLD_NOW | RTLD_LOCAL)) {
     text_ = static_cast<const char*>(::dlsym(library_, "fakeProfilerNotes"));
-    begin_ = std::string(text_).size();
+    used_ = reinterpret_cast<size_t (*)()>(::dlsym(library_, "fakeProfilerUsed"));
+    begin_ = used_();
   }
   ~Notes() { ::dlclose(library_); }
   Notes(const Notes&) = delete;
   std::vector<std::string> lines() const {
     std::vector<std::string> lines;
-    std::istringstream all(text_ + begin_);
+    std::istringstream all(std::string(text_ + begin_, used_() - begin_));
     for (std::string line; std::getline(all, line);) lines.push_back(line);
     return lines;
   }
@@ -61,6 +62,7 @@ class Notes {
  private:
   void* library_;
   const char* text_;
+  size_t (*used_)();
   size_t begin_ = 0;
 };
 
