@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an all-reduce and a matrix product that run at the same time cost each other, what all-reduces that wait for
 kernels cost these kernels, and the latency of small eager calls. LD_PRELOAD chooses the NCCL library; run once with
-each and compare.
+each and compare. With one rank nothing is communicated: then only what waiting streams cost is of interest.
 """
 import argparse
 import time
@@ -15,7 +15,8 @@ import torch_support
 REPEATS, CALLS = 7, 200
 # Clock cycles for which the GPU sleeps while the CPU issues what follows.
 SLEEP_CYCLES = 30_000_000
-WAITING = 8
+WAITS = 8
+STREAMS = 8
 
 
 def milliseconds(start, *work):
@@ -58,28 +59,35 @@ def kernel_microseconds(enqueue_more):
     return sorted(results)[REPEATS // 2]
 
 
-def wait_on_streams(count):
-    """Returns a function that makes `count` streams wait for kernels of the current one, again and again."""
-    streams = [torch.cuda.Stream() for _ in range(count)]
+def wait_on(stream):
+    """Returns a function that makes `stream` wait for kernels of the current one, again and again."""
     other = torch.ones(512, device="cuda")
 
     def enqueue(data):
-        for _ in range(WAITING):
+        for _ in range(WAITS):
             data.mul_(1)
-            event = torch.cuda.Event()
-            event.record()
-            for stream in streams:
-                stream.wait_event(event)
-                with torch.cuda.stream(stream):
-                    other.mul_(1)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                other.mul_(1)
     return enqueue
+
+
+def used_streams(count):
+    """Streams that have executed a kernel one after the other: that is when the driver gives each the next hardware
+    channel, out of CUDA_DEVICE_MAX_CONNECTIONS."""
+    streams = [torch.cuda.Stream() for _ in range(count)]
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            torch.ones(512, device="cuda").mul_(1)
+        stream.synchronize()
+    return streams
 
 
 def reduce_behind_kernels(data):
     """All-reduces that start when kernels of the current stream end, as those of DistributedDataParallel."""
     other = torch.ones(512, device="cuda")
     works = []
-    for _ in range(WAITING):
+    for _ in range(WAITS):
         data.mul_(1)
         works.append(dist.all_reduce(other, op=dist.ReduceOp.MAX, async_op=True))
     for work in works:
@@ -122,17 +130,15 @@ def measure(rank, _world, _device, options):
             dist.all_reduce(small, op=dist.ReduceOp.MAX)
         torch.cuda.synchronize()
         latencies.append((time.perf_counter() - begin) / CALLS * 1e6)
-    kernels = {"nothing": kernel_microseconds(lambda data: None),
-               "all-reduces": kernel_microseconds(reduce_behind_kernels),
-               "one stream": kernel_microseconds(wait_on_streams(1)),
-               "two streams": kernel_microseconds(wait_on_streams(2))}
+    kernels = [kernel_microseconds(enqueue) for enqueue in
+               (lambda data: None, reduce_behind_kernels, *map(wait_on, used_streams(STREAMS)))]
     if rank == 0:
         print(f"{options['products']} products of {side} x {side}: {alone['products']:.3f} ms")
         print(f"{options['reductions']} all-reduces of {options['bytes']} bytes: "
               f"{alone['all-reduces']:.3f} ms")
         print(f"both at once: {both:.3f} ms, {both / sum(alone.values()):.3f} of the sum")
-        print("a small kernel while nothing, all-reduces, one stream, two streams wait: " +
-              ", ".join(f"{time:.2f}" for time in kernels.values()) + " us")
+        print(f"a small kernel while nothing waits: {kernels[0]:.2f} us; all-reduces: {kernels[1]:.2f}; one of "
+              f"{STREAMS} streams: {', '.join(f'{time:.2f}' for time in kernels[2:])}")
         print(f"eager all-reduce of 1 KB: {sorted(latencies)[REPEATS // 2]:.2f} us", flush=True)
 
 
@@ -145,7 +151,7 @@ def main():
     parser.add_argument("--reductions", type=int, default=10)
     torch_support.add_rank_options(parser)
     options = parser.parse_args()
-    torch_support.check_rank_options(parser, options)
+    torch_support.check_rank_options(parser, options, least=1)
     torch_support.say_library()
     torch_support.run_ranks(options.ranks, options.device, options.eager, measure,
                             {name: getattr(options, name)

@@ -107,9 +107,9 @@ def add_rank_options(parser):
                         help="create communicators at once (device_id=), not at the first call")
 
 
-def check_rank_options(parser, options):
-    if options.ranks < 2:
-        parser.error("--ranks must be at least 2")
+def check_rank_options(parser, options, least=2):
+    if options.ranks < least:
+        parser.error(f"--ranks must be at least {least}")
     if options.device == "cuda" and torch.cuda.device_count() < options.ranks:
         parser.error(f"{options.ranks} ranks need as many GPUs; "
                      f"{torch.cuda.device_count()} are there")
