@@ -13,9 +13,12 @@ __global__ void __launch_bounds__(kDirectMaxThreads, 1)
     directWideWork(const __grid_constant__ WideArguments arguments) {
   awaitEarlierKernels();
   __shared__ PeerBuffers buffers[kDirectMaxPeers];
-  directWide<R>(
-      arguments, thisLane(), buffers, [&] { return *arguments.launchFlag != 0; },
-      [] { __syncthreads(); });
+  // An exchange of buffers needs all lanes or none. Otherwise those that run end at the abort flag.
+  const auto stopped = [&] {
+    const bool isSet = *arguments.launchFlag != 0;
+    return arguments.offers ? __syncthreads_or(isSet) != 0 : isSet;
+  };
+  directWide<R>(arguments, thisLane(), buffers, stopped, [] { __syncthreads(); });
 }
 
 struct MakeWideKernel {

@@ -82,6 +82,14 @@ const std::vector<LateCall>& lateCalls() {
        [](void* in, void* out, ncclComm_t comm, cudaStream_t stream) {
          return ncclAllReduce(in, out, 256, ncclInt, ncclSum, comm, stream);
        }},
+      {"OneShotWithFactor", 2,
+       [](void* in, void* out, ncclComm_t comm, cudaStream_t stream) {
+         ncclRedOp_t multiply;
+         check(ncclRedOpCreatePreMulSum(&multiply, in, ncclFloat, ncclScalarDevice, comm));
+         const ncclResult_t result = ncclAllReduce(in, out, 256, ncclFloat, multiply, comm, stream);
+         check(ncclRedOpDestroy(multiply, comm));
+         return result;
+       }},
       {"Send", 2,
        [](void* in, void*, ncclComm_t comm, cudaStream_t stream) {
          return ncclSend(in, kBytes, ncclInt8, 1, comm, stream);

@@ -151,7 +151,9 @@ class DirectLaunch {
   template <typename Combine>
   UNISONO_DEVICE bool send(int w, const Batch& firstBatch, bool runs, bool& isMarked) {
     const DirectWork& work = arguments_.work[w];
-    const Combine combine(work.reduction);
+    ReductionSpec reduction = work.reduction;
+    reduction.scalarIsPointer = reduction.scalarIsPointer && runs;
+    const Combine combine(reduction);
     const LaneShare share = shareOf(work);
     const uint32_t lines = work.to != 0 ? linesOf(work.inputBytes) : 0;
     for (int first = 0; first < peers_; first += kBatch) {

@@ -21,14 +21,16 @@ class WideStream : WideFifos {
         at_(at),
         peer_(peer) {}
 
+  // By all lanes of the team, as they wait for each other. The buffers of a launch that does not
+  // run belong to the user; `runs` may differ between lanes.
   template <typename SyncTeam>
-  UNISONO_DEVICE void run(bool sends, SyncTeam syncTeam) const {
+  UNISONO_DEVICE void run(bool sends, bool runs, SyncTeam syncTeam) const {
     if (peer_ == peers_) {
-      copyOwn();
+      if (runs) copyOwn();
     } else if (sends) {
-      send(syncTeam);
+      send(runs, syncTeam);
     } else {
-      receive(syncTeam);
+      receive(runs, syncTeam);
     }
   }
 
@@ -71,11 +73,11 @@ class WideStream : WideFifos {
   using Words = uint64_t (&)[CopyFormat::kWords];
 
   template <typename SyncTeam>
-  UNISONO_DEVICE void send(SyncTeam syncTeam) const {
+  UNISONO_DEVICE void send(bool going, SyncTeam syncTeam) const {
     // On their way together with the first data.
     uint64_t taken = loadRelaxed(takenBy(peer_));
     uint64_t step = sentTo(peer_);
-    bool going = true, any = false;
+    bool any = false;
     forEachPass(true, [&](const Pass& pass) {
       going = going && sendPass(pass, step, taken);
       step++;
@@ -105,9 +107,9 @@ class WideStream : WideFifos {
   // launch is returned by the next launch, as in collectives. Relaxed: the lanes have
   // used what they loaded before the barrier.
   template <typename SyncTeam>
-  UNISONO_DEVICE void receive(SyncTeam syncTeam) const {
+  UNISONO_DEVICE void receive(bool going, SyncTeam syncTeam) const {
     uint64_t step = receivedFrom(peer_);
-    bool going = true, any = false;
+    bool any = false;
     forEachPass(false, [&](const Pass& pass) {
       if (going && at_.lane == 0) storeRelaxed(takenFrom(peer_), step);
       going = going && receivePass(pass, step);
@@ -167,9 +169,9 @@ UNISONO_DEVICE void wideTeam(const Arguments& arguments, DirectLane at, int team
     at.block -= wide.blocks;
     index += kMaxTeams;
   }
-  if (team < kMaxTeams && index < wide.streams && !stopped()) {
+  if (team < kMaxTeams && index < wide.streams) {
     const int stream = wide.stream[index];
-    WideStream<Arguments>(arguments, at, stream / 2).run(stream % 2 != 0, syncTeam);
+    WideStream<Arguments>(arguments, at, stream / 2).run(stream % 2 != 0, !stopped(), syncTeam);
   }
   if (isLast()) markEnd(arguments.mark, block, 0);
 }
