@@ -6,12 +6,48 @@
 #include <strings.h>
 
 #include <cstdio>
+#include <mutex>
+#include <utility>
 
 #include "base/log.h"
 
 namespace unisono::plugin {
 
-OpenLibrary openPlugin(const std::string& kind, const std::string& setting, const Warn& warn) {
+namespace {
+
+struct StartedNet {
+  std::mutex mutex;
+  OpenLibrary library;
+
+  static StartedNet& get() {
+    static auto& started = *new StartedNet;
+    return started;
+  }
+};
+
+// Null unless the library of the net plug-in has a table of another kind.
+OpenLibrary startedNetWith(const std::string& prefix) {
+  constexpr int kMostVersions = 16;
+  StartedNet& started = StartedNet::get();
+  const std::lock_guard lock(started.mutex);
+  if (prefix.empty() || started.library == nullptr) return nullptr;
+  for (int version = 1; version <= kMostVersions; version++) {
+    const std::string name = prefix + std::to_string(version);
+    if (findSymbol(started.library, name.c_str()) != nullptr) return started.library;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void noteStartedNet(OpenLibrary library) {
+  StartedNet& started = StartedNet::get();
+  const std::lock_guard lock(started.mutex);
+  started.library = std::move(library);
+}
+
+OpenLibrary openPlugin(const std::string& kind, const std::string& setting, const Warn& warn,
+                       const std::string& prefix) {
   if (::strcasecmp(setting.c_str(), "none") == 0) return nullptr;
   std::string problem;
   const auto tryOpen = [&](const std::string& name) {
@@ -34,7 +70,7 @@ OpenLibrary openPlugin(const std::string& kind, const std::string& setting, cons
       warn(fmt::format("The {} plug-in {} cannot be loaded and is ignored: {}", kind, name,
                        problem));
     }
-    return nullptr;
+    return startedNetWith(prefix);
   }
   return {handle, [](void* library) { ::dlclose(library); }};
 }

@@ -26,8 +26,13 @@ using OpenLibrary = std::shared_ptr<void>;
 // Opens the plug-in of a kind ("tuner") that `setting` names: a library, or the word w of
 // libnccl-KIND-w.so; "STATIC_PLUGIN" is the program itself and "none" no plug-in. Empty is
 // libnccl-KIND.so, if there is one. Null without a plug-in; one that cannot be loaded is reported
-// to `warn`.
-OpenLibrary openPlugin(const std::string& kind, const std::string& setting, const Warn& warn);
+// to `warn`. As with NCCL, the net plug-in that was started last then serves, unless none is
+// wanted, if its library has a symbol that consists of `prefix` and a version.
+OpenLibrary openPlugin(const std::string& kind, const std::string& setting, const Warn& warn,
+                       const std::string& prefix = "");
+
+// Remembers the library of a net plug-in that was started.
+void noteStartedNet(OpenLibrary library);
 
 // A symbol of a library; null if there is none.
 const void* findSymbol(const OpenLibrary& library, const char* name);

@@ -152,21 +152,23 @@ class NetFunctionsOf final : public NetFunctions {
   }
   int connect(void* context, int trafficClass, int device, NetHandle& handle,
               void** sender) const override {
-    // Nothing of a connection is handed to the GPU.
+    // Null: nothing of a connection is handed to the GPU.
+    [[maybe_unused]] void* onDevice = nullptr;
     if constexpr (kVersion >= 11) {
-      return table_.connect(context, device, &handle, sender, nullptr);
+      return table_.connect(context, device, &handle, sender, &onDevice);
     } else if constexpr (kVersion == 10) {
       CommConfig config{trafficClass};
-      return table_.connect(device, &config, &handle, sender, nullptr);
+      return table_.connect(device, &config, &handle, sender, &onDevice);
     } else if constexpr (kVersion >= 7) {
-      return table_.connect(device, &handle, sender, nullptr);
+      return table_.connect(device, &handle, sender, &onDevice);
     } else {
       return table_.connect(device, &handle, sender);
     }
   }
   int accept(void* listener, void** receiver) const override {
     if constexpr (kVersion >= 7) {
-      return table_.accept(listener, receiver, nullptr);
+      void* onDevice = nullptr;
+      return table_.accept(listener, receiver, &onDevice);
     } else {
       return table_.accept(listener, receiver);
     }
@@ -331,7 +333,10 @@ std::shared_ptr<const Net> Net::open(const std::string& plugins, const std::stri
     std::shared_ptr<Net> net(new Net(loaded.library, loaded.functions, member));
     net->name_ = fmt::format("{} (v{})", called, loaded.functions->version());
     const std::string problem = net->start(loaded);
-    if (problem.empty()) return net;
+    if (problem.empty()) {
+      noteStartedNet(loaded.library);
+      return net;
+    }
     // As with NCCL, what has failed once is not tried by later communicators.
     loaded.functions = nullptr;
     loaded.problem = fmt::format("The net plug-in {} is ignored: {}", net->name_, problem);

@@ -34,9 +34,10 @@ const char* spellingOf(device::DataType type) {
   return kNames[static_cast<size_t>(type)];
 }
 const char* spellingOf(tuning::Algorithm algorithm) {
-  static constexpr const char* kNames[device::kAlgorithms] = {
+  static constexpr const char* kNames[] = {
       "TREE",      "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS",
-      "NVLS_TREE", "PAT",  "DIRECT",         "TWO_SHOT"};
+      "NVLS_TREE", "PAT",  "DIRECT",         "TWO_SHOT",      "DIRECT_TREE"};
+  static_assert(std::size(kNames) == device::kAlgorithms);
   return kNames[static_cast<size_t>(algorithm)];
 }
 const char* spellingOf(tuning::Protocol protocol) {

@@ -23,7 +23,7 @@ ProfilerLibrary* ProfilerLibrary::open(const std::string& setting, const Warn& w
 std::unique_ptr<ProfilerLibrary> ProfilerLibrary::load(const std::string& setting,
                                                        const Warn& warn) {
   auto library = std::make_unique<ProfilerLibrary>();
-  library->library_ = openPlugin("profiler", setting, warn);
+  library->library_ = openPlugin("profiler", setting, warn, "ncclProfiler_v");
   if (library->library_ == nullptr) return nullptr;
   const std::string name = setting.empty() ? "libnccl-profiler.so" : setting;
   int version = 0;

@@ -109,7 +109,7 @@ TunerInterface findInterface(const OpenLibrary& library) {
 }  // namespace
 
 std::shared_ptr<const TunerLibrary> TunerLibrary::open(const std::string& setting, Warn warn) {
-  OpenLibrary handle = openPlugin("tuner", setting, warn);
+  OpenLibrary handle = openPlugin("tuner", setting, warn, "ncclTunerPlugin_v");
   if (handle == nullptr) return nullptr;
   const std::string name = setting.empty() ? "libnccl-tuner.so" : setting;
   std::shared_ptr<TunerLibrary> library(new TunerLibrary);

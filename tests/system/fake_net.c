@@ -441,6 +441,7 @@ static int closeListen(void* listener) {
 static int start(Logger logger) {
   logger_ = logger;
   if (does("init fails")) return kSystemError;
+  if (does("needs Simple")) setenv("NCCL_PROTO", "Simple", 0);
   __atomic_fetch_add(&fakeNetInits, 1, __ATOMIC_SEQ_CST);
   logger_(kInfo, 16, "fake", 1, "%s %d", "starts, version", NET_VERSION);
   return kSuccess;
@@ -475,7 +476,8 @@ static int listenOf(void* context, int device, void* handle, void** listener) {
   return doListen(device, handle, listener);
 }
 static int connectOf(void* context, int device, void* handle, void** sender, void** onDevice) {
-  require(context != NULL && onDevice == NULL, "connect without a context");
+  require(context != NULL, "connect without a context");
+  require(onDevice != NULL && *onDevice == NULL, "a handle for the GPU");
   return doConnect(device, handle, sender);
 }
 #else
@@ -486,7 +488,7 @@ static int init(Logger logger, Profiler profiler) {
   return start(logger);
 }
 static int connectOf(int device, Config* config, void* handle, void** sender, void** onDevice) {
-  require(onDevice == NULL, "a handle for the GPU");
+  require(onDevice != NULL && *onDevice == NULL, "a handle for the GPU");
   __atomic_store_n(&fakeNetTrafficClass, config->trafficClass, __ATOMIC_SEQ_CST);
   return doConnect(device, handle, sender);
 }
@@ -494,7 +496,7 @@ static int connectOf(int device, Config* config, void* handle, void** sender, vo
 #define init start
 #if NET_VERSION >= 7
 static int connectOf(int device, void* handle, void** sender, void** onDevice) {
-  require(onDevice == NULL, "a handle for the GPU");
+  require(onDevice != NULL && *onDevice == NULL, "a handle for the GPU");
   return doConnect(device, handle, sender);
 }
 #else
@@ -506,7 +508,7 @@ static int connectOf(int device, void* handle, void** sender, void** onDevice) {
 
 #if NET_VERSION >= 7
 static int acceptOf(void* listener, void** receiver, void** onDevice) {
-  require(onDevice == NULL, "a handle for the GPU");
+  require(onDevice != NULL && *onDevice == NULL, "a handle for the GPU");
   return doAccept(listener, receiver);
 }
 #else

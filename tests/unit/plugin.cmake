@@ -26,6 +26,10 @@ foreach(version RANGE 6 12)
     target_sources(fake_net_${version} PRIVATE ${CMAKE_SOURCE_DIR}/tests/system/fake_collnet.c)
   endif()
   target_compile_definitions(fake_net_${version} PRIVATE NET_VERSION=${version} _GNU_SOURCE)
+  if(version EQUAL 9)  # a tuner in the library of the net plug-in
+    target_sources(fake_net_${version} PRIVATE plugin_fake_tuner.c)
+    target_compile_definitions(fake_net_${version} PRIVATE TUNER_VERSION=4)
+  endif()
   set_target_properties(fake_net_${version} PROPERTIES C_VISIBILITY_PRESET hidden
     OUTPUT_NAME nccl-net-fake${version} LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/net)
   add_dependencies(plugin_net_test fake_net_${version})

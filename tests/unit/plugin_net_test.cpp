@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/unique_descriptor.h"
+#include "plugin/tuner.h"
 #include "support/fake_net.h"
 
 // The plug-ins are the fake one of system/fake_net.c, one library for each version.
@@ -117,6 +118,20 @@ TEST(Nets, AreTakenInTheOrderOfTheList) {
   const auto named = open("fake8,fake10", "fAKE10");
   ASSERT_NE(named, nullptr);
   EXPECT_EQ(named->name(), "Fake10 (v10)");
+}
+
+TEST(Nets, MayBringATuner) {
+  const auto with = open("fake9");
+  ASSERT_NE(with, nullptr);
+  const auto tuner = TunerLibrary::open("");
+  ASSERT_NE(tuner, nullptr);
+  EXPECT_EQ(tuner->name(), "Fake (v4)");
+  EXPECT_EQ(TunerLibrary::open("none"), nullptr);
+  const auto without = open("fake8");
+  ASSERT_NE(without, nullptr);
+  std::string warnings;
+  EXPECT_EQ(TunerLibrary::open("", [&](const std::string& text) { warnings += text; }), nullptr);
+  EXPECT_EQ(warnings, "") << "net plug-ins need no tuner";
 }
 
 TEST(Nets, MayBeNone) {
