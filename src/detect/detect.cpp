@@ -94,19 +94,23 @@ class Detector {
     gpus_ = request_.gpus;
     // To list all GPUs, the driver opens them, which takes milliseconds for each.
     const bool areNumbered =
-        std::ranges::none_of(gpus_, [](const auto& gpu) { return gpu.dev < 0; });
-    const bool lists = request_.nvml && (gpus_.empty() || !areNumbered);
+        !gpus_.empty() && std::ranges::none_of(gpus_, [](const auto& gpu) { return gpu.dev < 0; });
+    const bool lists = request_.nvml && !areNumbered;
     const std::vector<BusId> known = lists ? request_.nvml->gpus() : std::vector<BusId>();
     if (gpus_.empty()) {
       for (const BusId id : known) gpus_.push_back({id, -1, 0, -1, {}});
     }
     if (gpus_.empty()) findGpusInSysfs();
-    int next = 0;
-    for (GpuRequest& gpu : gpus_) {
-      const auto at = std::find(known.begin(), known.end(), gpu.busId);
-      if (gpu.dev < 0 && at != known.end()) gpu.dev = static_cast<int>(at - known.begin());
-      if (gpu.dev < 0) gpu.dev = next;
-      next = std::max(next, gpu.dev + 1);
+    if (areNumbered) return;
+    // In a container the driver may list only some of them, and numbers those from 0.
+    const bool areListed = std::ranges::all_of(gpus_, [&](const GpuRequest& gpu) {
+      return std::ranges::find(known, gpu.busId) != known.end();
+    });
+    for (size_t index = 0; index < gpus_.size(); index++) {
+      const auto at = std::ranges::find(known, gpus_[index].busId);
+      int& number = gpus_[index].dev;
+      if (!areListed) number = static_cast<int>(index);
+      if (number < 0) number = static_cast<int>(at - known.begin());
     }
   }
 

@@ -412,6 +412,20 @@ TEST(Detect, OnlyWhatWasAskedForStays) {
   EXPECT_EQ(gpus[0].rank, 5);
 }
 
+// A container shows the driver only some of the GPUs, and numbers those from 0.
+TEST(Detect, GpusThatTheDriverDoesNotListAreNumberedByTheirPlace) {
+  FakeRoot root;
+  FakeNvml all, own;
+  buildServer(root, all);
+  own.add(topology::formatBusId(all.order[2]));
+  DetectRequest request = requestFor(root, &own);
+  request.gpus = {{all.order[0], -1, 90, 0, {}}, {all.order[2], -1, 90, 1, {}}};
+  const auto gpus = topology::gpusOf(detectMachine(request).topology);
+  ASSERT_EQ(gpus.size(), 2u);
+  EXPECT_EQ(gpus[0].dev, 0);
+  EXPECT_EQ(gpus[1].dev, 1);
+}
+
 TEST(Detect, SeveralRanksOnOneGpuAreOneElement) {
   FakeRoot root;
   FakeNvml nvml;
