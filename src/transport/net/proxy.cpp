@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/open_descriptor.h"
 #include "base/thread.h"
+#include "runtime/runtime.h"
 
 namespace unisono::transport {
 namespace {
@@ -35,8 +36,9 @@ constexpr uint32_t kQuietAfter = 200, kLooksOfQuiet = 8;
 
 }  // namespace
 
-Proxy::Proxy()
-    : wakeUp_(openDescriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, "eventfd")),
+Proxy::Proxy(int device)
+    : device_(device),
+      wakeUp_(openDescriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, "eventfd")),
       wakeOffer_(runtime::offerDescriptor(wakeUp_.get())) {
   startThread("unisono-proxy", [this] { run(); }).detach();
 }
@@ -49,7 +51,7 @@ Proxy& Proxy::ofDevice(int device, std::string_view cores, bool ignoresOwnCores)
   Proxy*& proxy = proxies[device];
   if (proxy == nullptr) {
     const ScopedCpuAffinity nearPort(cores, ignoresOwnCores);  // the thread inherits it
-    proxy = new Proxy;
+    proxy = new Proxy(device);
   }
   return *proxy;
 }
@@ -100,6 +102,8 @@ void Proxy::wake() {
 }
 
 void Proxy::run() {
+  // Net plug-ins may call CUDA, such as cuFlushGPUDirectRDMAWrites() for the current context.
+  const runtime::DeviceScope scope(runtime::Runtime::get(), device_);
   int quietLooks = 0;
   std::chrono::nanoseconds nap = kShortestNap;
   for (;;) {

@@ -84,7 +84,7 @@ class Proxy {
     bool hasFailed = false;
   };
 
-  Proxy();
+  explicit Proxy(int device);
   void run();
   bool moveAll(std::unique_lock<std::mutex>& lock, bool all = true);
   void letIn(std::unique_lock<std::mutex>& lock);
@@ -94,6 +94,7 @@ class Proxy {
   void sleep(std::optional<std::chrono::nanoseconds> nap);
   std::unique_lock<std::mutex> lockFromOutside();
 
+  const int device_;
   const UniqueDescriptor wakeUp_;  // an eventfd
   const std::unique_ptr<runtime::DescriptorOffer> wakeOffer_;
   std::atomic<bool> sleeps_{false};
