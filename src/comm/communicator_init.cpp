@@ -215,9 +215,11 @@ RankFacts Communicator::facts() {
   facts.process = runtime::processToken();
   facts.machine = machineHash();
   facts.host = hostHash(settings_);
-  const std::string& network = settings_.network.empty() ? options_.network : settings_.network;
+  const std::string network = settings_.network.empty() ? options_.network : settings_.network;
   network_ = transport::openNetwork(settings_, network, {options_.id, options_.trafficClass});
-  facts.network = network.empty() && !network_->joinsSimulatedHosts() ? 0 : 1;
+  // When it starts, a net plug-in may set what its platform needs, such as NCCL_PROTO.
+  if (network_->isPlugin()) settings_ = settingsFromEnvironment();
+  facts.network = network.empty() && !network_->isPlugin() ? 0 : 1;
   copyText(facts.networkName, network_->name());
   facts.networkNamespace = runtime::networkNamespace();
   facts.user = ::geteuid();
@@ -476,7 +478,9 @@ transport::TransportOptions Communicator::transportOptions() {
   transport::TransportOptions options;
   options.check = [health = health_] {
     if (health->hasFailed()) throw *health->error();
-    if (health->signal().raised()) throw invalidUsage("The communicator was aborted");
+    if (health->signal().raised()) {
+      throw invalidUsage("The communicator was aborted").remedy("Make another communicator");
+    }
   };
   options.fail = [this](const Error& error) { fail(error); };
   options.hasLeft = [health = health_](int peer) { return health->hasLeft(peer); };

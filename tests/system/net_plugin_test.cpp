@@ -52,6 +52,22 @@ TEST_P(NetPlugins, MoveTheDataOfEveryCall) {
 
 INSTANTIATE_TEST_SUITE_P(Versions, NetPlugins, ::testing::Values(6, 8, 10, 11, 12));
 
+// Plug-ins of cloud providers set what their network needs when they start.
+TEST(NetPluginSettings, AreThoseOfTheFirstCommunicator) {
+  inChild([] {
+    usePlugin(9, "needs Simple");
+    ::unsetenv("NCCL_PROTO");
+    LaunchLog log;
+    const Ranks ranks(2, 1);
+    constexpr std::array kCalls{Call::allReduce};
+    everyCall(ranks, kCalls, {100});
+    std::string launches;
+    for (const std::string& line : log.take()) launches += line + "\n";
+    expectParts(launches, {"Simple"});
+    EXPECT_EQ(launches.find("LL"), std::string::npos) << launches;
+  });
+}
+
 // Slots in memory of the GPU, where data are only after a flush.
 struct DirectCase {
   int version;

@@ -80,7 +80,7 @@ class PluginDriver final : public NetworkDriver {
  public:
   explicit PluginDriver(std::shared_ptr<const plugin::Net> net) : net_(std::move(net)) {}
   std::string name() const override { return net_->name(); }
-  bool joinsSimulatedHosts() const override { return true; }
+  bool isPlugin() const override { return true; }
   std::optional<std::vector<plugin::NetPort>> ports() const override { return net_->ports(); }
   std::shared_ptr<const plugin::CollNet> openCollNet() const override {
     return plugin::CollNet::open(*net_);

@@ -23,8 +23,8 @@ class NetworkDriver {
 
   // What all ranks must agree on: "Socket", "IB", or a plug-in with its version.
   virtual std::string name() const = 0;
-  // Whether simulated hosts of one machine use it although the user has not named it.
-  virtual bool joinsSimulatedHosts() const { return false; }
+  // Simulated hosts of one machine use a plug-in although the user has not named it.
+  virtual bool isPlugin() const { return false; }
   // What TransportOptions::ports numbers; nothing: the topology has the ports of the machine, and
   // channels take what the network has in turn.
   virtual std::optional<std::vector<plugin::NetPort>> ports() const { return std::nullopt; }
