@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/node_machine.h"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -128,6 +133,17 @@ std::shared_ptr<const detect::Detected> detectNode(const Settings& settings,
   return known;
 }
 
+// As with NCCL, a file of NCCL_TOPO_FILE that cannot be opened counts as none: configuration files
+// and images name files that not every container has.
+Settings withReadableFile(Settings settings) {
+  const std::string& file = settings.topologyFile;
+  if (file.empty() || ::access(file.c_str(), R_OK) == 0) return settings;
+  warnOnce(fmt::format("NCCL_TOPO_FILE is ignored, because {} cannot be read: {}", file,
+                       std::generic_category().message(errno)));
+  settings.topologyFile.clear();
+  return settings;
+}
+
 topology::XmlTopology readTopology(const std::string& file, const std::string& variable) {
   return topology::parseTopologyXml(detect::readFile(file, variable), file);
 }
@@ -219,8 +235,9 @@ std::vector<NodeDevice> devicesOfNode(const std::vector<RankFacts>& ranks, const
   return devices;
 }
 
-NodeMachine nodeMachine(const Settings& settings, runtime::Backend backend,
+NodeMachine nodeMachine(const Settings& given, runtime::Backend backend,
                         const std::vector<NodeDevice>& devices, const Ports& ports) {
+  const Settings settings = withReadableFile(given);
   NodeMachine machine;
   machine.rules = topology::pathSettingsOf(settings);
   std::shared_ptr<const detect::Detected> detected;
