@@ -27,7 +27,7 @@ std::span<const UniqueId> checkIds(std::span<const UniqueId> ids, int ranks) {
   for (size_t i = 0; i < ids.size(); i++) {
     if (ids[i].fixedAddress) {
       throw invalidArgument("Unique id {} was made with NCCL_COMM_ID, and unique id 0 without", i)
-          .remedy("Set NCCL_COMM_ID alike in all processes that make unique ids");
+          .remedy("Set NCCL_COMM_ID to the same value in all processes that make unique ids");
     }
     const auto [other, added] = numbers.emplace(ids[i].secret, i);
     if (!added) {
@@ -70,15 +70,14 @@ std::unique_ptr<Bootstrap> Bootstrap::connect(std::span<const UniqueId> ids, int
     throw invalidArgument("Rank {} of {} ranks does not exist", rank, ranks);
   }
   ids = checkIds(ids, ranks);
-  const std::chrono::milliseconds timeout = initTimeoutOf(settings);
   std::unique_ptr<RootService> root;
   const UniqueId& first = ids.front();
   if (first.fixedAddress && rank == 0) {
     const Address here = localizeScope(first.root, listInterfaces(), settings.socketInterface);
-    Listener listener(here,
-                      Wait(std::min<std::chrono::milliseconds>(timeout, kPortTimeout), aborted));
-    root = std::make_unique<RootService>(std::move(listener), first.secret,
-                                         RootTimes{.timeout = timeout});
+    const auto timeout =
+        std::min<std::chrono::milliseconds>(connectTimeoutOf(settings), kPortTimeout);
+    root = std::make_unique<RootService>(Listener(here, Wait(timeout, aborted)), first.secret,
+                                         RootTimes{.timeout = timeoutOf(settings)});
   }
   // When this fails, the root is destroyed as well and tells the others.
   Membership membership = joinRendezvous(ids, rank, ranks, settings, aborted);
@@ -238,10 +237,11 @@ std::vector<int> Bootstrap::reachableNeighbours() const {
 void Bootstrap::checkSize(int peer, uint64_t number, size_t bytes, size_t expected) const {
   if (bytes == expected) return;
   throw internalError(
-      "All-gather {} received {} bytes instead of {}: the ranks disagree on its size", number,
-      bytes, expected)
+      "Exchange {} between the processes of the communicator received {} bytes instead of {}",
+      number, bytes, expected)
       .rank(rank_)
-      .peer(peer);
+      .peer(peer)
+      .remedy("Load the same libnccl.so.2 on all ranks, and make the same calls in the same order");
 }
 
 // Parts in the order of places become parts in the order of ranks.

@@ -183,7 +183,8 @@ void ConnectionPool::deliver(const PeerSocketPointer& connection, Frame frame) {
   if (connection->stranger) {
     if (closing_) return drop(connection);
     if (header.kind != FrameKind::hello) {
-      throw Error(ErrorCode::remoteError, "it does not introduce itself");
+      throw Error(ErrorCode::remoteError,
+                  "it sent no greeting first; another program may use this port");
     }
     if (header.sender >= static_cast<uint32_t>(ranks_) ||
         header.sender == static_cast<uint32_t>(rank_)) {
@@ -200,14 +201,15 @@ void ConnectionPool::deliver(const PeerSocketPointer& connection, Frame frame) {
   }
   if (header.kind == FrameKind::hello || header.kind == FrameKind::welcome) {
     if (header.kind != FrameKind::welcome || connection->stage != Stage::greeting) {
-      throw Error(ErrorCode::remoteError, "it introduces itself twice");
+      throw Error(ErrorCode::remoteError, "it sent a second greeting");
     }
     peerOf(peer).name = frame.text();
     welcomed(connection);
     return;
   }
   if (connection->stage != Stage::open) {
-    throw Error(ErrorCode::remoteError, "it does not introduce itself");
+    throw Error(ErrorCode::remoteError,
+                "it sent no greeting first; another program may use this port");
   }
   if (const auto user = users_.find(header.secret[1]); user != users_.end()) {
     user->second->deliver(peer, std::move(frame));

@@ -118,7 +118,9 @@ std::vector<NetworkInterface> listInterfaces() {
     if (entry->ifa_addr == nullptr) continue;
     Address address = fromSystem(entry->ifa_addr);
     if (address.family == AddressFamily::any) continue;
-    result.push_back({entry->ifa_name, address, (entry->ifa_flags & IFF_UP) != 0,
+    // As with NCCL, an interface without a carrier counts as down.
+    constexpr unsigned kUp = IFF_UP | IFF_RUNNING;
+    result.push_back({entry->ifa_name, address, (entry->ifa_flags & kUp) == kUp,
                       (entry->ifa_flags & IFF_LOOPBACK) != 0, countBits(entry->ifa_netmask)});
   }
   return result;

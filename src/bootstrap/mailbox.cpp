@@ -118,7 +118,7 @@ void Mailbox::throwIfEnded(bool aborted, const WaitRule& rule, std::string_view 
   if (!aborted || rule.evenAfterAbort) return;
   // The failure that was heard of may be why the communicator is being aborted.
   if (!rule.evenAfterFailure) throwIfReported();
-  throw internalError("Aborted while {}", doing);
+  throw abortedWhile(doing);
 }
 
 void Mailbox::throwIfCollectiveFailed(const Key& key) const {
@@ -341,7 +341,7 @@ void Mailbox::deliver(int familyRank, Frame frame) {
         fmt::format("{} is not in this communicator any more: there it was destroyed "
                     "or aborted, or could not be made",
                     describe(peer)),
-        fmt::format("{} has ended this communicator without a farewell", describe(peer)));
+        fmt::format("{} has ended this communicator without a last message", describe(peer)));
   }
   if (kind == FrameKind::greeting) {
     // Who was greeted by a rank that leaves would take its end for a death.
@@ -387,7 +387,7 @@ void Mailbox::lose(int familyRank) {
   endContact(
       peer, fmt::format("{} closed its connection: it has ended or failed", describe(peer)),
       fmt::format(
-          "{} has died: its connection to rank {} was closed without a farewell (its process "
+          "{} has died: its connection to rank {} was closed without a last message (its process "
           "was killed or has crashed, or the connection was cut)",
           describe(peer), rank_));
 }

@@ -117,7 +117,8 @@ void Mailbox::hearNews(int from, const Frame& frame) {
     return;
   }
   if (header.tag >= static_cast<uint64_t>(members_->ranks())) {
-    throw Error(ErrorCode::remoteError, fmt::format("it tells of rank {}", header.tag));
+    throw Error(ErrorCode::remoteError,
+                fmt::format("its report names rank {}, which does not exist", header.tag));
   }
   const int about = static_cast<int>(header.tag);
   if (header.kind != FrameKind::departure) {
@@ -126,7 +127,7 @@ void Mailbox::hearNews(int from, const Frame& frame) {
   }
   Departure departure = {.rank = about, .text = {}};
   if (frame.payload.size() < sizeof(departure.counts)) {
-    throw Error(ErrorCode::remoteError, "its farewell is too short");
+    throw Error(ErrorCode::remoteError, "its last message is too short");
   }
   std::memcpy(&departure.counts, frame.payload.data(), sizeof(departure.counts));
   departure.text = frame.text().substr(sizeof(departure.counts));

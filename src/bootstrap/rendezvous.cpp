@@ -105,14 +105,14 @@ Address listenAddress(const Socket& root, const Settings& settings) {
 // serves have.
 class RootVisit {
  public:
-  RootVisit(const UniqueId& id, const Address& root, int rank, milliseconds timeout,
+  RootVisit(const UniqueId& id, const Address& root, int rank, const Settings& settings,
             const std::function<bool()>& aborted)
       : id_(id),
         address_(root),
         rank_(rank),
-        timeout_(timeout),
+        timeout_(timeoutOf(settings)),
         aborted_(aborted),
-        connecting_(timeout, aborted) {}
+        connecting_(connectTimeoutOf(settings), aborted) {}
 
   void connect() {
     root_ = connectToRoot(id_, address_, rank_, connecting_);
@@ -124,7 +124,7 @@ class RootVisit {
                         {FrameKind::report, kLongestText},
                         {FrameKind::joined, 0},
                         {FrameKind::wrongSecret, 0}});
-    answering_.emplace(timeout_ + kAnswerGrace, aborted_);
+    answering_.emplace(timeout_ ? std::optional(*timeout_ + kAnswerGrace) : std::nullopt, aborted_);
   }
   void announce(const Announcement& announcement) {
     announcement_ = announcement;
@@ -145,8 +145,10 @@ class RootVisit {
     answering_->throwIfAborted("waiting for every rank to join");
     if (answering_->isExpired()) {
       throw Error(ErrorCode::timeout,
-                  fmt::format("The communicator's root at {} does not answer", address_.text()))
-          .rank(rank_);
+                  fmt::format("The communicator's root at {} has not answered for {:.0f} s",
+                              address_.text(), answering_->secondsSinceStart()))
+          .rank(rank_)
+          .remedy("Check whether the process that made the unique id is stopped");
     }
   }
 
@@ -207,7 +209,8 @@ class RootVisit {
           .rank(rank_)
           .remedy(
               id_.fixedAddress
-                  ? "Set NCCL_COMM_ID alike on all ranks, and UNISONO_COMM_KEY_FILE to files with "
+                  ? "Set NCCL_COMM_ID to the same value on all ranks, and UNISONO_COMM_KEY_FILE to "
+                    "files with "
                     "the same content; if they are, another job uses this port"
                   : "Another job uses this port: the process that made the unique id has ended");
     }
@@ -228,7 +231,7 @@ class RootVisit {
   const UniqueId& id_;
   const Address address_;
   const int rank_;
-  const milliseconds timeout_;
+  const std::optional<milliseconds> timeout_;
   const std::function<bool()>& aborted_;
   const Wait connecting_;
   std::optional<Wait> answering_;
@@ -275,7 +278,6 @@ uint64_t hashOf(std::span<const UniqueId> ids) {
 
 Membership joinRendezvous(std::span<const UniqueId> ids, int rank, int ranks,
                           const Settings& settings, const std::function<bool()>& aborted) {
-  const milliseconds timeout = initTimeoutOf(settings);
   const auto localize = [filter = settings.socketInterface](const Address& address) {
     // Listing takes time.
     return address.isLinkLocal() ? localizeScope(address, listInterfaces(), filter) : address;
@@ -283,7 +285,7 @@ Membership joinRendezvous(std::span<const UniqueId> ids, int rank, int ranks,
   const RankTree tree{rank, ranks, static_cast<int>(ids.size())};
   const auto visit = [&](int block, std::optional<RootVisit>& to) {
     const UniqueId& id = ids[static_cast<size_t>(block)];
-    to.emplace(id, localize(id.root), rank, timeout, aborted);
+    to.emplace(id, localize(id.root), rank, settings, aborted);
   };
   std::optional<RootVisit> own, above;
   visit(tree.block(), own);
@@ -294,7 +296,8 @@ Membership joinRendezvous(std::span<const UniqueId> ids, int rank, int ranks,
   try {
     if (above) above->connect();
     own->connect();
-    result.listener = Listener(listenAddress(own->socket(), settings), Wait(timeout, aborted));
+    result.listener =
+        Listener(listenAddress(own->socket(), settings), Wait(connectTimeoutOf(settings), aborted));
     Announcement announcement = {.ranks = static_cast<uint32_t>(ranks),
                                  .listener = result.listener.address(),
                                  .roots = static_cast<uint32_t>(ids.size()),

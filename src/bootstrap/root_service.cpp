@@ -145,7 +145,8 @@ class Rendezvous {
                   FrameReader(secret_, {{FrameKind::announce, kMaxAnnouncement},
                                         {FrameKind::refusal, kLongestText},
                                         {FrameKind::joined, 0}}),
-                  Clock::now() + std::min<milliseconds>(kStrangerTimeout, times_.timeout)});
+                  Clock::now() + std::min<milliseconds>(
+                                     kStrangerTimeout, times_.timeout.value_or(kStrangerTimeout))});
       strangers_.push_back(descriptor);
       // Ranks announce themselves at once, so most are never counted as strangers for long.
       serve(descriptor);
@@ -338,7 +339,7 @@ class Rendezvous {
   // The ranks of this root's block, and the heads below its own.
   void makePlaces(const Announcement& announcement) {
     first_ = announcement;
-    deadline_ = Clock::now() + times_.timeout;
+    if (times_.timeout) deadline_ = Clock::now() + *times_.timeout;
     reminder_.emplace(times_.reportInterval);
     const int block = static_cast<int>(announcement.root);
     const RankTree head = treeOf(treeOf(0).headOf(block));
@@ -443,7 +444,7 @@ class Rendezvous {
       listener_.close();
       return;
     }
-    const double seconds = std::chrono::duration<double>(times_.timeout).count();
+    const double seconds = std::chrono::duration<double>(*times_.timeout).count();
     if (arrived_ < places_.size()) {
       fail(ErrorCode::timeout,
            fmt::format("{} of {} ranks did not join within {} s: {}", places_.size() - arrived_,

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "base/unique_descriptor.h"
@@ -16,7 +17,7 @@ namespace unisono::bootstrap {
 class Rendezvous;
 
 struct RootTimes {
-  std::chrono::milliseconds timeout;
+  std::optional<std::chrono::milliseconds> timeout;
   std::chrono::milliseconds reportInterval = kReportInterval;
   // How long ranks that are late for a failed rendezvous are still told why it failed.
   std::chrono::milliseconds linger{60000};
@@ -29,7 +30,8 @@ struct RootTimes {
 // of ranks, and the heads below its own: these say when all that their own roots serve have joined,
 // and tell their own roots when all ranks have. It ends the rendezvous with a text for every rank
 // when
-//   - not every rank has joined `timeout` after the first one (the text names the missing ranks);
+//   - not every rank has joined `timeout`, if there is one, after the first one (the text names the
+//     missing ranks);
 //   - ranks contradict each other: their number, version or unique ids differ, or two claim the
 //     same rank;
 //   - a rank leaves before all have joined, or reports that another root has failed;

@@ -75,7 +75,7 @@ UniqueId createUniqueId(const Settings& settings) {
   UniqueId id = {listener.address(), randomSecret(), false};
   logInfo("unique id: the root listens at {} ({})", id.root.text(), chosen.name);
   keepUntilExit(std::make_unique<RootService>(std::move(listener), id.secret,
-                                              RootTimes{.timeout = initTimeoutOf(settings)}));
+                                              RootTimes{.timeout = timeoutOf(settings)}));
   return id;
 }
 

@@ -15,13 +15,15 @@ namespace unisono::bootstrap {
 
 using Clock = std::chrono::steady_clock;
 
-// The limit of rendezvous when the user sets none.
-inline constexpr std::chrono::seconds kDefaultInitTimeout{600};
+// How long a rank tries to reach the root when the user sets no limit. A rank of a job may start
+// long before the root at a fixed address.
+inline constexpr std::chrono::seconds kDefaultConnectTimeout{600};
 // How often a wait logs what it waits for.
 inline constexpr std::chrono::seconds kReportInterval{60};
 
 // UNISONO_BOOTSTRAP_TIMEOUT, or nothing if it is not set. It limits rendezvous and every later wait
-// for another rank; without it, later waits last as long as the other rank's process lives. Throws
+// for another rank; without it, waits last as long as the other rank's process lives, as with NCCL:
+// the user's framework knows how late a rank may be. Throws
 // Error(invalidArgument) when it is not positive; values above three years are taken as three
 // years.
 inline std::optional<std::chrono::milliseconds> timeoutOf(const Settings& settings) {
@@ -35,8 +37,13 @@ inline std::optional<std::chrono::milliseconds> timeoutOf(const Settings& settin
   return std::chrono::seconds(std::min(seconds, kMaxSeconds));
 }
 
-inline std::chrono::milliseconds initTimeoutOf(const Settings& settings) {
-  return timeoutOf(settings).value_or(kDefaultInitTimeout);
+inline std::chrono::milliseconds connectTimeoutOf(const Settings& settings) {
+  return timeoutOf(settings).value_or(kDefaultConnectTimeout);
+}
+
+inline Error abortedWhile(std::string_view doing) {
+  return invalidUsage("The communicator was aborted or revoked while {}", doing)
+      .remedy("Make another communicator");
 }
 
 // Limits one wait: by a time, if there is one, and by a callback that tells whether the
@@ -64,9 +71,9 @@ class Wait {
 
   bool isExpired() const { return deadline_ && Clock::now() >= *deadline_; }
 
-  // Throws Error(internalError) when the communicator is being aborted.
+  // Throws Error(invalidUsage) when the communicator is being aborted.
   void throwIfAborted(std::string_view doing) const {
-    if (aborted_ && aborted_()) throw internalError("Aborted while {}", doing);
+    if (aborted_ && aborted_()) throw abortedWhile(doing);
   }
 
   // How long to sleep before looking at the callback and the clock again.
