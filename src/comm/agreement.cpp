@@ -81,7 +81,7 @@ void checkTuning(const RankFacts& first, const RankFacts& facts, size_t rank) {
   if (facts.tuning.thresholds != first.tuning.thresholds) differs = "NCCL_THREAD_THRESHOLDS";
   if (differs != nullptr) {
     throw invalidUsage("Ranks 0 and {} have different values of {}", rank, differs)
-        .remedy(fmt::format("Set {} alike on all ranks", differs));
+        .remedy(fmt::format("Set {} to the same value on all ranks", differs));
   }
   if (facts.measurements != first.measurements) {
     throw invalidUsage("Ranks 0 and {} have different files of UNISONO_TUNING_FILE", rank)
@@ -198,7 +198,8 @@ bool usesNetwork(const std::vector<RankFacts>& ranks) {
   const bool real = first.backend == static_cast<int>(runtime::Backend::cuda);
   const auto differs = [&](const RankFacts& facts) { return facts.host != first.host; };
   const auto wants = [&](const RankFacts& facts) {
-    return facts.network != 0 || facts.machine != first.machine;
+    return facts.network != 0 || facts.machine != first.machine ||
+           facts.networkNamespace != first.networkNamespace || facts.user != first.user;
   };
   return std::any_of(ranks.begin(), ranks.end(), differs) &&
          (real || std::any_of(ranks.begin(), ranks.end(), wants));
@@ -217,7 +218,7 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
     }
     if (facts.backend != first.backend) {
       throw invalidUsage("Rank {} on {} uses another backend than rank 0", r, facts.hostName.data())
-          .remedy("Set UNISONO_BACKEND alike on all ranks");
+          .remedy("Set UNISONO_BACKEND to the same value on all ranks");
     }
     // The first rank with which this one shares memory.
     const size_t o = network ? hosts.emplace(facts.host, r).first->second : 0;
@@ -229,21 +230,20 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
     }
     if (facts.networkNamespace != other.networkNamespace) {
       throw invalidUsage(
-          "Ranks {} and {} run on one machine in different network namespaces (hosts {} and {}), "
-          "so "
-          "they cannot share memory",
+          "Ranks {} and {} have the same NCCL_HOSTID in different network namespaces (hosts {} and "
+          "{}), so they cannot share memory",
           o, r, other.hostName.data(), facts.hostName.data())
           .remedy(
-              "Run all ranks of a machine in one container, or let their containers share a "
-              "network "
-              "(docker: --network=host or --network=container:NAME)");
+              "Unset NCCL_HOSTID, so that they use the network, or let their containers share a "
+              "network (docker: --network=host or --network=container:NAME)");
     }
     if (facts.user != other.user) {
       throw invalidUsage(
-          "Ranks {} and {} run on one machine as different users ({} and {}), so they cannot share "
-          "memory",
+          "Ranks {} and {} have the same NCCL_HOSTID as different users ({} and {}), so they "
+          "cannot "
+          "share memory",
           o, r, other.user, facts.user)
-          .remedy("Run all ranks of a machine as the same user");
+          .remedy("Unset NCCL_HOSTID, so that they use the network, or run them as the same user");
     }
     if (network && facts.networkName != first.networkName) {
       throw invalidUsage("Ranks 0 and {} use different networks: {} on {}, and {} on {}", r,
@@ -251,7 +251,7 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
                          facts.hostName.data())
           .remedy(
               "Install the same net plug-in for all ranks, and set NCCL_NET_PLUGIN and NCCL_NET "
-              "alike")
+              "to the same values")
           .rank(static_cast<int>(r));
     }
     checkCollNet(first, facts, r);
@@ -478,24 +478,27 @@ void checkSummaries(const std::vector<DecisionSummary>& summaries) {
       {"nodes", &DecisionSummary::nodes},
       {"the tuner plug-in (1: it is used)", &DecisionSummary::advised},
   };
+  constexpr const char* kSameInputs =
+      "Load the same libnccl.so.2 on all ranks, with the same NCCL_* variables, topology and graph "
+      "files";
   const DecisionSummary& first = summaries.front();
   for (size_t r = 1; r < summaries.size(); r++) {
     for (const Field& field : kFields) {
       if (summaries[r].*field.value != first.*field.value) {
         throw internalError("Ranks 0 and {} decided differently on {}: {} and {}", r, field.name,
                             first.*field.value, summaries[r].*field.value)
-            .remedy("Load the same libnccl.so.2 on all ranks");
+            .remedy(kSameInputs);
       }
     }
     const std::string_view differs = topology::firstDifference(first.joined, summaries[r].joined);
     if (!differs.empty()) {
       throw internalError("Ranks 0 and {} decided differently on {}", r, differs)
-          .remedy("Load the same libnccl.so.2 on all ranks");
+          .remedy(kSameInputs);
     }
     // Follows from the graphs: they come first.
     if (summaries[r].costModel != first.costModel) {
       throw internalError("Ranks 0 and {} decided differently on the predicted times of calls", r)
-          .remedy("Load the same libnccl.so.2 on all ranks");
+          .remedy(kSameInputs);
     }
   }
 }

@@ -2,12 +2,14 @@
 #include "comm/identity.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <string_view>
 
 #include "base/fnv.h"
 #include "base/system.h"
+#include "runtime/descriptor_service.h"
 
 namespace unisono::comm {
 namespace {
@@ -29,7 +31,12 @@ uint64_t machineHash() {
 }
 
 uint64_t hostHash(const Settings& settings) {
-  return settings.hostId.empty() ? machineHash() : hashOf(settings.hostId);
+  if (!settings.hostId.empty()) return hashOf(settings.hostId);
+  Fnv hash;
+  hash.add(machineHash());
+  hash.add(runtime::networkNamespace());
+  hash.add(uint64_t{::geteuid()});
+  return hash.value();
 }
 
 uint64_t sharedMemoryDevice() {

@@ -9,7 +9,8 @@
 namespace unisono::comm {
 
 // Hashes that tell whether two processes run on the same operating system, and whether they count
-// as one node (the same, unless NCCL_HOSTID says otherwise).
+// as one node: those that can hand each other memory, as they have one network namespace and user,
+// unless NCCL_HOSTID says otherwise.
 uint64_t machineHash();
 uint64_t hostHash(const Settings& settings);
 

@@ -224,10 +224,11 @@ bool canEnterNetworkNamespace() {
   return runChildren(1, [](int) { ::_exit(::unshare(CLONE_NEWNET) == 0 ? 0 : 1); }).front() == 0;
 }
 
-// Ranks that reach each other over TCP, but not each other's memory, are told so by init. The
-// namespace of a process is that of its first thread: here it leaves the one that the ranks'
-// threads talk in.
-TEST(ProcessesInOtherNetworkNamespaces, AreRefusedByInit) {
+// Ranks of one machine that reach each other over TCP, but not each other's memory, use the
+// network, unless the user says that they are one host. The namespace of a process is that of its
+// first thread: here it leaves the one that the ranks' threads talk in.
+class ProcessesInOtherNetworkNamespaces : public ::testing::TestWithParam<bool> {};
+TEST_P(ProcessesInOtherNetworkNamespaces, UseTheNetworkOrAreRefused) {
   if (!canEnterNetworkNamespace()) {
     GTEST_SKIP() << "NOT TESTED: network namespaces need more rights than we have";
   }
@@ -237,10 +238,17 @@ TEST(ProcessesInOtherNetworkNamespaces, AreRefusedByInit) {
     std::thread rank([&] {
       left.wait();
       check(unisonoHostSetDevice(process));
+      if (GetParam()) ::setenv("NCCL_HOSTID", "one", 1);
       ncclComm_t comm = nullptr;
-      EXPECT_EQ(ncclCommInitRank(&comm, 2, sharedId(pipe, process, 2), process), ncclInvalidUsage);
-      EXPECT_NE(std::strstr(ncclGetLastError(nullptr), "network namespaces"), nullptr)
-          << ncclGetLastError(nullptr);
+      const ncclResult_t result = ncclCommInitRank(&comm, 2, sharedId(pipe, process, 2), process);
+      EXPECT_EQ(result, GetParam() ? ncclInvalidUsage : ncclSuccess) << ncclGetLastError(nullptr);
+      if (result == ncclSuccess) {
+        useOnce(comm, 100'000);
+        check(ncclCommDestroy(comm));
+      } else {
+        EXPECT_NE(std::strstr(ncclGetLastError(nullptr), "network namespaces"), nullptr)
+            << ncclGetLastError(nullptr);
+      }
     });
     if (process == 1 && ::unshare(CLONE_NEWNET) != 0) throw std::runtime_error("unshare");
     left.count_down();
@@ -248,6 +256,8 @@ TEST(ProcessesInOtherNetworkNamespaces, AreRefusedByInit) {
   });
   EXPECT_EQ(results, std::vector<int>({0, 0}));
 }
+
+INSTANTIATE_TEST_SUITE_P(WithOneHostId, ProcessesInOtherNetworkNamespaces, ::testing::Bool());
 
 // Enters a network namespace with a loopback interface, where listeners queue few connections.
 void enterNetworkWithShortQueues() {
@@ -329,12 +339,12 @@ TEST(ProcessesWithTwoInterfaces, UseBoth) {
 TEST(ProcessesThatFail, TellTheOthersWhy) {
   const Pipe pipe;
   const std::vector<int> results = runChildren(3, [&](int process) {
-    if (process == 2) ::setenv("NCCL_TOPO_FILE", "/nonexistent/topology.xml", 1);
+    if (process == 2) ::setenv("NCCL_TOPO_FILE", "/proc/version", 1);
     check(unisonoHostSetDevice(process));
     ncclComm_t comm = nullptr;
     EXPECT_NE(ncclCommInitRank(&comm, 3, sharedId(pipe, process, 3), process), ncclSuccess);
     const std::string text = ncclGetLastError(nullptr);
-    EXPECT_NE(text.find("/nonexistent/topology.xml"), std::string::npos) << text;
+    EXPECT_NE(text.find("/proc/version"), std::string::npos) << text;
     EXPECT_EQ(text.find("Rank 2 reports") != std::string::npos, process != 2) << text;
   });
   EXPECT_EQ(results, std::vector<int>({0, 0, 0}));
