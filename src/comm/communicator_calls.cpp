@@ -106,9 +106,20 @@ void Communicator::findWindows(std::vector<plan::Task>& calls, bool captured) {
 void Communicator::prepare(Prepared& prepared) {
   // Also refuses, before anything is done, what is not a stream.
   runtime::DeviceScope scope(runtime_, device_);
-  for (runtime::Stream stream : prepared.streams) {
-    prepared.captured |= runtime_.captureState(stream) != runtime::CaptureState::none;
+  const runtime::CaptureState state = runtime_.captureState(prepared.streams.front());
+  for (size_t i = 1; i < prepared.streams.size(); i++) {
+    if (runtime_.captureState(prepared.streams[i]) != state) {
+      throw invalidUsage("Only some streams of a group are being captured into a graph")
+          .rank(rank())
+          .remedy("Make the calls on captured streams in a group of their own");
+    }
   }
+  if (state == runtime::CaptureState::invalidated) {
+    throw invalidUsage("The capture of the stream has failed")
+        .rank(rank())
+        .remedy("Find the call that made it fail, and end the capture (cudaStreamEndCapture)");
+  }
+  prepared.captured = state == runtime::CaptureState::active;
   findSymmetric(prepared.tasks);
   findWindows(prepared.tasks, prepared.captured);
   stageInPlace(prepared);

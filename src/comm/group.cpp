@@ -64,9 +64,18 @@ class CallGroup::ProfiledReturn {
   std::vector<std::shared_ptr<GroupProfile>> profiles_;
 };
 
+// Destructors of static objects may still make calls when the main thread's thread-local objects
+// have been destroyed: those get another group.
 CallGroup& CallGroup::current() {
-  thread_local CallGroup group;
-  return group;
+  static thread_local CallGroup* group = nullptr;
+  struct Owner {
+    ~Owner() { delete std::exchange(group, nullptr); }
+  };
+  if (group == nullptr) {
+    static thread_local Owner owner;
+    group = new CallGroup;
+  }
+  return *group;
 }
 
 void CallGroup::add(HandleId* id, Handle::InitFunction init, bool isMember) {
@@ -190,7 +199,7 @@ void CallGroup::checkBlocking(const std::vector<InitJob>& initJobs,
   for (const auto& entry : calls) (entry.handle->blocking() ? blocking : nonblocking) = true;
   if (blocking && nonblocking) {
     throw invalidArgument("The group has both blocking and nonblocking communicators")
-        .remedy("Use one group for each kind, or set ncclConfig_t.blocking alike");
+        .remedy("Use one group for each kind, or set ncclConfig_t.blocking to the same value");
   }
 }
 
@@ -244,7 +253,15 @@ bool CallGroup::runAll(std::vector<Calls>& calls, const std::vector<TogetherJob>
   });
   const bool blocking =
       (calls.empty() ? togetherJobs.front().handle : calls.front().handle)->blocking();
-  if (blocking || (connected && togetherJobs.empty())) {
+  if (connected && togetherJobs.empty()) {
+    launchAll(calls);
+    return true;
+  }
+  std::vector<std::shared_ptr<Handle>> handles;
+  for (const TogetherJob& job : togetherJobs) handles.push_back(job.handle);
+  for (const Calls& entry : calls) handles.push_back(entry.handle);
+  if (blocking) {
+    std::vector<Handle::Busy> busy(handles.begin(), handles.end());
     std::vector<std::function<void()>> jobs;
     for (const TogetherJob& job : togetherJobs) jobs.push_back(job.run);
     runTogether(jobs);
@@ -252,9 +269,6 @@ bool CallGroup::runAll(std::vector<Calls>& calls, const std::vector<TogetherJob>
     launchAll(calls);
     return true;
   }
-  std::vector<std::shared_ptr<Handle>> handles;
-  for (const TogetherJob& job : togetherJobs) handles.push_back(job.handle);
-  for (const Calls& entry : calls) handles.push_back(entry.handle);
   const auto operation =
       Background::start("unisono-connect", [calls = std::move(calls), togetherJobs]() mutable {
         try {
@@ -305,13 +319,28 @@ void CallGroup::connectAll(std::vector<Calls>& calls) {
 }
 
 void CallGroup::launchAll(std::vector<Calls>& calls) {
-  for (Calls& entry : calls) {
+  const auto launch = [&calls](Calls& entry) {
     try {
       entry.handle->launch(entry.prepared);
     } catch (const std::exception& error) {
       throw failAll(calls, entry, asError(error));
     }
+  };
+  // A launch waits while about 1024 others are pending on its GPU. Those may wait for other
+  // communicators of the group, which then have threads of their own.
+  constexpr size_t kNeverWait = 512;
+  const bool mayWait = std::ranges::any_of(calls, [](const Calls& entry) {
+    return !entry.prepared.captured && entry.prepared.plan.launches.size() > kNeverWait;
+  });
+  std::vector<std::function<void()>> jobs;
+  for (Calls& entry : calls) {
+    if (mayWait) {
+      jobs.emplace_back([&launch, &entry] { launch(entry); });
+    } else {
+      launch(entry);
+    }
   }
+  runTogether(jobs);
 }
 
 // Returns the first error of `cause`, the communicator that has failed. Ends the waits of the

@@ -138,7 +138,8 @@ constexpr uint64_t kShrinkTag = uint64_t{0x736872696e6b} << 16;
 std::function<void()> checkOf(const std::shared_ptr<Health>& health) {
   return [health] {
     if (health->hasFailed()) throw *health->error();
-    if (health->signal().raised()) throw invalidUsage("The new communicator was aborted");
+    if (health->signal().raised())
+      throw invalidUsage("The new communicator was aborted").remedy("Make another communicator");
   };
 }
 
@@ -208,7 +209,9 @@ Handle::InitFunction makeFromSplit(const std::shared_ptr<Communicator>& parent, 
   return [=, turn = parent->turns().announce()](
              std::shared_ptr<Health> health) -> std::shared_ptr<Communicator> {
     if (!turn->await([&] { return health->signal().raised() || parent->aborted(); })) {
-      throw invalidUsage("The split was aborted").rank(parent->rank());
+      throw invalidUsage("The split was aborted, or its parent")
+          .rank(parent->rank())
+          .remedy("Make another communicator");
     }
     bootstrap::Bootstrap& network = parent->bootstrap();
     // One number for each new communicator, that of its first rank.
@@ -247,7 +250,9 @@ Handle::InitFunction makeFromGrow(const std::shared_ptr<Communicator>& parent, i
   }
   return [=, turn = parent->turns().announce()](std::shared_ptr<Health> health) {
     if (!turn->await([&] { return health->signal().raised() || parent->aborted(); })) {
-      throw invalidUsage("The growth was aborted").rank(parent->rank());
+      throw invalidUsage("The growth was aborted, or the communicator that grows")
+          .rank(parent->rank())
+          .remedy("Make another communicator");
     }
     // Before the others are asked, so that a growth that fails there is not taken for the next one.
     const Attempt attempt{parent.get(), parent->bootstrap().numberAttempts(1)};

@@ -119,7 +119,9 @@ std::shared_ptr<Communicator> Handle::awaitTurn(Turns::Turn& turn) {
     made = communicator_;
   }
   if (!turn.await([&] { return health_->signal().raised(); })) {
-    throw invalidUsage("The communicator was aborted").rank(made->rank());
+    throw invalidUsage("The communicator was aborted or revoked")
+        .rank(made->rank())
+        .remedy("Make another communicator");
   }
   return made;
 }
@@ -127,13 +129,14 @@ std::shared_ptr<Communicator> Handle::awaitTurn(Turns::Turn& turn) {
 std::shared_ptr<const plan::SymmetricWindow> Handle::finishRegister(void* address, uint64_t bytes,
                                                                     bool isSymmetric,
                                                                     Turns::Turn& turn) {
-  auto window = awaitTurn(turn)->registerTogether(address, bytes, isSymmetric);
-  turn.end();
-  return window;
+  const std::shared_ptr<Communicator> made = awaitTurn(turn);
+  const Turns::Turn::End end{turn};
+  return made->registerTogether(address, bytes, isSymmetric);
 }
 
 void Handle::finishSuspend(bool suspends, Turns::Turn& turn) {
   const std::shared_ptr<Communicator> made = awaitTurn(turn);
+  const Turns::Turn::End end{turn};
   logInfo("{}: {}", made->description(), suspends ? "suspend" : "resume");
   if (suspends) made->prepareToSuspend();
   try {
@@ -141,7 +144,6 @@ void Handle::finishSuspend(bool suspends, Turns::Turn& turn) {
   } catch (const std::exception& error) {
     throw fail(asError(error));
   }
-  turn.end();
   const std::lock_guard lock(mutex_);
   suspended_ = suspends;
 }
@@ -229,12 +231,14 @@ bool Handle::finalize() {
 }
 
 Error Handle::fail(const Error& error) {
-  Error first = health_->fail(error);
   std::shared_ptr<Communicator> made;
   {
     const std::lock_guard lock(mutex_);
+    // What was in progress ends with an error, and others can be made from the communicator.
+    if (stopped_) return error;
     made = communicator_;
   }
+  Error first = health_->fail(error);
   // If it was another rank that failed first, the others hear of that one.
   if (made != nullptr) made->bootstrap().fail(first.what());
   return first;
@@ -252,7 +256,7 @@ std::string Handle::lastError() const {
 
 // Whether this rank leaves in an orderly manner depends on what it had in progress before.
 bool Handle::isIdle(const std::unique_lock<std::mutex>&) const noexcept {
-  if (communicator_ == nullptr || launching_ || inProgress()) return false;
+  if (communicator_ == nullptr || launching_ || busy_ > 0 || inProgress()) return false;
   try {
     return communicator_->isIdle() && !communicator_->isReplaying();
   } catch (const std::exception&) {

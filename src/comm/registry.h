@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "comm/background.h"
@@ -48,6 +50,17 @@ class Handle : public std::enable_shared_from_this<Handle> {
   // The same, for what may be made from a communicator also after stop() and, if `evenIfFailed`,
   // after a failure.
   std::shared_ptr<Communicator> getParent(bool evenIfFailed = false) const;
+  // While one lives, a call is in progress that has not begun to launch.
+  class Busy {
+   public:
+    explicit Busy(std::shared_ptr<Handle> handle) : handle_(std::move(handle)) { handle_->busy_++; }
+    ~Busy() { handle_->busy_--; }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+   private:
+    const std::shared_ptr<Handle> handle_;
+  };
   // Ends running work and waits until it has ended. From then on the communicator makes no calls,
   // but can be split, shrunk and destroyed. Throws Error(invalidArgument) after ncclCommFinalize
   // and, unless `again`, the second time.
@@ -73,7 +86,7 @@ class Handle : public std::enable_shared_from_this<Handle> {
   // communicator is nonblocking. Throws Error(invalidArgument) the second time.
   bool finalize();
   // Records an error that makes the communicator unusable, unless there is one already, logs it and
-  // tells the other ranks. Returns the error that it has failed with.
+  // tells the other ranks, but not after stop(). Returns the error that it has failed with.
   Error fail(const Error& error);
   std::string lastError() const;
   // Ends all waits and launches nothing more; the communicator can only be destroyed afterwards.
@@ -96,6 +109,7 @@ class Handle : public std::enable_shared_from_this<Handle> {
   const bool blocking_;
   mutable std::mutex mutex_;
   std::condition_variable launched_;
+  std::atomic<int> busy_{0};
   bool initializing_ = true, launching_ = false, finalized_ = false;
   bool stopped_ = false, suspended_ = false;
   std::shared_ptr<Communicator> communicator_;

@@ -17,6 +17,12 @@ class Turns : public std::enable_shared_from_this<Turns> {
  public:
   class Turn {
    public:
+    // Ends a turn, also where it fails.
+    struct End {
+      Turn& turn;
+      ~End() { turn.end(); }
+    };
+
     Turn(std::shared_ptr<Turns> turns, uint64_t number)
         : turns_(std::move(turns)), number_(number) {}
     ~Turn() { end(); }

@@ -171,5 +171,30 @@ INSTANTIATE_TEST_SUITE_P(Of, Graphs,
                                   name(test.param.second);
                          });
 
+// A call that is not allowed makes a capture fail. The communicator works again afterwards.
+TEST(Captures, ThatHaveFailedAreRefused) {
+  const ncclUniqueId id = newId();
+  onThreads(kRanks, [&](int rank) {
+    Member member(id, rank, kRanks);
+    const DeviceStream stream(deviceOf(rank));
+    Sum sum(rank, 1000);
+    sum.setInput(1);
+    sum.call(member.comm, stream);
+    device::synchronize(stream);
+    const DeviceBuffer buffer(deviceOf(rank), sizeof(int));
+    const auto succeeds = [](cudaError_t result) { return result == cudaSuccess; };
+    EXPECT_TRUE(succeeds(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)));
+    EXPECT_FALSE(succeeds(cudaStreamSynchronize(stream)));
+    EXPECT_EQ(ncclAllReduce(buffer.as(), buffer.as(), 1, ncclInt, ncclSum, member.comm, stream),
+              ncclInvalidUsage);
+    cudaGraph_t graph = nullptr;
+    EXPECT_FALSE(succeeds(cudaStreamEndCapture(stream, &graph)));
+    cudaGetLastError();
+    sum.call(member.comm, stream);
+    device::synchronize(stream);
+    sum.expect(1, "after a failed capture");
+  });
+}
+
 }  // namespace
 }  // namespace unisono::system_test

@@ -70,6 +70,10 @@ class Gathering {
 // Runs `body(process)` in a child each; its status is 0 if no expectation failed there.
 std::vector<int> runChildren(int processes, const std::function<void(int)>& body);
 void expectAllPass(const std::vector<int>& results);
+// A test in a process of its own.
+inline void inChild(const std::function<void()>& body) {
+  EXPECT_EQ(runChildren(1, [&](int) { body(); }), std::vector<int>({0}));
+}
 
 // The id that process 0 makes, in each of `processes`.
 ncclUniqueId sharedId(const Pipe& pipe, int process, int processes);

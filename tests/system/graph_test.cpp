@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <random>
 #include <thread>
 
@@ -366,6 +367,26 @@ TEST(Graphs, ReplaysDoWhatTheCallsDo) {
       }
     });
   }
+}
+
+TEST(Graphs, OfSomeStreamsOfAGroupAreRefused) {
+  const Ranks ranks(1);
+  const DeviceBuffer buffer(deviceOf(0), sizeof(int));
+  const DeviceStream captured(deviceOf(0)), plain(deviceOf(0));
+  check(unisonoHostStreamBeginCapture(captured));
+  for (const bool isFirst : {true, false}) {
+    check(ncclGroupStart());
+    for (const bool uses : {isFirst, !isFirst}) {
+      check(ncclAllReduce(buffer.as(), buffer.as(), 1, ncclInt, ncclSum, ranks.comm(0),
+                          uses ? captured : plain));
+    }
+    EXPECT_EQ(ncclGroupEnd(), ncclInvalidUsage);
+    EXPECT_NE(std::strstr(ncclGetLastError(nullptr), "captured"), nullptr);
+  }
+  unisonoHostGraph_t graph = nullptr;
+  check(unisonoHostStreamEndCapture(captured, &graph));
+  check(unisonoHostGraphDestroy(graph));
+  useOnce(ranks.comm(0));
 }
 
 }  // namespace

@@ -561,6 +561,28 @@ TEST(GroupsOfSeveral, LargerCallsDoNotWaitForOtherRanks) {
 }
 
 // Calls on one communicator keep their order on whatever streams they are.
+// More launches on a GPU than CUDA queues, which end when those of other GPUs of the group run.
+TEST(GroupsOfSeveral, ManyLaunches) {
+  const Setting algorithm("NCCL_ALGO", "Direct"), protocol("NCCL_PROTO", "LL128");
+  constexpr int kCalls = 600;
+  const Ranks ranks(2);
+  std::vector<DeviceBuffer> buffers;
+  for (int rank = 0; rank < 2; rank++) {
+    device::use(deviceOf(rank));
+    buffers.emplace_back(deviceOf(rank), sizeof(int));
+    *buffers.back().as<int>() = rank;
+  }
+  ranks.inGroup([&](int rank) {
+    int* const buffer = buffers[static_cast<size_t>(rank)].as<int>();
+    for (int i = 0; i < kCalls; i++) {
+      check(ncclAllReduce(buffer, buffer, 1, ncclInt, i == 0 ? ncclSum : ncclMax, ranks.comm(rank),
+                          ranks.stream(rank)));
+    }
+  });
+  ranks.synchronize();
+  for (const DeviceBuffer& buffer : buffers) EXPECT_EQ(*buffer.as<int>(), 1);
+}
+
 TEST(GroupsOfSeveral, CallsOnAlternatingStreams) {
   const Ranks ranks(2);
   onThreads(2, [&](int rank) {

@@ -15,10 +15,6 @@
 // What tests of networks between simulated nodes share.
 namespace unisono::system_test {
 
-inline void inChild(const std::function<void()>& body) {
-  EXPECT_EQ(runChildren(1, [&](int) { body(); }), std::vector<int>({0}));
-}
-
 // Makes each of the calls with each count, and checks the results.
 template <typename Calls>
 void everyCall(const Ranks& ranks, const Calls& calls, std::initializer_list<size_t> counts) {

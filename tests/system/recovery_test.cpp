@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <latch>
 #include <thread>
 
@@ -93,6 +94,29 @@ TEST(Revokes, EndACallAndLeaveWhatCanBeSplit) {
   device::synchronize(ranks.stream(0));
   EXPECT_EQ(sum(), ncclInvalidUsage);
   EXPECT_OK(ncclCommRevoke(nullptr, NCCL_REVOKE_DEFAULT));
+  onThreads(2, [&](int rank) {
+    ncclComm_t child = nullptr;
+    check(ncclCommSplit(ranks.comm(rank), 0, rank, &child, nullptr));
+    useOnce(child);
+    check(ncclCommDestroy(child));
+  });
+}
+
+// The other rank makes no call, so that this one finds nobody to connect to.
+TEST(Revokes, EndACallThatIsConnecting) {
+  const Ranks ranks(2);
+  const DeviceBuffer buffer(deviceOf(0), 4000);
+  auto call = std::async(std::launch::async, [&] {
+    device::use(deviceOf(0));
+    return ncclAllReduce(buffer.as(), buffer.as(), 1000, ncclInt, ncclSum, ranks.comm(0),
+                         ranks.stream(0));
+  });
+  ASSERT_EQ(call.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
+  EXPECT_OK(ncclCommRevoke(ranks.comm(0), NCCL_REVOKE_DEFAULT));
+  ASSERT_EQ(call.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_NE(call.get(), ncclSuccess);
+  EXPECT_EQ(stateOf(ranks.comm(0)), ncclSuccess);
+  EXPECT_OK(ncclCommRevoke(ranks.comm(1), NCCL_REVOKE_DEFAULT));
   onThreads(2, [&](int rank) {
     ncclComm_t child = nullptr;
     check(ncclCommSplit(ranks.comm(rank), 0, rank, &child, nullptr));

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <set>
 #include <string>
@@ -511,6 +512,30 @@ TEST(Windows, OfTheApiAreNotWaitedForWithoutEndWhenAnotherRankAborts) {
     }
     meeting.wait(process);
     std::_Exit(::testing::Test::HasFailure() ? 1 : 0);  // the communicator was aborted
+  });
+}
+
+// Rank 1 registers nothing.
+TEST(Windows, OfTheApiThatFailDoNotHoldUpTheNextOnes) {
+  inChild([] {
+    const Setting timeout("UNISONO_BOOTSTRAP_TIMEOUT", "1");
+    const Ranks ranks(2);
+    const DeviceBuffer into(deviceOf(0), bytesOf(0));
+    auto registering = std::async(std::launch::async, [&] {
+      device::use(deviceOf(0));
+      ncclWindow_t windows[2] = {};
+      check(ncclGroupStart());
+      for (ncclWindow_t& window : windows) {
+        check(ncclCommWindowRegister(ranks.comm(0), into.as(), into.bytes(), &window,
+                                     NCCL_WIN_COLL_SYMMETRIC));
+      }
+      return ncclGroupEnd();
+    });
+    if (registering.wait_for(std::chrono::seconds(30)) != std::future_status::ready) {
+      ADD_FAILURE() << "the second registration waits for the first one, which has failed";
+      ncclCommAbort(ranks.comm(0));
+    }
+    EXPECT_EQ(registering.get(), ncclRemoteError);
   });
 }
 
