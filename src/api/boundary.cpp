@@ -1,31 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/boundary.h"
 
-#include <string>
+#include <cstdio>
 
 #include "base/log.h"
 
 namespace unisono::api {
 namespace {
 
-std::string& threadError() {
-  thread_local std::string text;
-  return text;
-}
+thread_local ErrorText threadError;
 
 }  // namespace
 
 void keepText(const char* text, bool isLogged) noexcept {
+  std::snprintf(threadError, sizeof(threadError), "%s", text);
   try {
-    threadError() = text;
     if (!isLogged) logWarn("{}", text);
   } catch (...) {
-    // Without memory for the text the result code still tells.
+    // Without memory for the line the result code still tells.
   }
 }
 
 const char* lastError() noexcept {
-  return threadError().c_str();
+  return threadError;
 }
 
 ncclResult_t notImplemented(const char* function) noexcept {

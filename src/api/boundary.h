@@ -11,6 +11,10 @@
 // layers below throw exceptions.
 namespace unisono::api {
 
+// A text that a caller of ncclGetLastError sees. An array, because destructors of static objects
+// may still make calls when the main thread's thread-local objects have been destroyed.
+using ErrorText = char[4096];
+
 // Returns the calling thread's last error, "" if there was none. Valid until its next failing call.
 const char* lastError() noexcept;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -181,11 +182,11 @@ const char* ncclGetErrorString(ncclResult_t result) {
 }
 
 const char* ncclGetLastError(ncclComm_t comm) {
-  static thread_local std::string text;  // until the thread's next call
+  static thread_local api::ErrorText text;  // until the thread's next call
   if (comm != nullptr) {
     try {
-      text = comm::findHandle(comm)->lastError();
-      if (!text.empty()) return text.c_str();
+      std::snprintf(text, sizeof(text), "%s", comm::findHandle(comm)->lastError().c_str());
+      if (text[0] != '\0') return text;
     } catch (const std::exception&) {
       // Not a communicator: the thread's own error says what went wrong.
     }
@@ -353,8 +354,10 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  return api::guarded(
-      [&] { return comm::findHandle(comm)->finalize() ? ncclSuccess : ncclInProgress; });
+  return api::guarded([&] {
+    if (comm == nullptr) return ncclSuccess;
+    return comm::findHandle(comm)->finalize() ? ncclSuccess : ncclInProgress;
+  });
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {

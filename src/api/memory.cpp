@@ -99,8 +99,9 @@ extern "C" {
 ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
   return api::guarded([&] {
     api::checkNotNull(ptr, "ptr");
-    if (size == 0) {
-      throw invalidArgument("size must be at least 1, got 0").remedy("Pass the bytes to allocate");
+    if (size == 0) {  // as cudaMalloc
+      *ptr = nullptr;
+      return;
     }
     auto& runtime = runtime::Runtime::get();
     auto memory = runtime.allocate(runtime.currentDevice(), size);

@@ -163,5 +163,25 @@ TEST(ExitDeathTest, DuringInitializationIsHarmless) {
   }
 }
 
+// Destructors of static objects run after those of the thread-local objects of the main thread.
+TEST(ExitDeathTest, LateCallsOfStaticObjectsGetErrors) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  struct LateCaller {
+    static void call() {
+      if (ncclCommFinalize(reinterpret_cast<ncclComm_t>(1)) != ncclInvalidArgument) std::_Exit(1);
+      if (std::strlen(ncclGetLastError(nullptr)) < 20) std::_Exit(2);
+      if (ncclGroupStart() != ncclSuccess || ncclGroupEnd() != ncclSuccess) std::_Exit(3);
+    }
+    ~LateCaller() { call(); }
+  };
+  EXPECT_EXIT(
+      {
+        static const LateCaller late;
+        LateCaller::call();
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
 }  // namespace
 }  // namespace unisono::system_test

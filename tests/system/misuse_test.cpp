@@ -109,17 +109,18 @@ TEST_F(Misuse, Handles) {
     EXPECT_FAILED(ncclCommCount(bad, &value), ncclInvalidArgument, "ommunicator");
     EXPECT_FAILED(ncclCommCuDevice(bad, &value), ncclInvalidArgument, "ommunicator");
     EXPECT_FAILED(ncclCommUserRank(bad, &value), ncclInvalidArgument, "ommunicator");
-    EXPECT_FAILED(ncclCommFinalize(bad), ncclInvalidArgument, "ommunicator");
     EXPECT_FAILED(ncclCommGetAsyncError(bad, &state), ncclInvalidArgument, "ommunicator");
     EXPECT_FAILED(ncclCommDeregister(bad, nullptr), ncclInvalidArgument, "ommunicator");
     ncclComm_t child = nullptr;
     EXPECT_FAILED(ncclCommSplit(bad, 0, 0, &child, nullptr), ncclInvalidArgument, "ommunicator");
     EXPECT_STRNE(ncclGetLastError(bad), "");
     if (bad != nullptr) {
+      EXPECT_FAILED(ncclCommFinalize(bad), ncclInvalidArgument, "ommunicator");
       EXPECT_FAILED(ncclCommDestroy(bad), ncclInvalidArgument, "ommunicator");
       EXPECT_FAILED(ncclCommAbort(bad), ncclInvalidArgument, "ommunicator");
     }
   }
+  EXPECT_OK(ncclCommFinalize(nullptr));
   EXPECT_OK(ncclCommDestroy(nullptr));
   EXPECT_OK(ncclCommAbort(nullptr));
   // A stream that is none.
@@ -142,6 +143,9 @@ TEST_F(Misuse, NullResults) {
   EXPECT_FAILED(ncclMemAlloc(nullptr, 1), ncclInvalidArgument, "ptr is null");
   EXPECT_FAILED(ncclCommRegister(ranks.comm(0), mine.as(), 16, nullptr), ncclInvalidArgument,
                 "handle is null");
+  void* nothing = &nothing;
+  EXPECT_OK(ncclMemAlloc(&nothing, 0));
+  EXPECT_EQ(nothing, nullptr);
   EXPECT_FAILED(ncclMemFree(mine.as() + 8), ncclInvalidArgument, "ncclMemAlloc");
   EXPECT_STRNE(ncclGetErrorString(static_cast<ncclResult_t>(99)), "");
 }
