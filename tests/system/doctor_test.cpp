@@ -215,7 +215,7 @@ TEST(Doctor, SaysWhatItCannotShow) {
   const Output refused =
       doctor(std::to_string(sleeper.pid()), "setpriv --reuid=65534 --regid=65534 --clear-groups ");
   EXPECT_EQ(refused.status, 2);
-  EXPECT_THAT(refused.text, HasSubstr("may not be looked at"));
+  EXPECT_THAT(refused.text, HasSubstr("cannot inspect process"));
 }
 
 }  // namespace

@@ -115,7 +115,8 @@ TEST_F(TuneProgram, WrongArgumentsAreErrors) {
       {file + " --preset dgx-h100 --nodes 2 --ranks 3", "does not divide by 2 nodes"},
       {file + " --preset dgx-h100 -b 1M -e 1K", "--min 1 MiB is not from 1 B to --max 1 KiB"},
       {file + " --preset dgx-h100 -e much", "--max: \"much\" is not a size"},
-      {file + " --root /nowhere", "/nowhere is not a directory"}};
+      {file + " --nodes 2", "--nodes and --root need --file or --preset"},
+      {file + " --root /tmp", "--nodes and --root need --file or --preset"}};
   for (const Case& wrong : cases) {
     const Run run = tune(wrong.arguments);
     EXPECT_EQ(run.status, 2) << wrong.arguments;

@@ -243,7 +243,7 @@ CLI::App* addBenchCommand(CLI::App& app, BenchArguments& arguments) {
   bench
       ->add_option("--nodes", options.nodes,
                    "Number of nodes (1): simulated machines, or with --backend cuda parts of this "
-                   "machine, which take each other for other hosts")
+                   "machine, which treat each other as remote hosts")
       ->group(ranks);
 
   const char* what = "What to run";
@@ -308,10 +308,10 @@ CLI::App* addBenchCommand(CLI::App& app, BenchArguments& arguments) {
 BenchOptions finishOptions(const BenchArguments& arguments) {
   BenchOptions options = arguments.options;
   options.operation = parseOperation(arguments.operation);
-  if (!arguments.minBytes.empty()) options.minBytes = parseSize(arguments.minBytes);
-  if (!arguments.maxBytes.empty()) options.maxBytes = parseSize(arguments.maxBytes);
+  if (!arguments.minBytes.empty()) options.minBytes = parseSize("-b", arguments.minBytes);
+  if (!arguments.maxBytes.empty()) options.maxBytes = parseSize("-e", arguments.maxBytes);
   if (!arguments.stepBytes.empty()) {
-    options.stepBytes = parseSize(arguments.stepBytes);
+    options.stepBytes = parseSize("-i", arguments.stepBytes);
     if (options.stepBytes == 0) throw UsageError("-i: 0 is too small; it must be at least 1");
   }
   options.types = parseTypes(arguments.types);

@@ -267,7 +267,8 @@ std::string describeMissing(const std::vector<diagnose::RankView>& ranks) {
   }
   if (count > kMost) text += fmt::format("No answer from {} more ranks\n", count - kMost);
   if (!untold.empty()) {
-    text += fmt::format("Not shown, as no process tells of them: {}\n", diagnose::rankList(untold));
+    text += fmt::format("Not shown, because no process reported them: {}\n",
+                        diagnose::rankList(untold));
   }
   return text;
 }
@@ -293,7 +294,9 @@ constexpr int kMaxPid = 1 << 22;  // of Linux: /proc/sys/kernel/pid_max can be n
 
 CLI::App* addDoctorCommand(CLI::App& app, DoctorArguments& arguments) {
   CLI::App* command = app.add_subcommand(
-      "doctor", "Show what a process that uses NCCL is doing, and why its calls do not end");
+      "doctor",
+      "Show what a process that uses NCCL is doing, and why its calls do not end. Exit status: 0 "
+      "shown, 1 it uses no NCCL, 2 it does not exist or cannot be inspected");
   command->add_option("pid", arguments.pid, "Process to look at")
       ->required()
       ->check(CLI::Range(1, kMaxPid));
@@ -313,7 +316,7 @@ int runDoctor(const DoctorArguments& arguments) {
     libraries = librariesOf(pid);
   } catch (const std::system_error& error) {
     fmt::print(stderr,
-               "unisono doctor: process {} may not be looked at ({}). Run this as its user or as "
+               "unisono doctor: cannot inspect process {} ({}). Run this as its user or as "
                "root\n",
                pid, error.code().message());
     return kExitNoAccess;
@@ -351,7 +354,7 @@ int runDoctor(const DoctorArguments& arguments) {
   const bool any = !communicators.all().empty();
   if (!any && !arguments.json) {
     fmt::print(
-        "It has no communicator that can be looked at: none was made, UNISONO_HANG_SECONDS is 0, "
+        "It has no communicator that can be shown: none was made, UNISONO_HANG_SECONDS is 0, "
         "or the library is not Unisono\n");
   }
   return kExitShown;

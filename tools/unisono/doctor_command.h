@@ -14,7 +14,7 @@ struct DoctorArguments {
 CLI::App* addDoctorCommand(CLI::App& app, DoctorArguments& arguments);
 
 // Prints which copies of NCCL a process has loaded and what its communicators do. Returns the exit
-// status: 0; 1 if the process uses no NCCL; 2 if it does not exist or may not be looked at.
+// status: 0; 1 if the process uses no NCCL; 2 if it does not exist or cannot be inspected.
 int runDoctor(const DoctorArguments& arguments);
 
 }  // namespace unisono::doctor

@@ -326,6 +326,12 @@ std::string choicesText(Plan plan, const tuning::MeasuredTable& table, uint64_t 
 
 void tune(const TuneArguments& arguments) {
   const bool simulates = Tuner::isSimulated(arguments);
+  const topo::MachineOptions& machine = arguments.machine;
+  if (!simulates && (machine.nodes > 1 || machine.root != "/")) {
+    throw UsageError(
+        "--nodes and --root need --file or --preset: only this machine can be measured, as one "
+        "node");
+  }
   const uint64_t minBytes = bench::parseSize("--min", arguments.minSize);
   const uint64_t maxBytes = bench::parseSize("--max", !arguments.maxSize.empty() ? arguments.maxSize
                                                       : simulates                ? "256K"
@@ -395,10 +401,9 @@ CLI::App* addTuneCommand(CLI::App& app, TuneArguments& arguments) {
   CLI::App* tune = app.add_subcommand(
       "tune",
       "Measure every collective with every algorithm and protocol that runs on this machine, and "
-      "messages with every path, and write a table of their times, by which communicators choose "
-      "where UNISONO_TUNING_FILE names it. Exit status: 0 written, 1 a result was wrong, 2 wrong "
-      "options or an unusable file, 3 a "
-      "run failed");
+      "messages with every path, and write a table of their times, which communicators use to "
+      "choose if UNISONO_TUNING_FILE names the file. Exit status: 0 written, 1 a result was wrong, "
+      "2 wrong options or an unusable file, 3 a run failed");
   tune->add_option("FILE", arguments.output, "Where to write the table")->required();
   tune->add_option("--ranks", arguments.ranks,
                    "Numbers of ranks in all, separated by commas (all GPUs)");
