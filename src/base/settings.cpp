@@ -100,7 +100,7 @@ constexpr Row kRows[] = {
      "link of two simulated GPUs that changes data which is copied over it, for tests: 0-1"},
     {"UNISONO_HOST_SEGMENT_BYTES",
      Number{&S::hostSegmentBytes, 0, kUnlimited, OutOfRange::useDefault, "bytes"}, "0",
-     "makes larger buffers of simulated GPUs of adjacent allocations of so many bytes, like "
+     "for tests: makes larger buffers of simulated GPUs of adjacent allocations of this size, like "
      "PyTorch's expandable segments, for tests"},
     {kConfigurationVariable, ConfigurationPath{}, "~/.nccl.conf",
      "configuration file to read before /etc/nccl.conf"},
@@ -124,8 +124,9 @@ constexpr Row kRows[] = {
      "identity of the host: ranks with different values are treated as different nodes"},
     {"NCCL_NET", Text{&S::network, "name"}, "automatic",
      "network between hosts, also between simulated hosts of one machine, which share memory "
-     "otherwise; Socket: TCP sockets, IB: InfiniBand or RoCE, another name: the plug-in that calls "
-     "itself so"},
+     "otherwise; Socket: TCP sockets, IB: InfiniBand or RoCE, another name: the plug-in that "
+     "reports "
+     "this name"},
     {"NCCL_NET_PLUGIN", Text{&S::netPlugin, "list"}, "libnccl-net.so if there is one",
      "network plug-ins, the first that can be used is taken: libraries, or words w of "
      "libnccl-net-w.so; STATIC_PLUGIN is the program itself, none allows no plug-in"},
@@ -160,7 +161,7 @@ constexpr Row kRows[] = {
      "send large messages so that the network may route their packets differently"},
     {"NCCL_IB_AR_THRESHOLD",
      Number{&S::ibAdaptiveRoutingThreshold, 0, kUnlimited, OutOfRange::useDefault, "bytes"}, "8192",
-     "size above which messages are sent so"},
+     "size of a message above which adaptive routing is used"},
     {"NCCL_IB_PCI_RELAXED_ORDERING", Number{&S::ibRelaxedOrdering, 0, 2}, "2",
      "relaxed ordering of PCI writes of adapters: 0 off, 1 and 2 where libibverbs has it"},
     {"UNISONO_NETWORK_TIMEOUT",
@@ -169,14 +170,14 @@ constexpr Row kRows[] = {
      "connection has failed"},
     {"UNISONO_BOOTSTRAP_TIMEOUT",
      Number{&S::bootstrapTimeoutSeconds, 1, kLongestSeconds, OutOfRange::useDefault, "seconds"},
-     "600 at init, then none",
-     "limit of each wait for another rank, at init and when ranks connect later"},
+     "none", "limit of each wait for another rank, at init and when ranks connect later"},
     {"UNISONO_FAILURE_GRACE",
      Number{&S::failureGraceMilliseconds, 0, 60000, OutOfRange::useDefault, "milliseconds"}, "500",
      "how long running calls of a communicator may go on after one of its ranks has failed"},
     {"UNISONO_HANG_SECONDS",
      Number{&S::hangSeconds, 0, kLongestSeconds, OutOfRange::useDefault, "seconds"}, "30",
-     "after how long without progress of a call a report says why; 0: no reports, and calls that "
+     "time without progress of a call before a hang report is written; 0: no reports, and calls "
+     "that "
      "differ between ranks are not found"},
     {"UNISONO_TRACE", Text{&S::traceFile, "file"}, "none",
      "file to write a timeline of the calls to, for Perfetto; %h stands for the host, %p for the "
@@ -204,7 +205,7 @@ constexpr Row kRows[] = {
     {"NCCL_MIN_NCHANNELS", Number{&S::minChannels, 0, kMaxChannels, OutOfRange::clamp}, "automatic",
      "minimum number of channels"},
     {"NCCL_MAX_NCHANNELS", Number{&S::maxChannels, 1, kMaxChannels, OutOfRange::clamp}, "automatic",
-     "maximum number of channels, and of the blocks of calls without channels"},
+     "maximum number of channels; for calls without channels, of thread blocks"},
     {"NCCL_MIN_CTAS", Number{&S::minCtas, 1, kUnlimited}, "ncclConfig_t.minCTAs",
      "minimum number of channels, in place of the one in ncclConfig_t"},
     {"NCCL_MAX_CTAS", Number{&S::maxCtas, 1, kUnlimited}, "ncclConfig_t.maxCTAs",
@@ -214,7 +215,8 @@ constexpr Row kRows[] = {
      "ZERO: all-gathers and all-to-alls into symmetric windows use copy engines; also 0, 1 and 2"},
     {"NCCL_CGA_CLUSTER_SIZE", Number{&S::clusterBlocks, -1, 8, OutOfRange::clamp},
      "ncclConfig_t.cgaClusterSize, or 4",
-     "most thread blocks of a cluster, on GPUs of compute capability 9.0 and more; 0: no clusters"},
+     "maximum number of thread blocks of a cluster, on GPUs of compute capability 9.0 and more; 0: "
+     "no clusters"},
     {"UNISONO_EARLY_LAUNCH", Flag{&S::earlyLaunch}, "1",
      "1: kernels are launched while those before them in the stream end (programmatic dependent "
      "launch), on GPUs of compute capability 9.0 and more; 0: after them"},
@@ -228,7 +230,7 @@ constexpr Row kRows[] = {
     {"NCCL_MAX_P2P_NCHANNELS", Number{&S::maxPeerChannels, 1, kMaxChannels, OutOfRange::clamp},
      "automatic",
      "maximum number of channels that send and receive use for all peers together; rounded down to "
-     "a power of two, and stronger than the minimum"},
+     "a power of two; takes precedence over the minimum"},
     {"NCCL_NCHANNELS_PER_NET_PEER", Number{&S::netPeerChannels, 1, kMaxChannels, OutOfRange::clamp},
      "ncclConfig_t.nChannelsPerNetPeer, or automatic",
      "maximum number of channels of messages to each rank on another host; rounded up to a power "
@@ -272,14 +274,14 @@ constexpr Row kRows[] = {
      "allow LL128 from Hopper on where a path to a NIC passes another GPU or a C2C link"},
     {"NCCL_P2P_LL_THRESHOLD",
      Number{&S::p2pLlThreshold, 0, kUnlimited, OutOfRange::useDefault, "bytes"}, "automatic",
-     "largest message that goes over protocol LL, for each channel that a peer has: straight into "
+     "largest message, for each channel of a peer, that goes over protocol LL: straight into "
      "the receiver's memory, or in FIFOs through memory of the host and between hosts; 0: none "
      "does"},
     {"NCCL_PAT_ENABLE", Number{&S::pat, 0, 2}, "2",
      "the algorithm PAT: 0 never, 1 with any number of ranks per node, 2 with one"},
     {"UNISONO_DETERMINISTIC", Flag{&S::deterministic}, "0",
      "reduce every element in the order of the ranks, so that results depend on nothing but the "
-     "inputs, the operator and the number of ranks; alike on all ranks"},
+     "inputs, the operator and the number of ranks; must be the same on all ranks"},
     {"UNISONO_TUNING_FILE", Text{&S::tuningFile, "file"}, "none",
      "file with measured times of calls that replace those of the cost model, the same on all "
      "ranks"},
@@ -337,7 +339,8 @@ constexpr Row kRows[] = {
      "disable sending to a distant NIC through a GPU that is closer to it (PXN)"},
     {"NCCL_PXN_C2C", Flag{&S::pxnC2c}, "1", "allow PXN through a CPU attached by C2C"},
     {"NCCL_P2P_PXN_LEVEL", Number{&S::p2pPxnLevel, 0, 2, OutOfRange::useLowest}, "2",
-     "whether messages to another machine leave through the NIC of the receiver's place: 0 never, "
+     "whether messages to another machine leave through the NIC with the receiver's index: 0 "
+     "never, "
      "1 "
      "when the path to it is PXN or better, 2 whenever a GPU near it can forward them"},
     {"NCCL_NVLS_ENABLE", Number{&S::nvls, 0, 2, OutOfRange::useHighest}, "2",

@@ -237,6 +237,15 @@ void CudaRuntime::prepare(const Kernel& kernel, int device) {
   DeviceCallScope scope(device);
   cudaFuncAttributes attributes;
   cudaError_t status = cudaFuncGetAttributes(&attributes, kernel.cudaFunction);
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();
+    const int capability = properties(device).computeCapability;
+    throw Error(ErrorCode::unhandledCudaError,
+                fmt::format("The library has no code for compute capability {}.{}", capability / 10,
+                            capability % 10))
+        .device(device)
+        .remedy(fmt::format("Build it with -DCMAKE_CUDA_ARCHITECTURES={}", capability));
+  }
   if (status != cudaSuccess) {
     throw cudaFailure(status, fmt::format("Loading of kernel {}", kernel.name).c_str(), device);
   }

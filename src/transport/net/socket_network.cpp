@@ -200,7 +200,8 @@ Socket SocketNetwork::call(const SocketOffer& offer, int peer, uint64_t group, u
     throw Error(ErrorCode::remoteError,
                 fmt::format("The network connection to {} was closed", offer.address.text()))
         .rank(context_.config.rank)
-        .peer(peer);
+        .peer(peer)
+        .remedy("Look for the first error in the output of that rank");
   }
   return result;
 }
