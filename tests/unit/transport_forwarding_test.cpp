@@ -110,7 +110,7 @@ class Pair {
 // Its proxy sleeps without a limit whenever the sender is idle. The kernel may store long after the
 // launch, and before it is noted.
 TEST(Forwarding, WakesTheForwarder) {
-  Pair pair(110);
+  Pair pair(5);
   for (int i = 0; i < 40; i++) {
     std::this_thread::sleep_for(i % 4 * 1ms);  // the proxy falls asleep, or is about to
     if (i % 3 == 0) i % 2 == 0 ? pair.put() : pair.putLines();
@@ -131,7 +131,7 @@ TEST(Forwarding, WakesTheForwarder) {
 
 TEST(Forwarding, IsDrainedWhenEverythingHasLeft) {
   for (const bool lines : {true, false}) {
-    Pair pair(110);
+    Pair pair(5);
     EXPECT_TRUE(pair.sends.isDrained());
     pair.wire.holds = true;
     lines ? pair.putLines() : pair.put();
@@ -147,7 +147,7 @@ TEST(Forwarding, IsDrainedWhenEverythingHasLeft) {
 
 // Until the sender has ended, and what it has put has left.
 TEST(Forwarding, OutlivesTheCommunicator) {
-  Pair pair(110);
+  Pair pair(5);
   pair.forwarder().leaveCommunicator();
   EXPECT_FALSE(pair.forwarder().isOver());
   std::this_thread::sleep_for(3ms);
@@ -166,7 +166,7 @@ TEST(Forwarding, OutlivesTheCommunicator) {
 }
 
 TEST(Forwarding, IsOverWhenTheSenderAborts) {
-  Pair pair(110);
+  Pair pair(5);
   pair.forwarder().leaveCommunicator();
   pair.wire.holds = true;
   pair.put();
@@ -177,7 +177,7 @@ TEST(Forwarding, IsOverWhenTheSenderAborts) {
 
 // What is left in its FIFOs may have been filled in part.
 TEST(Forwarding, IsOverWhenTheProcessOfTheSenderHasEnded) {
-  Pair pair(110);
+  Pair pair(5);
   pair.forwarder().leaveCommunicator();
   pair.wire.holds = true;
   pair.put();
@@ -197,7 +197,7 @@ TEST(Forwarding, ReportsFailures) {
                                 },
                                 {}};
   {
-    Pair pair(110, functions);
+    Pair pair(5, functions);
     pair.sends.noteLaunch();
     pair.wire.fails = true;
     while (failures == 0) std::this_thread::sleep_for(1ms);
@@ -205,7 +205,7 @@ TEST(Forwarding, ReportsFailures) {
       EXPECT_NE(text.find(part), std::string::npos) << text;
     }
   }
-  Pair pair(110, functions);
+  Pair pair(5, functions);
   pair.forwarder().leaveCommunicator();
   pair.sends.noteLaunch();
   pair.wire.fails = true;

@@ -447,7 +447,7 @@ TEST(Proxies, MoveDataWhileTheirClientsAreBusy) {
   End from, to;
   Sockets sockets = connected();
   std::atomic<bool> idle = true;
-  Proxy& proxy = Proxy::ofDevice(100);
+  Proxy& proxy = Proxy::ofDevice(0);
   const uint64_t client = proxy.add({[&] { return idle.load(); }, [](const Error&) {}});
   proxy.addStream(
       client, std::make_unique<SendStream>(StreamSockets{std::move(sockets.sender)}, from.memory()),
@@ -473,7 +473,7 @@ TEST(Proxies, MoveDataWhileTheirClientsAreBusy) {
 // While data of another connection move all the time.
 TEST(Proxies, MoveDataOfConnectionsThatWereQuiet) {
   End fromEnds[2], toEnds[2];
-  Proxy& proxy = Proxy::ofDevice(103);
+  Proxy& proxy = Proxy::ofDevice(3);
   const uint64_t client = proxy.add({[] { return false; }, [](const Error&) {}});
   for (int i = 0; i < 2; i++) {
     Sockets sockets = connected();
@@ -529,8 +529,8 @@ TEST(Proxies, StayOnTheCoresThatTheyAreGiven) {
     std::erase_if(now, [&](const auto& thread) { return before.contains(thread.first); });
     return now.begin()->second;
   };
-  EXPECT_EQ(coresOfNew(101, "1"), "0");
-  EXPECT_EQ(coresOfNew(102, "") == "0", CPU_COUNT(&own) == 1);
+  EXPECT_EQ(coresOfNew(1, "1"), "0");
+  EXPECT_EQ(coresOfNew(2, "") == "0", CPU_COUNT(&own) == 1);
   ASSERT_EQ(::sched_getaffinity(0, sizeof(after), &after), 0);
   EXPECT_TRUE(CPU_EQUAL(&own, &after)) << "only the proxy moves";
 }
@@ -578,7 +578,7 @@ TEST(Proxies, RemoveClientsWhoseDataMove) {
   for (int i = 0; i < 5; i++) {
     End from(kLargeSlot), to(kLargeSlot);
     auto [sender, receiver] = connected({2, 4});
-    Proxy& proxy = Proxy::ofDevice(100);
+    Proxy& proxy = Proxy::ofDevice(0);
     const Proxy::Client busy{[] { return false; }, [](const Error&) {}};
     const uint64_t sends = proxy.add(busy), receives = proxy.add(busy);
     proxy.addStream(sends, std::make_unique<SendStream>(std::move(sender), from.memory()),
@@ -620,7 +620,7 @@ TEST(Proxies, LetOthersInBetweenStreams) {
   constexpr int kStreams = 200;
   End end;
   std::atomic<int> looks = 0;
-  Proxy& proxy = Proxy::ofDevice(100);
+  Proxy& proxy = Proxy::ofDevice(0);
   const Proxy::Client busy{[] { return false; }, [](const Error&) {}};
   const uint64_t client = proxy.add(busy);
   for (int i = 0; i < kStreams; i++) {
@@ -728,7 +728,7 @@ TEST(Proxies, NameTheConnectionThatFails) {
   Sockets sockets = connected();
   std::atomic<bool> failed = false;
   std::string text;
-  Proxy& proxy = Proxy::ofDevice(100);
+  Proxy& proxy = Proxy::ofDevice(0);
   const uint64_t client = proxy.add({[] { return true; },
                                      [&](const Error& error) {
                                        EXPECT_FALSE(failed);
@@ -759,7 +759,7 @@ TEST(Proxies, ReportSilenceAtOnce) {
     StreamProgress progress() override { return {}; }
   };
   End end;
-  Proxy& proxy = Proxy::ofDevice(100);
+  Proxy& proxy = Proxy::ofDevice(0);
   for (const bool isSilence : {true, false}) {
     std::atomic<bool> failed = false;
     const uint64_t client = proxy.add({[] { return true; }, [&](const Error&) { failed = true; }});

@@ -103,7 +103,11 @@ void Proxy::wake() {
 
 void Proxy::run() {
   // Net plug-ins may call CUDA, such as cuFlushGPUDirectRDMAWrites() for the current context.
-  const runtime::DeviceScope scope(runtime::Runtime::get(), device_);
+  try {
+    runtime::Runtime::get().makeCurrent(device_);
+  } catch (const Error& error) {
+    logWarn("The thread that moves network data has no device: {}", error.what());
+  }
   int quietLooks = 0;
   std::chrono::nanoseconds nap = kShortestNap;
   for (;;) {
