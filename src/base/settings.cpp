@@ -125,8 +125,7 @@ constexpr Row kRows[] = {
     {"NCCL_NET", Text{&S::network, "name"}, "automatic",
      "network between hosts, also between simulated hosts of one machine, which share memory "
      "otherwise; Socket: TCP sockets, IB: InfiniBand or RoCE, another name: the plug-in that "
-     "reports "
-     "this name"},
+     "reports this name"},
     {"NCCL_NET_PLUGIN", Text{&S::netPlugin, "list"}, "libnccl-net.so if there is one",
      "network plug-ins, the first that can be used is taken: libraries, or words w of "
      "libnccl-net-w.so; STATIC_PLUGIN is the program itself, none allows no plug-in"},
@@ -177,8 +176,7 @@ constexpr Row kRows[] = {
     {"UNISONO_HANG_SECONDS",
      Number{&S::hangSeconds, 0, kLongestSeconds, OutOfRange::useDefault, "seconds"}, "30",
      "time without progress of a call before a hang report is written; 0: no reports, and calls "
-     "that "
-     "differ between ranks are not found"},
+     "that differ between ranks are not found"},
     {"UNISONO_TRACE", Text{&S::traceFile, "file"}, "none",
      "file to write a timeline of the calls to, for Perfetto; %h stands for the host, %p for the "
      "process id, %r for the rank"},
@@ -340,9 +338,7 @@ constexpr Row kRows[] = {
     {"NCCL_PXN_C2C", Flag{&S::pxnC2c}, "1", "allow PXN through a CPU attached by C2C"},
     {"NCCL_P2P_PXN_LEVEL", Number{&S::p2pPxnLevel, 0, 2, OutOfRange::useLowest}, "2",
      "whether messages to another machine leave through the NIC with the receiver's index: 0 "
-     "never, "
-     "1 "
-     "when the path to it is PXN or better, 2 whenever a GPU near it can forward them"},
+     "never, 1 when the path to it is PXN or better, 2 whenever a GPU near it can forward them"},
     {"NCCL_NVLS_ENABLE", Number{&S::nvls, 0, 2, OutOfRange::useHighest}, "2",
      "allow the algorithm NVLS (0 off, 1 or 2 where the devices have multicast addresses)"},
     {"NCCL_COLLNET_ENABLE", OptionalFlag{&S::collnet}, "as ncclConfig_t.collnetEnable, or 0",

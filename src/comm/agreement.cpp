@@ -240,8 +240,7 @@ void checkFacts(const std::vector<RankFacts>& ranks) {
     if (facts.user != other.user) {
       throw invalidUsage(
           "Ranks {} and {} have the same NCCL_HOSTID as different users ({} and {}), so they "
-          "cannot "
-          "share memory",
+          "cannot share memory",
           o, r, other.user, facts.user)
           .remedy("Unset NCCL_HOSTID, so that they use the network, or run them as the same user");
     }

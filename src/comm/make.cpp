@@ -138,8 +138,9 @@ constexpr uint64_t kShrinkTag = uint64_t{0x736872696e6b} << 16;
 std::function<void()> checkOf(const std::shared_ptr<Health>& health) {
   return [health] {
     if (health->hasFailed()) throw *health->error();
-    if (health->signal().raised())
+    if (health->signal().raised()) {
       throw invalidUsage("The new communicator was aborted").remedy("Make another communicator");
+    }
   };
 }
 

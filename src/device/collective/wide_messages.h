@@ -22,7 +22,7 @@ class WideStream : WideFifos {
         peer_(peer) {}
 
   // By all lanes of the team, as they wait for each other. The buffers of a launch that does not
-  // run belong to the user; `runs` may differ between lanes.
+  // run belong to the user; `runs` may differ between warps.
   template <typename SyncTeam>
   UNISONO_DEVICE void run(bool sends, bool runs, SyncTeam syncTeam) const {
     if (peer_ == peers_) {
